@@ -1,0 +1,1 @@
+"""onnxq: make an ONNX file small and fast without losing its answers."""

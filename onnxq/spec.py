@@ -1,0 +1,136 @@
+"""How a tensor is quantized (QuantSpec) and the numbers that follow (QParams).
+
+A spec is frozen, hashable and holds no arrays; numbers live in QParams only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PerTensor:
+    """One scale for the whole tensor; scale and zero_point have shape []."""
+
+
+@dataclass(frozen=True)
+class PerChannel:
+    """One scale per index of `axis`; scale and zero_point have shape [channels]."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class PerBlock:
+    """One scale per `size` consecutive elements along `axis` (ONNX opset 21 blocked quantization).
+
+    scale and zero_point have the tensor's rank, with ceil(dim / size) at `axis`.
+    """
+
+    axis: int
+    size: int
+
+
+Granularity = PerTensor | PerChannel | PerBlock
+
+STORAGE_BITS: dict[str, tuple[int, bool]] = {
+    "int4": (4, True),
+    "uint4": (4, False),
+    "int8": (8, True),
+    "uint8": (8, False),
+    "int16": (16, True),
+    "uint16": (16, False),
+    "int32": (32, True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantSpec:
+    """Bits, sign, scheme and granularity of one quantized tensor.
+
+    bits: 2-8 and 16 (32 for a derived bias). `storage` is the ONNX integer type that holds the
+    values, by default the narrowest of int8/uint8/int16/uint16/int32 that fits; "int4"/"uint4" ask
+    for the native sub-byte type of opset 21.
+    symmetric: zero_point is 0 for signed and 2**(bits-1) for unsigned types.
+    narrow_range: drops the lowest level of a signed type (int8: -127..127).
+    """
+
+    bits: int = 8
+    signed: bool = True
+    symmetric: bool = True
+    narrow_range: bool = False
+    granularity: Granularity = PerTensor()
+    storage: str = ""
+
+    def __post_init__(self) -> None:
+        if self.bits not in (2, 3, 4, 5, 6, 7, 8, 16, 32):
+            raise ConfigError(f"bits={self.bits}", "bit width must be 2-8, 16 or 32", "choose one of these")
+        if not self.storage:
+            container = 8 if self.bits <= 8 else self.bits
+            object.__setattr__(self, "storage", f"{'' if self.signed else 'u'}int{container}")
+        held = STORAGE_BITS.get(self.storage)
+        if held is None or held[0] < self.bits or held[1] != self.signed:
+            raise ConfigError(
+                f"storage={self.storage!r}",
+                f"cannot hold {self.bits}-bit {'signed' if self.signed else 'unsigned'} values",
+                f"use one of {', '.join(k for k, v in STORAGE_BITS.items() if v[0] >= self.bits and v[1] == self.signed)}",
+            )
+
+    @property
+    def qmin(self) -> int:
+        """Lowest integer level."""
+        if not self.signed:
+            return 0
+        return -(2 ** (self.bits - 1)) + int(self.narrow_range)
+
+    @property
+    def qmax(self) -> int:
+        """Highest integer level."""
+        return 2 ** (self.bits - int(self.signed)) - 1
+
+    @property
+    def storage_bits(self) -> int:
+        """Width of the container in bits."""
+        return STORAGE_BITS[self.storage][0]
+
+    @property
+    def fills_storage(self) -> bool:
+        """True when the container's own saturation enforces [qmin, qmax] (narrow_range aside)."""
+        return self.bits == self.storage_bits
+
+
+@dataclass(frozen=True, eq=False)
+class QParams:
+    """scale (float32, > 0) and zero_point (int32, in [qmin, qmax]) of one site, and where they came from.
+
+    Shapes follow the spec's granularity: [] per tensor, [C] per channel, the blocked shape per block.
+    origin: e.g. "minmax over 32 samples", "weights", "plan file", "TensorRT calibration cache".
+    """
+
+    scale: NDArray[np.float32]
+    zero_point: NDArray[np.int32]
+    origin: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, QParams):
+            return NotImplemented
+        return (
+            self.origin == other.origin
+            and np.array_equal(self.scale, other.scale)
+            and np.array_equal(self.zero_point, other.zero_point)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class ObserverSpec:
+    """Which observer finds a site's range, and its options as sorted (name, value) pairs."""
+
+    name: str = "minmax"
+    options: tuple[tuple[str, float | int | str | bool], ...] = ()
