@@ -1,0 +1,212 @@
+"""Plan <-> JSON without loss, readable and editable by a person.
+
+Arrays of up to 64 values are plain lists; longer ones are {"shape", "zlib64"}: little-endian float32 or
+int32, deflated, base64. Both forms are read.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.errors import OnnxqError, PlanError
+from onnxq.plan.model import SCHEMA, Plan, SitePlan
+from onnxq.sites import Edge, Refusal, Role, Site, TensorId
+from onnxq.spec import Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+
+_INLINE = 64
+
+
+def to_json(plan: Plan) -> str:
+    """The plan as JSON text; equal plans give equal bytes."""
+    return json.dumps(_plan_dict(plan), indent=1, ensure_ascii=False) + "\n"
+
+
+def from_json(text: str, *, source: str = "plan") -> Plan:
+    """Read what `to_json` wrote, or a person edited. PlanError names the entry that is wrong."""
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PlanError(f"{source}:{error.lineno}", f"not JSON: {error.msg}", "write it with `onnxq plan`") from error
+    if not isinstance(raw, dict) or "schema" not in raw:
+        raise PlanError(source, "not a plan: no `schema`", "write it with `onnxq plan`")
+    if raw["schema"] != SCHEMA:
+        raise PlanError(source, f"plan schema {raw['schema']}, this onnxq reads {SCHEMA}", "plan the model again")
+    unknown = sorted(set(raw) - _PLAN_KEYS)
+    if unknown:
+        raise PlanError(source, f"unknown key {unknown[0]!r}", f"use one of {', '.join(sorted(_PLAN_KEYS))}")
+    sites = tuple(_entry(source, k, entry) for k, entry in enumerate(raw.get("sites", ())))
+    try:
+        return Plan(
+            **{key: raw[key] for key in ("target", "model", "topology", "weights", "schema", "opset", "data") if key in raw},
+            prepare=tuple(raw.get("prepare", ())),
+            sites=sites,
+            float_nodes=tuple(raw.get("float_nodes", ())),
+            refusals=tuple(Refusal(**entry) for entry in raw.get("refusals", ())),
+            kept=tuple(raw.get("kept", ())),
+            warnings=tuple(raw.get("warnings", ())),
+            choice=dict(raw.get("choice", {})),
+        )
+    except TypeError as error:
+        raise PlanError(source, str(error), "compare with a fresh `onnxq plan`") from error
+
+
+_PLAN_KEYS = {
+    "schema", "target", "model", "topology", "weights", "opset", "prepare", "data", "choice", "warnings",
+    "kept", "float_nodes", "refusals", "sites",
+}  # fmt: skip
+_SITE_KEYS = {
+    "site", "scope", "role", "spec", "scale", "zero_point", "origin", "observer", "rule", "reason",
+    "consumers", "bound", "derived", "group", "tensor", "anchor",
+}  # fmt: skip
+
+
+def _plan_dict(plan: Plan) -> dict[str, Any]:
+    return {
+        "schema": plan.schema,
+        "target": plan.target,
+        "model": plan.model,
+        "topology": plan.topology,
+        "weights": plan.weights,
+        "opset": plan.opset,
+        "prepare": list(plan.prepare),
+        "data": plan.data,
+        "choice": dict(plan.choice),
+        "warnings": list(plan.warnings),
+        "kept": list(plan.kept),
+        "float_nodes": list(plan.float_nodes),
+        "refusals": [{k: v for k, v in vars(refusal).items() if v} for refusal in plan.refusals],
+        "sites": [_site_dict(site) for site in plan.sites],
+    }
+
+
+def _site_dict(site: SitePlan) -> dict[str, Any]:
+    out: dict[str, Any] = {**_site_name(site.site), "role": str(site.role), "spec": spec_dict(site.spec)}
+    if site.qparams is not None:
+        out |= {
+            "scale": _array(site.qparams.scale),
+            "zero_point": _array(site.qparams.zero_point),
+            "origin": site.qparams.origin,
+        }
+    if site.observer != ObserverSpec():
+        out["observer"] = {"name": site.observer.name, **dict(site.observer.options)}
+    out |= {"rule": site.rule, "reason": site.reason}
+    if site.consumers is not None:
+        out["consumers"] = [_site_name(edge) for edge in site.consumers]
+    if site.bound != (None, None):
+        out["bound"] = list(site.bound)
+    if site.derived is not None:
+        out["derived"] = [_site_name(part) for part in site.derived]
+    return out | {key: value for key in ("group", "tensor", "anchor") if (value := getattr(site, key))}
+
+
+def _site_name(site: Site) -> dict[str, Any]:
+    name: str | list[str | int] = site.name if isinstance(site, TensorId) else [site.node, site.index]
+    return {"site": name, **({"scope": site.scope} if site.scope else {})}
+
+
+def _read_site(raw: Mapping[str, Any]) -> Site:
+    name, scope = raw["site"], raw.get("scope", "")
+    return TensorId(name, scope) if isinstance(name, str) else Edge(str(name[0]), int(name[1]), scope)
+
+
+def _read_edge(raw: Mapping[str, Any]) -> Edge:
+    site = _read_site(raw)
+    if not isinstance(site, Edge):
+        raise ValueError(f"a consumer is [node, input index], not {site}")
+    return site
+
+
+def _entry(source: str, position: int, raw: Mapping[str, Any]) -> SitePlan:
+    subject = f"{source}: sites[{position}] ({raw.get('site', '?')})"
+    unknown = sorted(set(raw) - _SITE_KEYS)
+    if unknown:
+        raise PlanError(subject, f"unknown key {unknown[0]!r}", f"use one of {', '.join(sorted(_SITE_KEYS))}")
+    try:
+        observer = dict(raw.get("observer", {"name": "minmax"}))
+        numbers = None
+        if "scale" in raw:
+            numbers = QParams(
+                _read_array(raw["scale"], np.float32), _read_array(raw["zero_point"], np.int32), raw.get("origin", source)
+            )
+        derived = raw.get("derived")
+        low, high = raw.get("bound", (None, None))
+        return SitePlan(
+            site=_read_site(raw),
+            role=Role(raw["role"]),
+            spec=read_spec(raw["spec"]),
+            qparams=numbers,
+            observer=ObserverSpec(observer.pop("name"), tuple(sorted(observer.items()))),
+            rule=raw.get("rule", ""),
+            reason=raw.get("reason", ""),
+            consumers=tuple(_read_edge(edge) for edge in raw["consumers"]) if "consumers" in raw else None,
+            bound=(low, high),
+            derived=(_read_site(derived[0]), _read_site(derived[1])) if derived else None,
+            group=raw.get("group", ""),
+            tensor=raw.get("tensor", ""),
+            anchor=raw.get("anchor", ""),
+        )
+    except OnnxqError as error:
+        raise PlanError(f"{subject}: {error.subject}", error.cause, error.fix) from error
+    except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
+        raise PlanError(subject, f"{type(error).__name__}: {error}", "compare with a fresh `onnxq plan`") from error
+
+
+def spec_dict(spec: QuantSpec) -> dict[str, Any]:
+    """A spec as plain JSON values, in the words of the configuration."""
+    grain = spec.granularity
+    out: dict[str, Any] = {
+        "bits": spec.bits,
+        "type": spec.storage,
+        "scheme": "symmetric" if spec.symmetric else "asymmetric",
+        "granularity": {PerTensor: "tensor", PerChannel: "channel", PerBlock: "block"}[type(grain)],
+    }
+    if isinstance(grain, (PerChannel, PerBlock)):
+        out["axis"] = grain.axis
+    if isinstance(grain, PerBlock):
+        out["block_size"] = grain.size
+    if spec.narrow_range:
+        out["narrow_range"] = True
+    return out
+
+
+def read_spec(raw: Mapping[str, Any]) -> QuantSpec:
+    """The inverse of `spec_dict`; ValueError or KeyError on what it never wrote."""
+    kinds = {"tensor": 0, "channel": 1, "block": 2}
+    kind = kinds[raw["granularity"]]
+    grain: Granularity = PerTensor()
+    if kind == 1:
+        grain = PerChannel(int(raw["axis"]))
+    elif kind == 2:
+        grain = PerBlock(int(raw["axis"]), int(raw["block_size"]))
+    if raw["scheme"] not in ("symmetric", "asymmetric"):
+        raise ValueError(f"scheme {raw['scheme']!r} is neither symmetric nor asymmetric")
+    return QuantSpec(
+        bits=int(raw["bits"]),
+        signed=not str(raw["type"]).startswith("u"),
+        symmetric=raw["scheme"] == "symmetric",
+        narrow_range=bool(raw.get("narrow_range", False)),
+        granularity=grain,
+        storage=str(raw["type"]),
+    )
+
+
+def _array(values: NDArray[Any]) -> Any:
+    if values.size <= _INLINE:
+        return values.tolist()
+    little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+    packed = base64.b64encode(zlib.compress(little.tobytes(), 9)).decode("ascii")
+    return {"shape": list(values.shape), "zlib64": packed}
+
+
+def _read_array(raw: Any, dtype: Any) -> NDArray[Any]:
+    if isinstance(raw, Mapping):
+        data = zlib.decompress(base64.b64decode(raw["zlib64"]))
+        return np.frombuffer(data, dtype=np.dtype(dtype).newbyteorder("<")).astype(dtype).reshape(raw["shape"])
+    return np.asarray(raw, dtype=dtype)

@@ -1,0 +1,89 @@
+"""The plan: what is quantized, how, where, by which rule and why; with numbers once it is calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from onnxq.errors import PlanError
+from onnxq.sites import Edge, Refusal, Role, Site
+from onnxq.spec import ObserverSpec, QParams, QuantSpec
+
+SCHEMA = 1
+
+Bound = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SitePlan:
+    """One site's decision.
+
+    consumers: the inputs that read the dequantized tensor; None means all of them, graph outputs and
+        inner scopes included (the pair sits at the producer).
+    bound: what a fused Relu/Clip in front promises about the values; the scale must keep to it.
+    derived: (activation site, weight site) of an int32 bias, whose scale is their product.
+    group: sites with the same non-empty group share one scale and zero point.
+    anchor: structural id of the tensor, to find it again when an export gave it another name.
+    """
+
+    site: Site
+    role: Role
+    spec: QuantSpec
+    qparams: QParams | None = None
+    observer: ObserverSpec = ObserverSpec()
+    rule: str = ""
+    reason: str = ""
+    consumers: tuple[Edge, ...] | None = None
+    bound: Bound = (None, None)
+    derived: tuple[Site, Site] | None = None
+    group: str = ""
+    tensor: str = ""
+    anchor: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Ordered decisions for one model, and everything needed to carry them out again.
+
+    prepare: names of the preparation passes that ran; `float_nodes`: nodes the emitter must guard
+    against the engine's own quantization; `choice`: which placement was taken and how (rules or
+    measured), `opset`: the lowest opset the emitted model needs.
+    """
+
+    target: str
+    model: str
+    topology: str
+    weights: str
+    schema: int = SCHEMA
+    opset: int = 13
+    prepare: tuple[str, ...] = ()
+    sites: tuple[SitePlan, ...] = ()
+    float_nodes: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    kept: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    data: str = ""
+    choice: Mapping[str, str] = field(default_factory=dict)
+
+    def site(self, site: Site) -> SitePlan:
+        """The decision for `site`; PlanError if there is none."""
+        for found in self.sites:
+            if found.site == site:
+                return found
+        raise PlanError(str(site), "no such site in the plan")
+
+    @property
+    def calibrated(self) -> bool:
+        """True when every site has its numbers."""
+        return all(site.qparams is not None for site in self.sites)
+
+    def with_sites(self, sites: tuple[SitePlan, ...]) -> Plan:
+        """The same plan with other sites."""
+        return replace(self, sites=sites)
+
+    def by_role(self) -> dict[str, int]:
+        """Number of sites per role."""
+        counts: dict[str, int] = {}
+        for site in self.sites:
+            counts[str(site.role)] = counts.get(str(site.role), 0) + 1
+        return counts
