@@ -1,0 +1,22 @@
+"""What a person asks for: YAML presets and files read into frozen, typed configuration."""
+
+from onnxq.config.load import load_config
+from onnxq.config.model import Config, DataConfig, ImageConfig, QuantWish, Rule, RuleSet, VerifyConfig, matches
+from onnxq.config.presets import preset_names, preset_text
+from onnxq.nearest import did_you_mean, nearest
+
+__all__ = [
+    "Config",
+    "DataConfig",
+    "ImageConfig",
+    "QuantWish",
+    "Rule",
+    "RuleSet",
+    "VerifyConfig",
+    "did_you_mean",
+    "load_config",
+    "matches",
+    "nearest",
+    "preset_names",
+    "preset_text",
+]
