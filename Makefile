@@ -1,0 +1,72 @@
+# `make demo` and `make test` start from nothing but a Python 3.10-3.13; 3.11 is taken when there.
+# Another interpreter: make test PYTHON=python3.13. Another folder: VENV=…. With a GPU: RUNTIME=gpu VENV=.venv-gpu.
+
+VENV ?= .venv
+RUNTIME ?= cpu
+WORKERS ?= 2
+FITS := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3 python; do \
+	$$p -c "$(FITS)" >/dev/null 2>&1 && echo $$p && break; done)
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint format model wheel clean
+
+help:
+	@echo "make demo    quantize the digit classifier the repository carries; size, accuracy, latency of float and int8"
+	@echo "make test    linters, types, import rules and all tests (make check is the same)"
+	@echo "make lint    ruff, mypy, import-linter alone"
+	@echo "make format  let ruff format and fix"
+	@echo "make model   train the demo's model again (installs torch)"
+	@echo "make wheel   build dist/*.whl"
+	@echo "make clean   remove $(VENV) and everything built"
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "no Python 3.10 to 3.13 with venv found: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@"$(PYTHON)" -c "$(FITS)" || { echo "$(PYTHON) is not a Python 3.10 to 3.13 with venv" >&2; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+
+# One stamp per set of packages; a changed pyproject.toml installs again.
+$(VENV)/.demo-$(RUNTIME): pyproject.toml setup.py | $(BIN)/python
+	$(PIP) --editable '.[$(RUNTIME)]'
+	@touch $@
+
+$(VENV)/.test-$(RUNTIME): pyproject.toml setup.py | $(BIN)/python
+	$(PIP) --editable '.[$(RUNTIME),test]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml setup.py | $(BIN)/python
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.demo-$(RUNTIME)
+	@$(BIN)/python examples/digits/demo.py
+
+# The tests run even when a linter complains, so that one run tells everything.
+test check: $(VENV)/.test-$(RUNTIME)
+	@status=0; $(MAKE) --no-print-directory --silent lint || status=1; \
+	$(BIN)/python -m pytest -n $(WORKERS) || status=1; exit $$status
+
+lint: $(VENV)/.test-$(RUNTIME)
+	@status=0; \
+	$(BIN)/ruff format --check --quiet . || { echo "ruff format: run make format" >&2; status=1; }; \
+	$(BIN)/ruff check --quiet . || status=1; \
+	$(BIN)/mypy --no-error-summary || status=1; \
+	$(BIN)/lint-imports --no-logo || status=1; \
+	exit $$status
+
+format: $(VENV)/.test-$(RUNTIME)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+model: $(VENV)/.dev
+	$(BIN)/python examples/digits/train.py
+
+wheel: $(BIN)/python
+	rm -rf build
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

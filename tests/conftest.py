@@ -1,0 +1,40 @@
+"""What every test runs under: one BLAS thread per worker, repeatable hypothesis, engines skipped where they are not."""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # read once, when numpy is first imported
+    os.environ.setdefault(_name, "1")
+
+import importlib.util
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "onnxq",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("search", parent=settings.get_profile("onnxq"), derandomize=False, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "onnxq"))
+
+
+def _missing(marker: str) -> str | None:
+    if marker == "gpu":
+        return None if shutil.which("nvidia-smi") else "no NVIDIA GPU"
+    engines = ("tensorrt", "tensorrt_rtx")
+    return None if any(importlib.util.find_spec(name) for name in engines) else "no TensorRT"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs an engine that is not here, saying which."""
+    for marker in ("gpu", "trt"):
+        reason = _missing(marker)
+        for item in items:
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
