@@ -166,7 +166,9 @@ class QuantWish(_Frozen):
 
 
 class RuleSet(_Frozen):
-    """What a rule changes: fields of a wish, or `float: true` to leave the tensor unquantized."""
+    """What a rule changes: fields of a wish, `float: true` to leave the tensor unquantized, or `quantize: true` to
+    quantize where the target's size rules would leave the node float because it does not get faster.
+    """
 
     bits: Bits | None = None
     scheme: Scheme | None = None
@@ -176,13 +178,16 @@ class RuleSet(_Frozen):
     block_size: int | None = Field(default=None, ge=2)
     storage: Storage | None = None
     observer: Observer | None = None
+    quantize: bool = False
     float: bool = False
 
     @model_validator(mode="after")
     def _says_something(self) -> RuleSet:
-        given = self.given()
+        given = [*self.given(), *(["quantize"] if self.quantize else [])]
         if not self.float and not given:
-            raise ValueError("sets nothing; give bits, scheme, granularity, observer … or `float: true`")
+            raise ValueError(
+                "sets nothing; give bits, scheme, granularity, observer …, `quantize: true` or `float: true`"
+            )
         if self.float and given:
             raise ValueError(f"`float: true` leaves nothing to quantize, so {', '.join(given)} cannot be set with it")
         return self
@@ -255,14 +260,14 @@ class Rule(_Frozen):
         ]
         if self.between:
             parts.append(f"between {self.between[0]} and {self.between[1]}")
-        plain = self.set.given()
-        sets = ", ".join(f"{k}={_plain_observer(v) if k == 'observer' else v}" for k, v in plain.items()) or "float"
+        sets = [f"{k}={_plain_observer(v) if k == 'observer' else v}" for k, v in self.set.given().items()]
+        sets += [word for word in ("quantize", "float") if getattr(self.set, word)]
         where = f" ({self.source}:{self.line})" if self.line else ""
-        return f"rule {' '.join(parts)} -> {sets}{where}"
+        return f"rule {' '.join(parts)} -> {', '.join(sets)}{where}"
 
 
 class ImageConfig(_Frozen):
-    """How an image file becomes the model's input: decode, resize, crop, scale to `range`, subtract mean, divide by std.
+    """How an image file becomes the model's input: decoded, resized, cropped, scaled to `range`, minus mean, over std.
 
     size: (height, width) the model gets. resize: shorter side before a centre crop (None: it just covers `size`).
     crop: "center" cuts the middle out, "pad" fits the whole image and fills with `fill`, "none" stretches.

@@ -1,0 +1,26 @@
+"""What is shown to people: summaries, plans, tables, JSON and progress; made from reports, never from a graph."""
+
+from onnxq.report.document import report_json, to_json
+from onnxq.report.live import Progress, Task, progress, silent
+from onnxq.report.model import Latency, OpCount, OutputCheck, Report, SiteLine, StageCost
+from onnxq.report.plans import show_plan, site_line, spec_text
+from onnxq.report.summary import show_report
+
+__all__ = [
+    "Latency",
+    "OpCount",
+    "OutputCheck",
+    "Progress",
+    "Report",
+    "SiteLine",
+    "StageCost",
+    "Task",
+    "progress",
+    "report_json",
+    "show_plan",
+    "show_report",
+    "silent",
+    "site_line",
+    "spec_text",
+    "to_json",
+]

@@ -1,0 +1,138 @@
+"""What one run did, as frozen values: everything the summary and the JSON show, and nothing of the graph."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onnxq.sites import Refusal
+
+# Below this the answers are usually broken; every model that kept its metric in development stayed above it.
+LOST_DB = 10.0
+DRIFT_DB = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputCheck:
+    """One model output compared with the float model's on held-back samples.
+
+    sqnr_db, cosine: [0] with ORT's optimizations off (what the file says), [1] with all on (what users run).
+    agreement_db: SQNR of the two runs of the quantized model against each other; inf when identical.
+    """
+
+    name: str
+    sqnr_db: tuple[float, float]
+    cosine: tuple[float, float]
+    agreement_db: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """Median milliseconds of one run, float and quantized interleaved. reason: why, when int8 is slower."""
+
+    float_ms: float
+    int8_ms: float
+    threads: int = 1
+    batch: int = 1
+    reason: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """float / int8: above 1 the quantized model is faster; nan when nothing was measured."""
+        return self.float_ms / self.int8_ms if self.int8_ms > 0 else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCost:
+    """Wall seconds of one stage and the process's peak memory after it, in bytes (0: not measured)."""
+
+    name: str
+    seconds: float
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpCount:
+    """How many nodes of one operator compute on quantized inputs."""
+
+    op: str
+    quantized: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteLine:
+    """One quantized site for people: `spec` like "uint8 asymmetric", `scale` like "0.0235" or "2.1e-4 … 9.8e-3"."""
+
+    site: str
+    role: str
+    spec: str
+    scale: str = ""
+    rule: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The account of one `quantize` or `apply`.
+
+    source, output: paths as given ("" when only in memory). data: what calibration ran on, in words.
+    synthetic: ranges come from made-up inputs; shown as a banner. pairs: Q/DQ pairs written.
+    rewrites: what preparation changed, a line each. kept: pairs the model already had.
+    checked: number of held-back samples behind `checks`.
+    """
+
+    source: str = ""
+    output: str = ""
+    target: str = ""
+    config: str = ""
+    placement: str = "rules"
+    data: str = ""
+    synthetic: bool = False
+    source_bytes: int = 0
+    output_bytes: int = 0
+    checks: tuple[OutputCheck, ...] = ()
+    checked: int = 0
+    latency: Latency | None = None
+    pairs: int = 0
+    roles: tuple[tuple[str, int], ...] = ()
+    ops: tuple[OpCount, ...] = ()
+    sites: tuple[SiteLine, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    rewrites: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    stages: tuple[StageCost, ...] = ()
+
+    @property
+    def slower(self) -> bool:
+        """True when the quantized model was measured to be slower than the float one."""
+        return self.latency is not None and self.latency.ratio < 1.0
+
+    def alarms(self) -> tuple[str, ...]:
+        """What the numbers themselves warn of: accuracy lost, optimizations that change the answers, lost speed."""
+        found = []
+        for check in self.checks:
+            off, on = check.sqnr_db
+            if not min(off, on) >= LOST_DB:
+                found.append(
+                    f"output {check.name} is far from the float model's ({min(off, on):.1f} dB); check the task's own metric, "
+                    "try the presets ort-int8-mse and ort-int8-percentile, or keep sensitive nodes float with a rule"
+                )
+            elif on < off - DRIFT_DB:
+                found.append(
+                    f"output {check.name} is {off - on:.1f} dB worse with ONNX Runtime's optimizations on; "
+                    "its fusions compute something else than the file says"
+                )
+        if self.slower and self.latency is not None:
+            reason = self.latency.reason or "the cause is not known; try --placement measured"
+            found.append(f"the quantized model is slower than the float one: {reason}")
+        return tuple(found)
+
+    def refused(self) -> tuple[tuple[str, tuple[Refusal, ...]], ...]:
+        """Refusals grouped by reason, the most frequent reason first."""
+        groups: dict[str, list[Refusal]] = {}
+        for refusal in self.refusals:
+            groups.setdefault(refusal.reason, []).append(refusal)
+        ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+        return tuple((reason, tuple(members)) for reason, members in ordered)

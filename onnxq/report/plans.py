@@ -1,0 +1,87 @@
+"""A plan as people read it: site by site, how, by which rule and why; and what stays float."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from onnxq.plan import Plan, SitePlan, to_json
+from onnxq.report.model import Report, SiteLine
+from onnxq.report.summary import refusal_lines, role_counts
+from onnxq.report.terminal import scale_range, sheet, show, table, write
+from onnxq.spec import PerBlock, PerChannel, QuantSpec
+
+
+def spec_text(spec: QuantSpec) -> str:
+    """uint8 asymmetric; int8 symmetric per channel 0; 5 bits in int8 …; int4 symmetric per 32 of axis 1."""
+    width = spec.storage if spec.fills_storage else f"{spec.bits} bits in {spec.storage}"
+    grain = spec.granularity
+    place = f" per channel {grain.axis}" if isinstance(grain, PerChannel) else ""
+    if isinstance(grain, PerBlock):
+        place = f" per {grain.size} of axis {grain.axis}"
+    return f"{width} {'symmetric' if spec.symmetric else 'asymmetric'}{place}{' narrow' if spec.narrow_range else ''}"
+
+
+def site_line(site: SitePlan) -> SiteLine:
+    """One decision as the report and the tables show it."""
+    numbers = site.qparams
+    scale = (
+        scale_range(float(numbers.scale.min()), float(numbers.scale.max())) if numbers and numbers.scale.size else ""
+    )
+    return SiteLine(
+        site=str(site.site),
+        role=str(site.role),
+        spec=spec_text(site.spec),
+        scale=scale,
+        rule=site.rule,
+        reason=site.reason,
+    )
+
+
+def show_plan(
+    plan: Plan, *, as_json: bool = False, verbose: bool = False, stream: IO[str] | None = None, width: int | None = None
+) -> None:
+    """Print the plan to `stream` (stdout), as tables or as the JSON that `apply` reads."""
+    if as_json:
+        write(to_json(plan), stream)
+        return
+    show(Group(*_parts(plan, verbose)), stream, width)
+
+
+def _parts(plan: Plan, verbose: bool) -> Iterator[RenderableType]:
+    lines = [site_line(site) for site in plan.sites]
+    columns: tuple[str, ...] = ("site", "role", "spec", "rule")
+    if plan.sites and plan.calibrated:
+        columns = ("site", "role", "spec", "scale", "rule")
+    if verbose:
+        columns = (*columns, "reason")
+    if lines:
+        rows = (tuple(str(getattr(line, column)) for column in columns) for line in lines)
+        yield table(columns, rows, fold=("site", "rule", "reason"))
+        yield Text("")
+    yield sheet(_rows(plan, verbose))
+    for warning in plan.warnings:
+        yield Text(f"warning: {warning}", style="yellow")
+
+
+def _rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+    counts = role_counts(tuple(plan.by_role().items()))
+    numbers = "with numbers" if plan.calibrated else "without numbers: calibration adds them"
+    yield "plan", Text(f"{len(plan.sites)} sites for {plan.target}" + (f": {counts} ({numbers})" if plan.sites else ""))
+    if plan.prepare:
+        yield "prepare", Text(", ".join(plan.prepare))
+    if plan.choice:
+        yield "choice", Text(", ".join(f"{key}: {value}" for key, value in plan.choice.items()))
+    for label, names in (("guarded", plan.float_nodes), ("kept", plan.kept)):
+        if names:
+            shown = names if verbose else names[:4]
+            more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+            yield label, Text(", ".join(shown) + more)
+    if plan.refusals:
+        groups = Report(refusals=plan.refusals).refused()
+        yield "refused", Text("\n".join(refusal_lines(groups, verbose)))
+    if plan.data:
+        yield "data", Text(plan.data)

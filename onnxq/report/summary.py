@@ -1,0 +1,162 @@
+"""The summary a person reads after `quantize` or `apply`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import IO
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from onnxq.report.document import report_json
+from onnxq.report.model import Report
+from onnxq.report.terminal import decibel, milliseconds, seconds, sheet, show, size, table, write
+from onnxq.sites import Refusal
+
+_SHOWN = 6
+SYNTHETIC = (
+    "SYNTHETIC DATA: no samples were given, so the ranges come from made-up inputs. "
+    "Accuracy on real data is unknown and may be very poor. "
+    "Give real samples (--data) before this model is used for anything."
+)
+_PLURALS = {"activation": "activations", "weight": "weights", "bias": "biases", "output": "outputs"}
+
+
+def show_report(
+    report: Report,
+    *,
+    as_json: bool = False,
+    verbose: bool = False,
+    quiet: bool = False,
+    stream: IO[str] | None = None,
+    errors: IO[str] | None = None,
+    width: int | None = None,
+) -> None:
+    """Print the report to `stream` (stdout): the summary, or JSON; with `quiet` nothing.
+
+    With JSON or `quiet` the warnings go to `errors` (stderr), so that they are seen in any case.
+    """
+    if as_json or quiet:
+        loud = tuple(_warnings(report))
+        if loud:
+            show(Group(*loud), sys.stderr if errors is None else errors, width)
+    if as_json:
+        write(report_json(report), stream)
+    elif not quiet:
+        show(Group(_title(report), sheet(_rows(report, verbose)), *_warnings(report)), stream, width)
+
+
+def refusal_lines(groups: Sequence[tuple[str, Sequence[Refusal]]], verbose: bool) -> Iterator[str]:
+    """Refusals by reason: how many, why, what to do; with `verbose` every subject."""
+    for reason, members in groups if verbose else groups[:_SHOWN]:
+        shown = members if verbose else members[:2]
+        rest = f" and {len(members) - len(shown)} more" if len(members) > len(shown) else ""
+        yield f"{len(members)} x {reason} ({', '.join(m.subject for m in shown)}{rest})"
+        for fix in sorted({m.fix for m in members if m.fix}):
+            yield f"    fix: {fix}"
+    if not verbose and len(groups) > _SHOWN:
+        yield f"and {len(groups) - _SHOWN} more reasons; -v lists them all"
+
+
+def role_counts(roles: Sequence[tuple[str, int]]) -> str:
+    """60 activations, 50 weights, 1 bias."""
+    return ", ".join(f"{count} {role if count == 1 else _PLURALS.get(role, role)}" for role, count in roles if count)
+
+
+def _title(report: Report) -> Text:
+    text = Text(PurePath(report.source).name or "model", style="bold")
+    if report.output:
+        text.append(f" -> {report.output}")
+    facts = [part for part in (report.target, report.config, f"placement by {report.placement}") if part]
+    return text.append(f"  ({', '.join(facts)})", style="dim")
+
+
+def _rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+    if report.source_bytes and report.output_bytes:
+        ratio = report.source_bytes / report.output_bytes
+        change = f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
+        yield "size", Text(f"{size(report.source_bytes)} -> {size(report.output_bytes)}, {change}")
+    if report.latency is not None:
+        yield "latency", _latency(report)
+    if report.checks:
+        yield "accuracy", _checks(report)
+    if report.pairs or report.sites:
+        roles = role_counts(report.roles)
+        yield "pairs", Text(f"{report.pairs} Q/DQ pairs" + (f": {roles}" if roles else ""))
+    if report.ops:
+        yield "quantized", Text(", ".join(f"{op.op} {op.quantized}/{op.total}" for op in report.ops))
+    lists: tuple[tuple[str, Sequence[str]], ...] = (("prepared", report.rewrites), ("kept", report.kept))
+    for label, lines in lists:
+        if lines:
+            yield label, _listed(lines, verbose)
+    if report.refusals:
+        yield "refused", Text("\n".join(refusal_lines(report.refused(), verbose)))
+    if report.data:
+        yield "data", Text(report.data)
+    if report.stages:
+        yield "time", _stages(report, verbose)
+    if verbose and report.sites:
+        rows = ((s.site, s.role, s.spec, s.scale, s.rule) for s in report.sites)
+        yield "sites", table(("site", "role", "spec", "scale", "rule"), rows, fold=("site", "rule"))
+
+
+def _latency(report: Report) -> Text:
+    latency = report.latency
+    if latency is None or math.isnan(latency.ratio):
+        return Text("not measured")
+    run = f"median, {latency.threads} thread{'s' if latency.threads != 1 else ''}, batch {latency.batch}"
+    times = f"{milliseconds(latency.float_ms)} -> {milliseconds(latency.int8_ms)}"
+    if report.slower:
+        return Text(f"{times}, {latency.ratio:.2f}x: SLOWER than float ({run})", style="bold red")
+    return Text(f"{times}, {latency.ratio:.2f}x faster ({run})")
+
+
+def _checks(report: Report) -> RenderableType:
+    columns = ("output", "SQNR off", "SQNR on", "cosine off", "cosine on", "off vs on")
+    rows = (
+        (
+            check.name,
+            *(decibel(value) for value in check.sqnr_db),
+            *(f"{value:.5f}" for value in check.cosine),
+            decibel(check.agreement_db),
+        )
+        for check in report.checks
+    )
+    held = (
+        f"against float on {report.checked} held-back sample{'s' if report.checked != 1 else ''}; "
+        if report.checked
+        else ""
+    )
+    legend = Text(f"{held}ORT's optimizations off and on", style="dim")
+    return Group(table(columns, rows, right=columns[1:], fold=("output",)), legend)
+
+
+def _listed(lines: Sequence[str], verbose: bool) -> Text:
+    shown = list(lines if verbose else lines[:_SHOWN])
+    if len(shown) < len(lines):
+        shown.append(f"and {len(lines) - len(shown)} more; -v lists them all")
+    return Text("\n".join(shown))
+
+
+def _stages(report: Report, verbose: bool) -> RenderableType:
+    peak = max(stage.peak_bytes for stage in report.stages)
+    total = seconds(sum(stage.seconds for stage in report.stages))
+    if verbose:
+        rows = ((s.name, seconds(s.seconds), size(s.peak_bytes) if s.peak_bytes else "") for s in report.stages)
+        return table(("stage", "time", "peak memory"), rows, right=("time", "peak memory"))
+    parts = ", ".join(f"{stage.name} {seconds(stage.seconds)}" for stage in report.stages)
+    return Text(f"{total} ({parts})" + (f", peak memory {size(peak)}" if peak else ""))
+
+
+def _warnings(report: Report) -> Iterator[RenderableType]:
+    # Last, because that is what is still on the screen when the command ends.
+    for warning in report.warnings:
+        yield Text(f"warning: {warning}", style="yellow")
+    for alarm in report.alarms():
+        yield Text(f"warning: {alarm}", style="bold red")
+    if report.synthetic:
+        rule = "!" * 72
+        yield Text(f"{rule}\n!! {SYNTHETIC}\n{rule}", style="bold white on red")

@@ -1,0 +1,107 @@
+"""The one place that writes to a terminal: text that fits, numbers as people read them."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from typing import IO
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_PIPED_WIDTH = 100_000
+
+
+def show(renderable: RenderableType, stream: IO[str] | None = None, width: int | None = None) -> None:
+    """Print to `stream` (stdout): coloured and wrapped on a terminal; in a pipe plain, one line per row, nothing cut.
+
+    width: wrap at so many columns whatever the stream is.
+    """
+    stream = sys.stdout if stream is None else stream
+    terminal = Console(file=stream, highlight=False, emoji=False, markup=False, width=width)
+    if terminal.is_terminal:
+        terminal.print(renderable)
+        return
+    buffer = io.StringIO()
+    plain = Console(
+        file=buffer, highlight=False, emoji=False, markup=False, color_system=None, width=width or _PIPED_WIDTH
+    )
+    plain.print(renderable)
+    write("".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines()), stream)
+
+
+def write(text: str, stream: IO[str] | None = None) -> None:
+    """Text as it is; letters the stream cannot encode become "?"."""
+    stream = sys.stdout if stream is None else stream
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = (), fold: Iterable[str] = ()
+) -> Table:
+    """A table without borders. right: columns of numbers. fold: columns that break over lines when space is short."""
+    numbers, folding = set(right), set(fold)
+    out = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_edge=False)
+    for name in columns:
+        out.add_column(
+            name,
+            justify="right" if name in numbers else "left",
+            overflow="fold",
+            no_wrap=bool(folding) and name not in folding,
+        )
+    for row in rows:
+        out.add_row(*(Text(cell) for cell in row))
+    return out
+
+
+def sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Labels on the left, anything on the right, indented as one column."""
+    out = Table.grid(padding=(0, 2, 0, 0))
+    out.add_column(no_wrap=True, style="bold")
+    out.add_column(overflow="fold")
+    for label, content in rows:
+        out.add_row(label, content)
+    return out
+
+
+def size(count: int) -> str:
+    """Bytes as people say them: 18.6 MB."""
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.1f} {unit}" if value < 99.95 and unit != "B" else f"{value:.0f} {unit}"
+
+
+def decibel(value: float) -> str:
+    """16.5 dB; inf is "exact", nan "n/a"."""
+    if math.isnan(value):
+        return "n/a"
+    return ("exact" if value > 0 else "-inf dB") if math.isinf(value) else f"{value:.1f} dB"
+
+
+def milliseconds(value: float) -> str:
+    """Three significant digits: 0.305 ms, 5.31 ms, 120 ms."""
+    if not math.isfinite(value) or value <= 0:
+        return "n/a"
+    digits = max(0, 2 - math.floor(math.log10(value)))
+    return f"{value:.{digits}f} ms"
+
+
+def seconds(value: float) -> str:
+    """0.4 s, 12 s, 3 min 05 s."""
+    if value >= 59.5:
+        whole = round(value)
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s"
+
+
+def scale_range(low: float, high: float) -> str:
+    """One scale, or the least and greatest of many."""
+    return f"{low:.3g}" if low == high else f"{low:.3g}..{high:.3g}"
