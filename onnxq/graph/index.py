@@ -1,0 +1,275 @@
+"""GraphIndex: everything the other rooms ask of a model, by name and scope, answered without searching.
+
+Read-only. Built once per ModelProto, which must not change while the index is in use.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
+
+from onnxq.errors import ModelError
+from onnxq.graph.names import has_unique_names
+from onnxq.graph.scopes import bodies, body_scope, function_id, topological
+from onnxq.graph.values import (
+    Attributes,
+    Dims,
+    constant_attribute,
+    constant_type,
+    constant_value,
+    declared_type,
+    decode_sparse,
+    decode_tensor,
+)
+from onnxq.nearest import did_you_mean
+from onnxq.sites import Edge, TensorId
+
+
+@dataclass(frozen=True)
+class ValueInfo:
+    """A tensor's name and declared type: an onnx.TensorProto dtype (0 unknown), shape None if the rank is unknown."""
+
+    name: str
+    dtype: int
+    shape: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True)
+class NodeRef:
+    """What one node is. inputs and outputs keep "" where an optional one is left out.
+
+    attrs: int, float, str, tuples of these, or read-only arrays, decoded when asked for; bodies are not among them.
+    order: position in the order the model runs in, all scopes together (a body's nodes come before the body's holder).
+    """
+
+    name: str
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any] = field(compare=False, repr=False)
+    scope: str
+    order: int = field(compare=False)
+
+
+class GraphIndex:
+    """Look-ups over the main graph and the bodies of If/Loop/Scan. Function bodies are opaque (see inline_functions).
+
+    Raises ModelError when nodes are unnamed or share a name (see name_nodes), or form a cycle.
+    """
+
+    def __init__(self, proto: ModelProto) -> None:
+        if not has_unique_names(proto):
+            raise ModelError("the model", "has unnamed nodes or nodes that share a name", "call name_nodes first")
+        self.proto = proto
+        self.opset: int = opset_of(proto)
+        self.functions: tuple[str, ...] = tuple(function_id(function) for function in proto.functions)
+        self._parent: dict[str, str] = {}
+        self._holder: dict[str, str] = {}
+        self._graphs: dict[str, GraphProto] = {}
+        self._defined: dict[str, set[str]] = {}
+        self._nodes: dict[str, NodeRef] = {}
+        self._protos: dict[str, NodeProto] = {}
+        self._producer: dict[TensorId, str] = {}
+        self._consumers: defaultdict[TensorId, list[Edge]] = defaultdict(list)
+        self._outputs: set[TensorId] = set()
+        self._captured: set[TensorId] = set()
+        self._initializers: dict[TensorId, TensorProto | SparseTensorProto] = {}
+        self._types: dict[TensorId, tuple[int, Dims | None]] = {}
+        self._decoded: dict[TensorId, NDArray[Any]] = {}
+        self._visit(proto.graph, "")
+        self.nodes: tuple[NodeRef, ...] = tuple(self._nodes.values())
+        self.scopes: tuple[str, ...] = tuple(self._graphs)
+        stored = {t.name for t in self._initializers if not t.scope}
+        self.inputs: tuple[ValueInfo, ...] = tuple(
+            ValueInfo(value.name, *declared_type(value)) for value in proto.graph.input if value.name not in stored
+        )
+        self.outputs: tuple[ValueInfo, ...] = tuple(self._info(value.name) for value in proto.graph.output)
+
+    def node(self, name: str) -> NodeRef:
+        """The node of this name. Raises ModelError with the nearest names."""
+        found = self._nodes.get(name)
+        if found is None:
+            raise ModelError(name, "the model has no node of this name", did_you_mean(name, self._nodes))
+        return found
+
+    def resolve(self, tensor: str, scope: str) -> TensorId | None:
+        """The tensor that this name means when read from `scope`: defined there or in the nearest scope around it.
+
+        None for "" and for a name nobody defines.
+        """
+        at: str | None = scope
+        while tensor and at is not None:
+            if tensor in self._defined.get(at, ()):
+                return TensorId(tensor, at)
+            at = self._parent.get(at)
+        return None
+
+    def producer(self, t: TensorId) -> NodeRef | None:
+        """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
+        name = self._producer.get(t)
+        return None if name is None else self._nodes[name]
+
+    def consumers(self, t: TensorId) -> tuple[Edge, ...]:
+        """Every node input that reads the tensor, also from inner scopes, in the order the model runs in."""
+        return tuple(self._consumers.get(t, ()))
+
+    def is_output(self, t: TensorId) -> bool:
+        """True when the tensor is an output of the graph or body it is defined in."""
+        return t in self._outputs
+
+    def captured(self, t: TensorId) -> bool:
+        """True when an inner scope reads the tensor, as a node input or as that body's output."""
+        return t in self._captured
+
+    def is_constant(self, t: TensorId) -> bool:
+        """True for an initializer that no caller can override, a Constant node's output, or Identity of one."""
+        return self._constant_source(t) is not None
+
+    def constant(self, t: TensorId) -> NDArray[Any] | None:
+        """The read-only value of a constant tensor (bfloat16, float8 and sub-byte types as ml_dtypes), else None."""
+        source = self._constant_source(t)
+        if source is None:
+            return None
+        origin, held = source
+        if origin not in self._decoded:
+            if isinstance(held, NodeProto):
+                value = constant_value(held)
+                if value is None:  # pragma: no cover - _constant_source asked for the attribute already
+                    return None
+            else:
+                value = decode_tensor(held) if isinstance(held, TensorProto) else decode_sparse(held)
+            self._decoded[origin] = value
+        return self._decoded[origin]
+
+    def shape(self, t: TensorId) -> tuple[int | str | None, ...] | None:
+        """The declared or inferred shape: ints, symbolic names, None for an unknown dim; None when nothing is known."""
+        return self._types.get(t, (0, None))[1]
+
+    def dtype(self, t: TensorId) -> int:
+        """The declared or inferred onnx.TensorProto dtype, 0 when unknown."""
+        return self._types.get(t, (0, None))[0]
+
+    def holder(self, scope: str) -> NodeRef | None:
+        """The node whose body this scope is; None for the main graph."""
+        name = self._holder.get(scope)
+        return None if name is None else self._nodes[name]
+
+    def scope_inputs(self, scope: str) -> tuple[str, ...]:
+        """The input names of a body (or of the main graph)."""
+        return tuple(value.name for value in self._graph(scope).input)
+
+    def scope_outputs(self, scope: str) -> tuple[str, ...]:
+        """The output names of a body (or of the main graph); a body's may be captured from outside."""
+        return tuple(value.name for value in self._graph(scope).output)
+
+    def _graph(self, scope: str) -> GraphProto:
+        found = self._graphs.get(scope)
+        if found is None:
+            raise ModelError(scope, "the model has no such scope", did_you_mean(scope, self._graphs))
+        return found
+
+    def _visit(self, graph: GraphProto, scope: str) -> None:
+        self._graphs[scope] = graph
+        self._define(graph, scope)
+        for node in topological(graph):
+            for label, body in bodies(node):
+                inner = body_scope(scope, node.name, label)
+                self._parent[inner] = scope
+                self._holder[inner] = node.name
+                self._visit(body, inner)
+            self._add(node, scope)
+        for value in graph.output:
+            found = self.resolve(value.name, scope)
+            if found is not None:
+                (self._outputs if found.scope == scope else self._captured).add(found)
+
+    def _define(self, graph: GraphProto, scope: str) -> None:
+        names = self._defined[scope] = {value.name for value in graph.input}
+        overridable = set(names)
+        for tensor in graph.initializer:
+            self._store(TensorId(tensor.name, scope), tensor, tensor.data_type, tuple(tensor.dims), overridable)
+        for sparse in graph.sparse_initializer:
+            key = TensorId(sparse.values.name, scope)
+            self._store(key, sparse, sparse.values.data_type, tuple(sparse.dims), overridable)
+        for node in graph.node:
+            for output in filter(None, node.output):
+                names.add(output)
+                self._producer[TensorId(output, scope)] = node.name
+            known = constant_type(node) if node.op_type == "Constant" and len(node.output) == 1 else None
+            if known is not None:
+                self._types[TensorId(node.output[0], scope)] = known
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.name in names:
+                self._learn(TensorId(value.name, scope), *declared_type(value))
+
+    def _store(
+        self, key: TensorId, held: TensorProto | SparseTensorProto, dtype: int, dims: Dims, overridable: set[str]
+    ) -> None:
+        self._defined[key.scope].add(key.name)
+        self._types[key] = (dtype, dims)
+        # ORT folds an initializer into nothing when the caller may feed another value for it.
+        if key.name not in overridable or key.scope:
+            self._initializers[key] = held
+
+    def _learn(self, key: TensorId, dtype: int, shape: Dims | None) -> None:
+        old_dtype, old_shape = self._types.get(key, (0, None))
+        if shape is not None and old_shape is not None and len(shape) == len(old_shape):
+            shape = tuple(
+                old if isinstance(old, int) or new is None else new for old, new in zip(old_shape, shape, strict=True)
+            )
+        self._types[key] = (old_dtype or dtype, old_shape if shape is None else shape)
+
+    def _add(self, node: NodeProto, scope: str) -> None:
+        ref = NodeRef(
+            name=node.name,
+            op_type=node.op_type,
+            domain="" if node.domain == "ai.onnx" else node.domain,
+            inputs=tuple(node.input),
+            outputs=tuple(node.output),
+            attrs=Attributes(node),
+            scope=scope,
+            order=len(self._nodes),
+        )
+        self._nodes[node.name] = ref
+        self._protos[node.name] = node
+        for k, name in enumerate(node.input):
+            found = self.resolve(name, scope)
+            if found is not None:
+                self._consumers[found].append(Edge(node.name, k, scope))
+                if found.scope != scope:
+                    self._captured.add(found)
+
+    def _constant_source(self, t: TensorId) -> tuple[TensorId, TensorProto | SparseTensorProto | NodeProto] | None:
+        at: TensorId | None = t
+        seen: set[TensorId] = set()
+        while at is not None and at not in seen:
+            seen.add(at)
+            stored = self._initializers.get(at)
+            if stored is not None:
+                return at, stored
+            node = self.producer(at)
+            if node is None or node.domain:
+                return None
+            if node.op_type == "Constant":
+                proto = self._protos[node.name]
+                return (at, proto) if constant_attribute(proto) is not None else None
+            if node.op_type != "Identity":
+                return None
+            at = self.resolve(node.inputs[0], node.scope)
+        return None
+
+    def _info(self, name: str) -> ValueInfo:
+        key = self.resolve(name, "") or TensorId(name)
+        return ValueInfo(name, self.dtype(key), self.shape(key))
+
+
+def opset_of(proto: ModelProto, domain: str = "") -> int:
+    """The version of a domain the model imports ("" and "ai.onnx" are the same one); 0 when it does not."""
+    same = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
+    return next((entry.version for entry in proto.opset_import if entry.domain in same), 0)

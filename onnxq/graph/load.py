@@ -1,0 +1,171 @@
+"""Reading a model: from a file nobody vouches for to a checked, self-contained ModelProto in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto
+
+from onnxq.errors import ModelError
+from onnxq.graph.external import all_tensors, is_external, load_external
+from onnxq.graph.index import opset_of
+from onnxq.graph.scopes import topological, walk
+from onnxq.graph.weights import check_tensors, lighten
+from onnxq.nearest import nearest
+
+# From IR version 4 on an initializer need not be a graph input as well.
+PLAIN_INITIALIZERS_IR = 4
+_MAX_MESSAGE = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model read from a file (or copied from a ModelProto), with everything it needs in memory.
+
+    path: None for a ModelProto. size_bytes: the file and its external data. external: it had external data.
+    notes: what was changed while reading, one sentence each.
+    """
+
+    proto: ModelProto
+    path: Path | None
+    size_bytes: int
+    external: bool
+    notes: tuple[str, ...] = ()
+
+
+def load_model(source: str | Path | ModelProto) -> Model:
+    """Read and check a model; a ModelProto is copied. Never writes.
+
+    Initializers that are graph inputs too become plain ones, and nodes that stand before their producers are sorted,
+    with a note each. Raises ModelError for whatever is missing, damaged, unsafe or not supported.
+    """
+    if isinstance(source, ModelProto):
+        proto, path, subject = ModelProto(), None, "the model"
+        proto.CopyFrom(source)
+        loose = next((tensor.name for tensor in all_tensors(proto) if is_external(tensor)), None)
+        if loose is not None:
+            raise ModelError(
+                f"tensor {loose!r}", "its data lies in another file, which a ModelProto cannot find", "give the path"
+            )
+        size, external = proto.ByteSize(), False
+    else:
+        path = Path(source)
+        subject = str(path)
+        data = _read_file(path)
+        size = len(data)
+        proto = _parse(data, path)
+        del data
+        read = load_external(proto, path)
+        size, external = size + read, read > 0
+    _check_versions(proto, subject)
+    check_tensors(proto, subject)
+    notes = (*_plain_initializers(proto), *_sort(proto))
+    check_structure(proto, subject)
+    return Model(proto=proto, path=path, size_bytes=size, external=external, notes=notes)
+
+
+def check_structure(proto: ModelProto, subject: str) -> None:
+    """onnx.checker on the model without its weights (so that size is no matter). Raises ModelError."""
+    light, _ = lighten(proto, empty=True)
+    try:
+        onnx.checker.check_model(light)
+    except (onnx.checker.ValidationError, ValueError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        where = next((line for line in lines[1:] if line.startswith("==> Context")), "")
+        cause = f"{lines[0] if lines else error}{f' ({where[4:]})' if where else ''}"
+        raise ModelError(subject, f"is not a valid ONNX model: {cause}", "export it again") from error
+
+
+def _read_file(path: Path) -> bytes:
+    if path.is_dir():
+        inside = sorted(file.name for file in path.glob("*.onnx"))
+        raise ModelError(
+            str(path), "is a folder, not a model", f"name a file in it: {', '.join(inside[:5])}" if inside else ""
+        )
+    if not path.exists():
+        near = nearest(path.name, (file.name for file in path.parent.glob("*"))) if path.parent.is_dir() else ()
+        fix = f"did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else "check the path"
+        raise ModelError(str(path), "there is no such file", fix)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(str(path), f"cannot be read ({error.strerror or error})", "check its permissions") from error
+    if not data:
+        raise ModelError(str(path), "is empty", "copy or export it again")
+    return data
+
+
+# What people hand over instead of a model, told by how it begins.
+_IMPOSTORS: tuple[tuple[int, bytes, str, str], ...] = (
+    (0, b"version https://git-lfs", "is a Git LFS pointer, not the model itself", "run: git lfs pull"),
+    (4, b"ORTM", "is an ORT-format model, which cannot be edited", "give the .onnx it was made from"),
+    (0, b"PK\x03\x04", "is a zip archive (a PyTorch checkpoint, perhaps)", "export the network to ONNX first"),
+    (0, b"<!DOCTYPE", "is a web page, not a model", "download the file itself"),
+    (0, b"<html", "is a web page, not a model", "download the file itself"),
+)
+
+
+def _parse(data: bytes, path: Path) -> ModelProto:
+    for offset, magic, cause, fix in _IMPOSTORS:
+        if data[offset : offset + len(magic)] == magic:
+            raise ModelError(str(path), cause, fix)
+    if len(data) > _MAX_MESSAGE:
+        raise ModelError(str(path), "is one file of over 2 GB: protobuf cannot read it", "save it with external data")
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelError(
+            str(path), "is truncated, damaged or not an ONNX model (protobuf cannot read it)", "copy or export it again"
+        ) from error
+    if not proto.HasField("graph") or not proto.ir_version or not (proto.graph.node or proto.graph.output):
+        raise ModelError(str(path), "is a protobuf file but not an ONNX model", "give the .onnx of the network")
+    return proto
+
+
+def _check_versions(proto: ModelProto, subject: str) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    if proto.ir_version > onnx.IR_VERSION:
+        raise ModelError(
+            subject,
+            f"has IR version {proto.ir_version}, newer than the installed onnx {onnx.__version__} knows",
+            "pip install --upgrade onnx onnxruntime",
+        )
+    if proto.ir_version < 3 or not proto.opset_import:
+        raise ModelError(subject, "is from before opsets (IR version below 3)", "export it again with a newer tool")
+    if opset_of(proto) > newest:
+        raise ModelError(
+            subject,
+            f"uses opset {opset_of(proto)}, newer than the installed onnx {onnx.__version__} knows ({newest})",
+            "pip install --upgrade onnx onnxruntime",
+        )
+
+
+def _plain_initializers(proto: ModelProto) -> tuple[str, ...]:
+    """ORT takes an initializer that is a graph input for variable: neither folded nor prepacked nor quantized."""
+    graph = proto.graph
+    stored = {tensor.name for tensor in graph.initializer}
+    stored.update(sparse.values.name for sparse in graph.sparse_initializer)
+    kept = [value for value in graph.input if value.name not in stored]
+    dropped = len(graph.input) - len(kept)
+    if not dropped:
+        return ()
+    del graph.input[:]
+    graph.input.extend(kept)
+    proto.ir_version = max(proto.ir_version, PLAIN_INITIALIZERS_IR)
+    return (f"{dropped} initializers were listed as graph inputs too; they are plain initializers now",)
+
+
+def _sort(proto: ModelProto) -> tuple[str, ...]:
+    moved = False
+    for _, graph in walk(proto.graph):
+        order = topological(graph)
+        if any(a is not b for a, b in zip(order, graph.node, strict=True)):
+            copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in order]
+            del graph.node[:]
+            graph.node.extend(copies)
+            moved = True
+    return ("nodes stood before their producers; they are sorted now",) if moved else ()

@@ -1,0 +1,103 @@
+"""Node names that hold: stable, unique, and never made from a position.
+
+A node keeps its own name when no other node of the model (bodies and functions included) has it. Otherwise its name is
+"<first output tensor>/<op type>", which survives reordering and other nodes coming and going; where two nodes would
+meet in that (sibling bodies may reuse tensor names) the scope goes in front, and what still meets is numbered in the
+order of the nodes' own content.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+
+from onnxq.graph.scopes import bodies, body_scope, function_id
+
+
+def name_nodes(proto: ModelProto) -> ModelProto:
+    """A copy in which every node of every scope has a unique, deterministic name (idempotent)."""
+    named = ModelProto()
+    named.CopyFrom(proto)
+    if not has_unique_names(proto):
+        assign_names(named)
+    return named
+
+
+def has_unique_names(proto: ModelProto) -> bool:
+    """True when every node of every scope and function has a name of its own."""
+    counts = _name_counts(proto)
+    return not counts[""] and all(count == 1 for name, count in counts.items() if name)
+
+
+def assign_names(proto: ModelProto) -> None:
+    """What name_nodes does, in place."""
+    counts = _name_counts(proto)
+    taken = {name for name, count in counts.items() if name and count == 1}
+    levels: list[_Holder] = [_Holder("", proto.graph)]
+    levels.extend(_Holder(function_id(function), function) for function in proto.functions)
+    # Outside in, one nesting level at a time: a body's scope contains its holder's final name.
+    while levels:
+        _name_level(levels, counts, taken)
+        levels = [
+            _Holder(body_scope(holder.scope, node.name, label), body)
+            for holder in levels
+            for node in holder.graph.node
+            for label, body in bodies(node)
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Holder:
+    scope: str
+    graph: GraphProto | FunctionProto
+
+
+def _name_counts(proto: ModelProto) -> Counter[str]:
+    counts: Counter[str] = Counter({"": 0})
+    stack: list[NodeProto] = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    while stack:
+        node = stack.pop()
+        counts[node.name] += 1
+        for _, body in bodies(node):
+            stack.extend(body.node)
+    return counts
+
+
+def _name_level(levels: list[_Holder], counts: Counter[str], taken: set[str]) -> None:
+    waiting = [(h.scope, n) for h in levels for n in h.graph.node if not n.name or counts[n.name] > 1]
+    for candidate in (_short, _scoped):
+        groups: defaultdict[str, list[tuple[str, NodeProto]]] = defaultdict(list)
+        for scope, node in waiting:
+            groups[candidate(scope, node)].append((scope, node))
+        waiting = []
+        for name, members in groups.items():
+            if len(members) == 1 and name not in taken:
+                members[0][1].name = name
+                taken.add(name)
+            else:
+                waiting.extend(members)
+    # Only nodes without outputs, or whose natural name another node already bears, come here.
+    for scope, node in sorted(waiting, key=lambda item: (_scoped(*item), _content(item[1]))):
+        base, number = _scoped(scope, node), 1
+        while f"{base}_{number}" in taken:
+            number += 1
+        node.name = f"{base}_{number}"
+        taken.add(node.name)
+
+
+def _short(_scope: str, node: NodeProto) -> str:
+    made = next((name for name in node.output if name), "")
+    return f"{made}/{node.op_type}" if made else f"{node.op_type}({','.join(node.input)})"
+
+
+def _scoped(scope: str, node: NodeProto) -> str:
+    return f"{scope}/{_short(scope, node)}" if scope else _short(scope, node)
+
+
+def _content(node: NodeProto) -> bytes:
+    bare = NodeProto()
+    bare.CopyFrom(node)
+    bare.ClearField("name")
+    return bytes(bare.SerializeToString(deterministic=True))

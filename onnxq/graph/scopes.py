@@ -1,0 +1,136 @@
+"""Scopes: the main graph "" and the bodies of If/Loop/Scan inside it, and the order nodes run in.
+
+A body's scope is its holder's scope, node name and attribute: "If_0.else_branch/Loop_3.body".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+
+from onnxq.errors import ModelError
+
+T = TypeVar("T")
+
+
+def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
+    """The bodies a node holds as (attribute label, graph); a list attribute's members are labelled name[i]."""
+    for attr in node.attribute:
+        if attr.type == AttributeProto.GRAPH:
+            yield attr.name, attr.g
+        elif attr.type == AttributeProto.GRAPHS:
+            for i, graph in enumerate(attr.graphs):
+                yield f"{attr.name}[{i}]", graph
+
+
+def body_scope(scope: str, node_name: str, label: str) -> str:
+    """The scope of the body `label` of node `node_name`, which itself lies in `scope`."""
+    return f"{scope}/{node_name}.{label}" if scope else f"{node_name}.{label}"
+
+
+def walk(graph: GraphProto, scope: str = "") -> Iterator[tuple[str, GraphProto]]:
+    """Every (scope, graph) from the outside in, holders in file order."""
+    yield scope, graph
+    for node in graph.node:
+        for label, body in bodies(node):
+            yield from walk(body, body_scope(scope, node.name, label))
+
+
+def all_graphs(proto: ModelProto) -> Iterator[tuple[str, GraphProto | FunctionProto]]:
+    """Every graph of the model and every function with its bodies; a function's scope is "domain::name"."""
+    yield from walk(proto.graph)
+    for function in proto.functions:
+        scope = function_id(function)
+        yield scope, function
+        for node in function.node:
+            for label, body in bodies(node):
+                yield from walk(body, body_scope(scope, node.name, label))
+
+
+def function_id(function: FunctionProto) -> str:
+    """How a model-local function is called: "domain::name", with its overload when it has one."""
+    text = f"{function.domain}::{function.name}"
+    return f"{text}:{function.overload}" if function.overload else text
+
+
+def defined_names(graph: GraphProto) -> set[str]:
+    """The tensors that come to be in this very scope: inputs, initializers, node outputs."""
+    names = {value.name for value in graph.input}
+    names.update(tensor.name for tensor in graph.initializer)
+    names.update(sparse.values.name for sparse in graph.sparse_initializer)
+    names.update(output for node in graph.node for output in node.output)
+    names.discard("")
+    return names
+
+
+def captures(graph: GraphProto) -> list[str]:
+    """The tensors a body reads from outside (nested bodies and its own outputs included), each once, in order."""
+    own = defined_names(graph)
+    found: dict[str, None] = {}
+    for node in graph.node:
+        found.update(dict.fromkeys(name for name in reads(node) if name not in own))
+    found.update(dict.fromkeys(value.name for value in graph.output if value.name not in own))
+    found.pop("", None)
+    return list(found)
+
+
+def reads(node: NodeProto) -> list[str]:
+    """The tensors a node needs before it can run: its inputs and what its bodies capture."""
+    names = [name for name in node.input if name]
+    for _, body in bodies(node):
+        names.extend(captures(body))
+    return names
+
+
+def in_order(nodes: list[T], needs: list[list[str]], makes: list[list[str]], labels: list[str]) -> list[T]:
+    """The nodes sorted so that producers come first, otherwise as they stood (a sorted list comes back as it is).
+
+    Raises ModelError naming a node when they form a cycle. Iterative: deep chains must not exhaust the stack.
+    """
+    producer = {name: i for i, outputs in enumerate(makes) for name in outputs if name}
+    state = bytearray(len(nodes))  # 0 untouched, 1 on the stack, 2 placed
+    order: list[int] = []
+    for start in range(len(nodes)):
+        stack = [start]
+        while stack:
+            i = stack[-1]
+            if state[i] == 2:
+                stack.pop()
+                continue
+            waiting = [producer[name] for name in needs[i] if name in producer and state[producer[name]] != 2]
+            if state[i] == 1 and waiting:
+                raise ModelError(labels[i], "the node depends on its own output", "break the cycle in the graph")
+            if not waiting:
+                state[i] = 2
+                order.append(i)
+                stack.pop()
+            else:
+                state[i] = 1
+                stack.extend(reversed(list(dict.fromkeys(waiting))))
+    return [nodes[i] for i in order]
+
+
+def topological(graph: GraphProto) -> list[NodeProto]:
+    """The nodes in an order they can run in, as close to the file's as possible. Raises ModelError on a cycle."""
+    nodes = list(graph.node)
+    return in_order(
+        nodes, [reads(node) for node in nodes], [list(node.output) for node in nodes], [label(node) for node in nodes]
+    )
+
+
+def label(node: NodeProto) -> str:
+    """What to call a node in a message, named or not."""
+    if node.name:
+        return node.name
+    made = next((name for name in node.output if name), "")
+    return f"{node.op_type} producing {made!r}" if made else f"an unnamed {node.op_type}"
+
+
+def scope_named(proto: ModelProto, scope: str) -> GraphProto:
+    """The graph of a scope. Raises ModelError when there is none."""
+    for name, graph in walk(proto.graph):
+        if name == scope:
+            return graph
+    raise ModelError(scope, "the model has no such scope", "scopes are written If_0.else_branch/Loop_3.body")

@@ -1,0 +1,185 @@
+"""Weights set aside, so that tools which serialize the model or copy it stay fast and work over 2 GB.
+
+`lighten` gives the model with the bytes of its large tensors left out (names, dtypes and dims stay); the originals are
+looked up again by (scope, name), or (scope, node) for Constant nodes, with `Payload`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from onnxq.errors import ModelError
+from onnxq.graph.external import all_tensors, is_external
+from onnxq.graph.scopes import body_scope, function_id
+
+# Shapes, axes and the like: tools look at their values, so they stay.
+SMALL_BYTES = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Payload:
+    """The original tensors that were left out, by (scope, tensor name) and by (scope, first output of the node)."""
+
+    initializers: dict[tuple[str, str], TensorProto] = field(default_factory=dict)
+    constants: dict[tuple[str, str], TensorProto] = field(default_factory=dict)
+
+
+def tensor_bytes(tensor: TensorProto) -> int:
+    """The bytes the tensor's dims and dtype ask for (sub-byte types packed; strings count as stored)."""
+    if tensor.data_type == TensorProto.STRING:
+        return sum(len(text) for text in tensor.string_data)
+    count: int = math.prod(tensor.dims)
+    bits = BITS.get(tensor.data_type)
+    if bits is None:
+        bits = int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize) * 8
+    return (count * bits + 7) // 8
+
+
+BITS: dict[int, int] = {
+    TensorProto.INT4: 4,
+    TensorProto.UINT4: 4,
+    TensorProto.FLOAT4E2M1: 4,
+    TensorProto.INT2: 2,
+    TensorProto.UINT2: 2,
+}
+
+
+def model_bytes(proto: ModelProto) -> int:
+    """The bytes of all tensors together: what the file will hold, nearly."""
+    return sum(tensor_bytes(tensor) for tensor in all_tensors(proto))
+
+
+def check_tensors(proto: ModelProto, subject: str) -> None:
+    """Raise ModelError for a tensor whose stored bytes do not match its dims (onnx.checker never sees the weights)."""
+    for tensor in all_tensors(proto):
+        if is_external(tensor) or not tensor.HasField("raw_data"):
+            continue
+        wanted = tensor_bytes(tensor)
+        if len(tensor.raw_data) != wanted:
+            raise ModelError(
+                f"{subject}, tensor {tensor.name!r}",
+                f"its shape {list(tensor.dims)} needs {wanted} bytes, {len(tensor.raw_data)} are stored",
+                "the file is damaged; export or copy it again",
+            )
+
+
+def lighten(proto: ModelProto, *, empty: bool = False) -> tuple[ModelProto, Payload]:
+    """The model without its large tensors' bytes, built without ever copying them, and those tensors.
+
+    empty: also give them dims [0], which onnx.checker accepts as a tensor without data.
+    """
+    payload = Payload()
+    light = ModelProto()
+    _copy_fields(proto, light, ("graph", "functions"))
+    _light_graph(proto.graph, light.graph, "", payload, empty)
+    for function in proto.functions:
+        target = light.functions.add()
+        _copy_fields(function, target, ("node",))
+        _light_nodes(function, target, function_id(function), payload, empty)
+    return light, payload
+
+
+def _light_graph(source: GraphProto, target: GraphProto, scope: str, payload: Payload, empty: bool) -> None:
+    _copy_fields(source, target, ("node", "initializer"))
+    for tensor in source.initializer:
+        if _is_large(tensor):
+            payload.initializers[scope, tensor.name] = tensor
+            _stub(tensor, target.initializer.add(), empty)
+        else:
+            target.initializer.add().CopyFrom(tensor)
+    _light_nodes(source, target, scope, payload, empty)
+
+
+def _light_nodes(
+    source: GraphProto | FunctionProto,
+    target: GraphProto | FunctionProto,
+    scope: str,
+    payload: Payload,
+    empty: bool,
+) -> None:
+    for node in source.node:
+        copy = target.node.add()
+        _copy_fields(node, copy, ("attribute",))
+        for attr in node.attribute:
+            _light_attribute(node, attr, copy.attribute.add(), scope, payload, empty)
+
+
+def _light_attribute(
+    node: NodeProto, attr: AttributeProto, copy: AttributeProto, scope: str, payload: Payload, empty: bool
+) -> None:
+    _copy_fields(attr, copy, ("t", "g", "graphs"))
+    if attr.type == AttributeProto.GRAPH:
+        _light_graph(attr.g, copy.g, body_scope(scope, node.name, attr.name), payload, empty)
+    elif attr.type == AttributeProto.GRAPHS:
+        for i, body in enumerate(attr.graphs):
+            _light_graph(body, copy.graphs.add(), body_scope(scope, node.name, f"{attr.name}[{i}]"), payload, empty)
+    elif attr.HasField("t"):
+        if node.op_type == "Constant" and attr.name == "value" and _is_large(attr.t):
+            payload.constants[scope, node.output[0]] = attr.t
+            _stub(attr.t, copy.t, empty)
+        else:
+            copy.t.CopyFrom(attr.t)
+
+
+def restore(light: ModelProto, payload: Payload) -> ModelProto:
+    """A full model from a light one: every tensor of the payload that is still there gets its bytes back.
+
+    The light model may have been edited, as long as scopes keep their names (node names are unique and kept).
+    """
+    full = ModelProto()
+    full.CopyFrom(light)
+    _restore_graph(full.graph, "", payload)
+    for function in full.functions:
+        _restore_nodes(function, function_id(function), payload)
+    return full
+
+
+def _restore_graph(graph: GraphProto, scope: str, payload: Payload) -> None:
+    for tensor in graph.initializer:
+        original = payload.initializers.get((scope, tensor.name))
+        if original is not None:
+            tensor.CopyFrom(original)
+    _restore_nodes(graph, scope, payload)
+
+
+def _restore_nodes(graph: GraphProto | FunctionProto, scope: str, payload: Payload) -> None:
+    for node in graph.node:
+        for attr in node.attribute:
+            if attr.type == AttributeProto.GRAPH:
+                _restore_graph(attr.g, body_scope(scope, node.name, attr.name), payload)
+            elif attr.type == AttributeProto.GRAPHS:
+                for i, body in enumerate(attr.graphs):
+                    _restore_graph(body, body_scope(scope, node.name, f"{attr.name}[{i}]"), payload)
+            elif node.op_type == "Constant" and attr.name == "value":
+                original = payload.constants.get((scope, node.output[0]))
+                if original is not None:
+                    attr.t.CopyFrom(original)
+
+
+def _is_large(tensor: TensorProto) -> bool:
+    return is_external(tensor) or tensor_bytes(tensor) > SMALL_BYTES
+
+
+def _stub(source: TensorProto, target: TensorProto, empty: bool) -> None:
+    target.name = source.name
+    target.data_type = source.data_type
+    target.dims.extend([0] if empty else source.dims)
+    if source.data_type != TensorProto.STRING:
+        target.raw_data = b""
+
+
+def _copy_fields(source: object, target: object, leave_out: tuple[str, ...]) -> None:
+    """Copy a message field by field: CopyFrom and clearing after would keep the weights' memory alive."""
+    for descriptor, value in source.ListFields():  # type: ignore[attr-defined]
+        if descriptor.name in leave_out:
+            continue
+        if descriptor.is_repeated:
+            getattr(target, descriptor.name).extend(value)
+        elif descriptor.message_type is not None:
+            getattr(target, descriptor.name).CopyFrom(value)
+        else:
+            setattr(target, descriptor.name, value)
