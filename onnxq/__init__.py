@@ -1,1 +1,60 @@
-"""onnxq: make an ONNX file small and fast without losing its answers."""
+"""onnxq: make an ONNX file small and fast without losing its answers.
+
+    import onnxq
+    result = onnxq.quantize("model.onnx", "samples.npz")
+    result.save("model.q.onnx")
+
+Importing onnxq loads neither onnxruntime nor onnx: names are looked up when they are used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onnxq.config import Config, load_config
+    from onnxq.errors import OnnxqError
+    from onnxq.pipeline import Inspection, Result, annotate_bits, apply, inspect, make_plan, quantize
+    from onnxq.plan import Plan
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Config": "onnxq.config",
+    "Inspection": "onnxq.pipeline",
+    "OnnxqError": "onnxq.errors",
+    "Plan": "onnxq.plan",
+    "Result": "onnxq.pipeline",
+    "annotate_bits": "onnxq.pipeline",
+    "apply": "onnxq.pipeline",
+    "inspect": "onnxq.pipeline",
+    "load_config": "onnxq.config",
+    "make_plan": "onnxq.pipeline",
+    "quantize": "onnxq.pipeline",
+}
+
+__all__ = [
+    "Config",
+    "Inspection",
+    "OnnxqError",
+    "Plan",
+    "Result",
+    "annotate_bits",
+    "apply",
+    "inspect",
+    "load_config",
+    "make_plan",
+    "quantize",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'onnxq' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -44,7 +44,11 @@ def from_json(text: str, *, source: str = "plan") -> Plan:
     sites = tuple(_entry(source, k, entry) for k, entry in enumerate(raw.get("sites", ())))
     try:
         return Plan(
-            **{key: raw[key] for key in ("target", "model", "topology", "weights", "schema", "opset", "data") if key in raw},
+            **{
+                key: raw[key]
+                for key in ("target", "model", "topology", "weights", "schema", "opset", "data")
+                if key in raw
+            },
             prepare=tuple(raw.get("prepare", ())),
             sites=sites,
             float_nodes=tuple(raw.get("float_nodes", ())),
@@ -52,6 +56,7 @@ def from_json(text: str, *, source: str = "plan") -> Plan:
             kept=tuple(raw.get("kept", ())),
             warnings=tuple(raw.get("warnings", ())),
             choice=dict(raw.get("choice", {})),
+            nodes=dict(raw.get("nodes", {})),
         )
     except TypeError as error:
         raise PlanError(source, str(error), "compare with a fresh `onnxq plan`") from error
@@ -59,7 +64,7 @@ def from_json(text: str, *, source: str = "plan") -> Plan:
 
 _PLAN_KEYS = {
     "schema", "target", "model", "topology", "weights", "opset", "prepare", "data", "choice", "warnings",
-    "kept", "float_nodes", "refusals", "sites",
+    "kept", "float_nodes", "refusals", "sites", "nodes",
 }  # fmt: skip
 _SITE_KEYS = {
     "site", "scope", "role", "spec", "scale", "zero_point", "origin", "observer", "rule", "reason",
@@ -83,6 +88,7 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "float_nodes": list(plan.float_nodes),
         "refusals": [{k: v for k, v in vars(refusal).items() if v} for refusal in plan.refusals],
         "sites": [_site_dict(site) for site in plan.sites],
+        "nodes": dict(plan.nodes),
     }
 
 
@@ -133,7 +139,9 @@ def _entry(source: str, position: int, raw: Mapping[str, Any]) -> SitePlan:
         numbers = None
         if "scale" in raw:
             numbers = QParams(
-                _read_array(raw["scale"], np.float32), _read_array(raw["zero_point"], np.int32), raw.get("origin", source)
+                _read_array(raw["scale"], np.float32),
+                _read_array(raw["zero_point"], np.int32),
+                raw.get("origin", source),
             )
         derived = raw.get("derived")
         low, high = raw.get("bound", (None, None))

@@ -47,7 +47,8 @@ class Plan:
 
     prepare: names of the preparation passes that ran; `float_nodes`: nodes the emitter must guard
     against the engine's own quantization; `choice`: which placement was taken and how (rules or
-    measured), `opset`: the lowest opset the emitted model needs.
+    measured), `opset`: the lowest opset the emitted model needs. nodes: structural ids of the nodes that
+    sites name as consumers, to find them again under other names.
     """
 
     target: str
@@ -64,6 +65,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     data: str = ""
     choice: Mapping[str, str] = field(default_factory=dict)
+    nodes: Mapping[str, str] = field(default_factory=dict)
 
     def site(self, site: Site) -> SitePlan:
         """The decision for `site`; PlanError if there is none."""

@@ -1,0 +1,201 @@
+"""Carry out a calibrated plan: the only writer of QuantizeLinear and DequantizeLinear. Decides nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.errors import PlanError
+from onnxq.graph import Editor, GraphIndex, opset_of
+from onnxq.numerics import clip_bounds, quantize
+from onnxq.plan import Plan, SitePlan, to_json
+from onnxq.plan.names import part
+from onnxq.sites import Edge, Role, TensorId
+from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+
+PLAN_KEY = "onnxq.plan"
+BITS_KEY = "onnxq.bits"
+_STORAGE = {
+    "int4": onnx.TensorProto.INT4,
+    "uint4": onnx.TensorProto.UINT4,
+    "int8": onnx.TensorProto.INT8,
+    "uint8": onnx.TensorProto.UINT8,
+    "int16": onnx.TensorProto.INT16,
+    "uint16": onnx.TensorProto.UINT16,
+    "int32": onnx.TensorProto.INT32,
+}
+
+
+def emit(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
+    """The prepared model with every pair of the plan in it.
+
+    Weights and biases become integer initializers behind a DequantizeLinear; activations get a
+    QuantizeLinear/DequantizeLinear pair, with a float Clip in front when the bit width is narrower
+    than its container. Every node is named after its site and carries `onnxq.*` metadata; the plan
+    without its numbers goes into the model's metadata.
+
+    Raises PlanError for a site without numbers, or one that is not in this model.
+    """
+    if opset_of(proto) < plan.opset:
+        raise PlanError(plan.model, f"the plan needs opset {plan.opset}, the model has {opset_of(proto)}")
+    index = GraphIndex(proto)
+    writer = _Writer(Editor(proto), index)
+    for site in plan.sites:
+        if site.qparams is None:
+            raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)")
+        if site.role in (Role.WEIGHT, Role.BIAS):
+            writer.constant(site, site.qparams)
+        else:
+            writer.activation(site, site.qparams)
+    writer.editor.remove_unused()
+    writer.editor.model_metadata({PLAN_KEY: _slim(plan), BITS_KEY: json.dumps(writer.records)})
+    return writer.editor.export()
+
+
+def _slim(plan: Plan) -> str:
+    """The plan without its numbers: those are in the model's own scales."""
+    bare = replace(plan, sites=tuple(replace(site, qparams=None) for site in plan.sites))
+    return json.dumps(json.loads(to_json(bare)), ensure_ascii=False, separators=(",", ":"))
+
+
+class _Writer:
+    """Writes one site after another into an editor."""
+
+    def __init__(self, editor: Editor, index: GraphIndex) -> None:
+        self.editor, self.index = editor, index
+        self.records: dict[str, dict[str, str | int]] = {}
+
+    def activation(self, site: SitePlan, numbers: QParams) -> None:
+        """Tensor -> [Clip ->] QuantizeLinear -> DequantizeLinear -> its readers."""
+        tensor, scope = self._tensor(site), self._scope(site)
+        names = self._names(site, ("q_node", "dq_node", "quantized", "dequantized"))
+        source = tensor.name
+        whole = site.consumers is None
+        if whole and self.index.is_output(tensor):
+            source = self.editor.fresh(part(site.site, "float"))
+            self.editor.rename_tensor(tensor, source)
+            names["dequantized"] = tensor.name
+        producer = self.index.producer(tensor)
+        reader = self.index.node(site.consumers[0].node) if site.consumers else None
+        place = {"after": producer.name} if producer is not None and producer.scope == scope else {}
+        if not place and reader is not None:
+            place = {"before": reader.name}
+        self._rewire(site, TensorId(source, tensor.scope), names["dequantized"], whole)
+        scale, zero = self._numbers(site, numbers, scope)
+        quantizer_input = source
+        if not site.spec.fills_storage or site.spec.narrow_range:
+            quantizer_input = self._clip(site, numbers, source, scope, place)
+            place = {"after": self._clip_node}
+        axis = _axis(site.spec)
+        self.editor.insert_node(
+            scope, "QuantizeLinear", [quantizer_input, scale, zero], [names["quantized"]],
+            name=names["q_node"], attrs=axis, metadata=self._record(site, names["q_node"]), **place,
+        )  # fmt: skip
+        self.editor.insert_node(
+            scope, "DequantizeLinear", [names["quantized"], scale, zero], [names["dequantized"]],
+            name=names["dq_node"], attrs=axis, metadata=self._record(site, names["dq_node"]), after=names["q_node"],
+        )  # fmt: skip
+
+    def _rewire(self, site: SitePlan, source: TensorId, new: str, whole: bool) -> None:
+        if not whole:
+            for edge in site.consumers or ():
+                self.editor.replace_input(edge, new)
+            return
+        self.editor.rewire(source, new, outputs=False)
+
+    def _clip(self, site: SitePlan, numbers: QParams, source: str, scope: str, place: dict[str, str]) -> str:
+        """Keep the values of a narrow type inside its own range, in float, so that 8-bit kernels still fuse."""
+        low, high = clip_bounds(numbers, site.spec)
+        names = self._names(site, ("clip_node", "clipped", "clip_min", "clip_max"))
+        for name, value in (("clip_min", low), ("clip_max", high)):
+            self.editor.add_initializer(scope, names[name], np.asarray(value, np.float32))
+        self.editor.insert_node(
+            scope, "Clip", [source, names["clip_min"], names["clip_max"]], [names["clipped"]],
+            name=names["clip_node"], metadata=self._record(site, names["clip_node"]), **place,
+        )  # fmt: skip
+        self._clip_node = names["clip_node"]
+        return names["clipped"]
+
+    def constant(self, site: SitePlan, numbers: QParams) -> None:
+        """Integer initializer -> DequantizeLinear -> its readers."""
+        tensor, scope = self._tensor(site), self._scope(site)
+        value = self.index.constant(tensor)
+        if value is None:
+            raise PlanError(str(site.site), "is not a constant in this model", "plan this model again")
+        names = self._names(site, ("dq_node", "quantized", "dequantized"))
+        data = quantize(_bias_shape(value, site), numbers, site.spec)
+        self.editor.add_initializer(scope, names["quantized"], data, dtype=_STORAGE[site.spec.storage])
+        scale, zero = self._numbers(site, numbers, scope)
+        inputs = [names["quantized"], scale] + ([] if site.role is Role.BIAS else [zero])
+        first = min(site.consumers or (), key=lambda edge: self.index.node(edge.node).order)
+        self.editor.insert_node(
+            scope, "DequantizeLinear", inputs, [names["dequantized"]], name=names["dq_node"],
+            attrs=_axis(site.spec), metadata=self._record(site, names["dq_node"]), before=first.node,
+        )  # fmt: skip
+        for edge in site.consumers or ():
+            self.editor.replace_input(edge, names["dequantized"])
+
+    def _numbers(self, site: SitePlan, numbers: QParams, scope: str) -> tuple[str, str]:
+        names = self._names(site, ("scale", "zero_point"))
+        self.editor.add_initializer(scope, names["scale"], np.asarray(numbers.scale, np.float32))
+        if site.role is not Role.BIAS:
+            zero = np.asarray(numbers.zero_point, _numpy_type(site.spec))
+            self.editor.add_initializer(scope, names["zero_point"], zero, dtype=_STORAGE[site.spec.storage])
+        return names["scale"], names["zero_point"]
+
+    def _names(self, site: SitePlan, parts: Iterable[str]) -> dict[str, str]:
+        return {name: self.editor.fresh(part(site.site, name)) for name in parts}
+
+    def _tensor(self, site: SitePlan) -> TensorId:
+        if isinstance(site.site, TensorId):
+            return site.site
+        node = self.index.node(site.site.node)
+        name = node.inputs[site.site.index] if site.site.index < len(node.inputs) else ""
+        tensor = self.index.resolve(name, node.scope) if name else None
+        if tensor is None:
+            raise PlanError(str(site.site), "this input is not connected in this model", "plan this model again")
+        return tensor
+
+    def _scope(self, site: SitePlan) -> str:
+        return site.site.scope
+
+    def _record(self, site: SitePlan, node: str) -> dict[str, str]:
+        """What a person reads in a viewer, and what annotate reads back, keyed by node name."""
+        spec = site.spec
+        record: dict[str, str | int] = {
+            "site": str(site.site),
+            "bits": spec.bits,
+            "scheme": "symmetric" if spec.symmetric else "asymmetric",
+            "granularity": {PerTensor: "tensor", PerChannel: "channel", PerBlock: "block"}[type(spec.granularity)],
+            "role": str(site.role),
+            "rule": site.rule,
+        }
+        self.records[node] = record
+        return {f"onnxq.{key}": str(value) for key, value in record.items()}
+
+
+def _axis(spec: QuantSpec) -> dict[str, int]:
+    grain = spec.granularity
+    if isinstance(grain, PerChannel):
+        return {"axis": grain.axis}
+    if isinstance(grain, PerBlock):
+        return {"axis": grain.axis, "block_size": grain.size}
+    return {}
+
+
+def _numpy_type(spec: QuantSpec) -> type[np.integer]:
+    name = spec.storage if spec.storage_bits >= 8 else spec.storage.replace("int4", "int8")
+    return np.dtype(name).type  # type: ignore[return-value]
+
+
+def _bias_shape(value: NDArray[np.generic], site: SitePlan) -> NDArray[np.generic]:
+    """A Gemm bias may be [1, N]; integer kernels read [N]."""
+    return value.reshape(-1) if site.role is Role.BIAS else value
+
+
+__all__ = ["BITS_KEY", "PLAN_KEY", "Edge", "emit"]

@@ -1,0 +1,215 @@
+"""One function for each command, and the same for Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxq import annotate
+from onnxq.config import Config
+from onnxq.errors import OutputError
+from onnxq.graph import load_model, name_nodes, save_model
+from onnxq.pipeline import carry_out, run
+from onnxq.pipeline.result import Result
+from onnxq.pipeline.run import Options
+from onnxq.plan import Plan, to_json
+from onnxq.report import Progress, silent
+from onnxq.textfile import write_text
+
+ModelSource = str | Path | onnx.ModelProto
+Configuration = Config | str | Path | None
+
+
+def quantize(
+    model: ModelSource,
+    data: object = None,
+    config: Configuration = None,
+    *,
+    target: str | None = None,
+    placement: str | None = None,
+    samples: int | None = None,
+    seed: int | None = None,
+    batch: int | None = None,
+    memory_limit: int | None = None,
+    holdout: int | None = None,
+    threads: int | None = None,
+    latency: bool | None = None,
+    out: str | Path | None = None,
+    plan_out: str | Path | None = None,
+    force: bool = False,
+    external_data: bool = False,
+    bits_attribute: bool = False,
+    progress: Progress = silent,
+) -> Result:
+    """Quantize an ONNX model and check the result against the float one.
+
+    model: path or ModelProto; never changed. data: a path, an iterable of {input: array}, a dict of
+    arrays or a `file.py:function`; None calibrates on seeded synthetic inputs and warns.
+    config: preset name, YAML file or Config; the options named here override it, None leaves it as it is.
+    memory_limit: bytes of tapped tensors kept of one run. holdout: samples kept back for the check.
+    threads: of the check and the timing (0: all). out, plan_out: files to write; `force` overwrites them.
+
+    Returns a Result with `.model`, `.plan`, `.report` and `.save()`.
+    Raises a subclass of OnnxqError for whatever the caller can mend; nothing is written then.
+    """
+    _free(force, out, plan_out)
+    options = Options(
+        samples=samples,
+        seed=seed,
+        batch=batch,
+        memory_limit=memory_limit,
+        placement=placement,
+        holdout=holdout,
+        threads=threads,
+        latency=latency,
+    )
+    result = run.quantize(model, data, config, target=target, options=options, progress=progress)
+    return _written(result, out, plan_out, force, external_data, bits_attribute)
+
+
+def apply(
+    model: ModelSource,
+    plan: Plan | str | Path,
+    data: object = None,
+    config: Configuration = None,
+    *,
+    new_weights: bool = False,
+    samples: int | None = None,
+    seed: int | None = None,
+    batch: int | None = None,
+    memory_limit: int | None = None,
+    holdout: int | None = None,
+    threads: int | None = None,
+    latency: bool | None = None,
+    out: str | Path | None = None,
+    plan_out: str | Path | None = None,
+    force: bool = False,
+    external_data: bool = False,
+    bits_attribute: bool = False,
+    progress: Progress = silent,
+) -> Result:
+    """Carry out a plan on its model, or on the same network exported again.
+
+    data is needed only for sites without numbers; when given, the result is checked on it.
+    new_weights: the weights were trained further; their scales are computed again.
+    Raises PlanError when the plan does not fit; see `quantize` for the rest.
+    """
+    _free(force, out, plan_out)
+    options = Options(
+        samples=samples,
+        seed=seed,
+        batch=batch,
+        memory_limit=memory_limit,
+        holdout=holdout,
+        threads=threads,
+        latency=latency,
+    )
+    result = carry_out.apply(
+        model, plan, data, new_weights=new_weights, config=config, options=options, progress=progress
+    )
+    return _written(result, out, plan_out, force, external_data, bits_attribute)
+
+
+def make_plan(
+    model: ModelSource,
+    data: object = None,
+    config: Configuration = None,
+    *,
+    target: str | None = None,
+    placement: str | None = None,
+    samples: int | None = None,
+    seed: int | None = None,
+    plan_out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Plan:
+    """The plan without numbers: site by site what would be quantized, how, by which rule and why.
+
+    data supplies shapes, which branches run and, for placement "measured", what is timed; synthetic
+    inputs do without it. plan_out: write it as JSON.
+    """
+    _free(force, plan_out)
+    options = Options(samples=samples, seed=seed, placement=placement)
+    plan = run.make_plan(model, data, config, target=target, options=options, progress=progress)
+    if plan_out is not None:
+        write_text(Path(plan_out), to_json(plan), overwrite=force)
+    return plan
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """Every Q/DQ pair of a model, and the model (annotated by `annotate_bits`)."""
+
+    model: onnx.ModelProto
+    pairs: tuple[annotate.PairInfo, ...]
+    source: str = ""
+    output: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def inspect(model: ModelSource) -> Inspection:
+    """List every quantize/dequantize pair with its site, bits, scheme, granularity and scale, from any tool."""
+    proto = name_nodes(load_model(model, check=False).proto)
+    return Inspection(proto, annotate.find_pairs(proto), source=_source(model))
+
+
+def annotate_bits(
+    model: ModelSource,
+    *,
+    given: tuple[tuple[str, int], ...] = (),
+    plan: Plan | str | Path | None = None,
+    rename: bool = False,
+    bits_attribute: bool = False,
+    out: str | Path | None = None,
+    force: bool = False,
+    external_data: bool = False,
+) -> Inspection:
+    """Write the number of bits of every pair into the model, keyed by node name.
+
+    given: (pattern, bits), first match wins, over what is read from the model; plan: take bits from it.
+    bits_attribute: also the plain attribute `bits` (Sparsebit's form), which onnx.checker and ORT refuse.
+    Raises ConfigError for a pattern that matches no pair.
+    """
+    _free(force, out)
+    proto = name_nodes(load_model(model, check=False).proto)
+    known = None if plan is None else carry_out.read_plan(plan)
+    pairs = annotate.with_bits(annotate.find_pairs(proto), given=given, plan=known)
+    done = annotate.write_bits(proto, pairs, rename=rename, bits_attribute=bits_attribute)
+    if out is not None:
+        save_model(done, Path(out), external=external_data or None, overwrite=force)
+    warnings = (annotate.BITS_ATTRIBUTE_WARNING,) if bits_attribute else ()
+    return Inspection(done, annotate.find_pairs(done), _source(model), str(out or ""), warnings)
+
+
+def _source(model: Any) -> str:
+    return str(model) if isinstance(model, (str, Path)) else ""
+
+
+def _free(force: bool, *outputs: str | Path | None) -> None:
+    """Refuse before the work begins what could not be written after it."""
+    for output in outputs:
+        if output is not None and Path(output).exists() and not force:
+            raise OutputError(str(output), "exists", "choose another name, or pass force=True (--force)")
+
+
+def _written(
+    result: Result,
+    out: str | Path | None,
+    plan_out: str | Path | None,
+    force: bool,
+    external_data: bool,
+    bits_attribute: bool,
+) -> Result:
+    if bits_attribute:
+        pairs = annotate.find_pairs(result.model)
+        model = annotate.write_bits(result.model, pairs, bits_attribute=True)
+        warnings = (*result.report.warnings, annotate.BITS_ATTRIBUTE_WARNING)
+        result = replace(result, model=model, report=replace(result.report, warnings=warnings))
+    if out is not None:
+        result = result.save(out, overwrite=force, external=external_data or None)
+    if plan_out is not None:
+        write_text(Path(plan_out), result.plan_json(), overwrite=force)
+    return result

@@ -1,0 +1,134 @@
+"""The command's own check: answers on held-back samples, and time beside the float model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from onnxq.graph import GraphIndex
+from onnxq.plan import Plan
+from onnxq.report import Latency, OpCount, OutputCheck, SiteLine
+from onnxq.runtime import Session, latency
+from onnxq.sites import Role
+from onnxq.targets import describe
+from onnxq.verify import Array, compare
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Float and quantized model side by side."""
+
+    outputs: tuple[OutputCheck, ...]
+    samples: int
+
+
+def try_out(
+    before: onnx.ModelProto, after: onnx.ModelProto, samples: Iterable[Mapping[str, Array]], *, threads: int = 0
+) -> Trial:
+    """Compare outputs with ORT's optimizations off and on; the two runs of `after` are also compared with each other.
+
+    Raises ModelError when ORT cannot load or run `after`.
+    """
+    reference = Session(before, threads=threads)
+    plain = Session(after, optimize=False, threads=threads)
+    fast = Session(after, threads=threads)
+    count = 0
+
+    def counted() -> None:
+        nonlocal count
+        count += 1
+
+    pairs = {"off": (reference, plain), "on": (reference, fast), "agree": (plain, fast)}
+    found = compare(pairs, samples, on_sample=counted)
+    checks = tuple(
+        OutputCheck(
+            name=off.name,
+            sqnr_db=(off.sqnr_db, on.sqnr_db),
+            cosine=(off.cosine, on.cosine),
+            agreement_db=agree.sqnr_db,
+        )
+        for off, on, agree in zip(found["off"], found["on"], found["agree"], strict=True)
+    )
+    return Trial(checks, count)
+
+
+def time_both(
+    before: onnx.ModelProto, after: onnx.ModelProto, feeds: Mapping[str, Array], *, threads: int = 1
+) -> Latency:
+    """Interleaved medians of float and int8 on one sample."""
+    found = latency({"float": before, "int8": after}, feeds, threads=threads)
+    slow, fast = found["float"], found["int8"]
+    reason = ""
+    if fast.median_ms > slow.median_ms:
+        reason = (
+            "the nodes that run in int8 save less than their pairs cost on this machine; "
+            "--placement measured looks for a faster placement"
+        )
+    batch = next((int(value.shape[0]) for value in feeds.values() if value.ndim), 1)
+    return Latency(float_ms=slow.median_ms, int8_ms=fast.median_ms, threads=threads, batch=batch, reason=reason)
+
+
+_HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "MaxPool", "AveragePool",
+          "GlobalAveragePool", "LSTM", "GRU", "Einsum", "LeakyRelu", "Resize")  # fmt: skip
+_ALWAYS_SHOWN = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU")
+
+
+def op_counts(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
+    """How many nodes of each operator read quantized inputs, of all in the prepared model."""
+    int8 = _quantized_nodes(index, plan)
+    rows = []
+    for op in _HEAVY:
+        nodes = [node.name for node in index.nodes if node.op_type == op]
+        done = sum(name in int8 for name in nodes)
+        if nodes and (done or op in _ALWAYS_SHOWN):
+            rows.append(OpCount(op=op, quantized=done, total=len(nodes)))
+    return tuple(rows)
+
+
+def _quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
+    """Nodes whose float operands all come through a pair."""
+    read: dict[str, set[int]] = {}
+    for site in plan.sites:
+        tensor = site.site
+        edges = site.consumers
+        if edges is None:
+            edges = index.consumers(tensor)  # type: ignore[arg-type]
+        for edge in edges:
+            read.setdefault(edge.node, set()).add(edge.index)
+    by_rule = {edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
+    found = set(by_rule)
+    for node in index.nodes:
+        if node.name in found or node.op_type in _ALWAYS_SHOWN:
+            continue
+        data = [k for k, name in enumerate(node.inputs) if name and not _constant(index, name, node.scope)]
+        if data and set(data) <= read.get(node.name, set()):
+            found.add(node.name)
+    return found
+
+
+def _constant(index: GraphIndex, name: str, scope: str) -> bool:
+    tensor = index.resolve(name, scope)
+    return tensor is not None and index.is_constant(tensor)
+
+
+def site_lines(plan: Plan) -> tuple[SiteLine, ...]:
+    """The plan's sites as people read them."""
+    lines = []
+    for site in plan.sites:
+        scale = ""
+        if site.qparams is not None:
+            low, high = float(site.qparams.scale.min()), float(site.qparams.scale.max())
+            scale = f"{low:.3g}" if low == high else f"{low:.3g} … {high:.3g}"
+        lines.append(
+            SiteLine(
+                site=str(site.site),
+                role=str(site.role),
+                spec=describe(site.spec),
+                scale=scale,
+                rule=site.rule,
+                reason=site.reason,
+            )
+        )
+    return tuple(lines)

@@ -1,0 +1,112 @@
+"""--placement measured: time a handful of placements on this machine and take the fastest that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from onnxq.calibrate import calibrate
+from onnxq.data import Dataset
+from onnxq.errors import OnnxqError
+from onnxq.pipeline.prepared import PreparedModel
+from onnxq.pipeline.realise import realise
+from onnxq.plan import Plan
+from onnxq.planner import Choice, Draft
+from onnxq.report import Progress, silent
+from onnxq.runtime import Session, latency
+from onnxq.sites import Refusal
+from onnxq.verify import Array, compare
+
+# A placement must beat float by this in median and in minimum, or float is shipped.
+_PAYS = 1.02
+# Placements within this of the fastest are a tie, which accuracy decides.
+_TIE = 1.03
+_FINALISTS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    name: str
+    chosen: frozenset[str]
+    model: onnx.ModelProto
+    sqnr_db: float
+
+
+def choose_measured(
+    draft: Draft,
+    prepared: PreparedModel,
+    samples: Dataset,
+    feeds: Mapping[str, Array],
+    *,
+    threads: int = 1,
+    progress: Progress = silent,
+) -> Plan:
+    """Emit every candidate with quick ranges, time all interleaved, the best again, and return the winner's plan.
+
+    feeds: one sample to time. samples: a few to calibrate and judge ties on. The plan (without numbers)
+    says what was chosen and how fast each candidate was; when nothing beats float it has no sites.
+    """
+    trials = []
+    candidates = draft.candidates()
+    with progress("timing placements", len(candidates) + 2) as task:
+        for name, chosen in candidates.items():
+            trial = _build(draft, prepared, samples, name, chosen)
+            if trial is not None:
+                trials.append(trial)
+            task.advance()
+        first = _times(prepared, trials, feeds, threads, rounds=5)
+        task.advance()
+        order = sorted(trials, key=lambda trial: first[trial.name][0])[:_FINALISTS]
+        second = _times(prepared, order, feeds, threads, rounds=10)
+        task.advance()
+    base = second["float"]
+    told = {f"ratio {trial.name}": f"{base[0] / second.get(trial.name, first[trial.name])[0]:.2f}" for trial in trials}
+    fit = [
+        trial for trial in order if base[0] / second[trial.name][0] > _PAYS and base[1] / second[trial.name][1] > _PAYS
+    ]
+    if not fit:
+        refusal = Refusal(
+            "placement", "no placement ran faster than float on this machine", "use --placement rules", "measured"
+        )
+        return draft.placed(Choice(frozenset(), (refusal,)), {"placement": "measured", "chosen": "none", **told})
+    fastest = min(second[trial.name][0] for trial in fit)
+    tied = [trial for trial in fit if second[trial.name][0] <= fastest * _TIE]
+    best = max(tied, key=lambda trial: (round(trial.sqnr_db, 1), -len(trial.chosen)))
+    how = {"placement": "measured", "chosen": best.name, "threads": str(threads), **told}
+    return draft.placed(Choice(best.chosen, _left(draft, best.chosen, best.name)), how)
+
+
+def _build(draft: Draft, prepared: PreparedModel, samples: Dataset, name: str, chosen: frozenset[str]) -> _Trial | None:
+    """The candidate with minmax ranges of a few samples; None when it cannot be made."""
+    if not chosen:
+        return None
+    plan = draft.placed(Choice(chosen), {})
+    if not plan.sites:
+        return None
+    try:
+        model = realise(prepared, calibrate(prepared.proto, plan, samples))
+        pair = {"q": (Session(prepared.proto), Session(model))}
+        found = compare(pair, samples.samples())["q"]
+    except OnnxqError:
+        return None
+    finite = [min(output.sqnr_db, 200.0) for output in found]
+    return _Trial(name, chosen, model, float(np.mean(finite)) if finite else 0.0)
+
+
+def _times(
+    prepared: PreparedModel, trials: Sequence[_Trial], feeds: Mapping[str, Array], threads: int, rounds: int
+) -> dict[str, tuple[float, float]]:
+    models = {"float": prepared.named, **{trial.name: trial.model for trial in trials}}
+    found = latency(models, feeds, threads=threads, rounds=rounds)
+    return {name: (one.median_ms, one.min_ms) for name, one in found.items()}
+
+
+def _left(draft: Draft, chosen: frozenset[str], name: str) -> Sequence[Refusal]:
+    return tuple(
+        Refusal(unit.name, f"float was faster here: placement {name!r} won the timing", rule="measured")
+        for unit in draft.units.units
+        if unit.rule.compute and unit.name not in chosen
+    )

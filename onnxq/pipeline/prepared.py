@@ -1,0 +1,86 @@
+"""From a file to a model ready for planning: loaded, named, rewritten without changing its function, proved so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from onnxq.errors import VerificationError
+from onnxq.graph import (
+    GraphIndex,
+    Model,
+    infer_shapes,
+    inline_functions,
+    load_model,
+    name_nodes,
+    opset_of,
+    upgrade_opset,
+)
+from onnxq.passes import PASSES, PassReport, prepare
+from onnxq.runtime import Session
+from onnxq.verify import Array, OutputError, compare
+
+# DequantizeLinear has an axis from opset 13 on.
+_MINIMUM_OPSET = 13
+# Rewrites reorder float32 arithmetic; anything below this is a different function.
+_EQUIVALENT_DB = 60.0
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedModel:
+    """source: as loaded, every node named; before: its index; proto: the float model that is planned."""
+
+    source: Model
+    before: GraphIndex
+    named: onnx.ModelProto
+    proto: onnx.ModelProto
+    reports: tuple[PassReport, ...]
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """Names of the passes that changed something, in order."""
+        return tuple(report.name for report in self.reports if report.changed)
+
+    @property
+    def rewrites(self) -> tuple[str, ...]:
+        """A line for each pass that changed something."""
+        lines = []
+        for report in self.reports:
+            if report.changed:
+                shown = ", ".join(report.changed[:3]) + (", …" if len(report.changed) > 3 else "")
+                lines.append(f"{report.name}: {len(report.changed)} ({shown})")
+        return tuple(lines)
+
+
+def load(source: object, *, skip: Iterable[str] = (), only: Iterable[str] | None = None) -> PreparedModel:
+    """Load and prepare. `skip` leaves passes out; `only` runs no others (a plan carried out again)."""
+    model = load_model(source)  # type: ignore[arg-type]
+    named = name_nodes(model.proto)
+    proto = inline_functions(named) if named.functions else named
+    upgraded = upgrade_opset(proto, _MINIMUM_OPSET) if opset_of(proto) < _MINIMUM_OPSET else proto
+    left_out = frozenset(skip)
+    if only is not None:
+        left_out |= frozenset(entry.name for entry in PASSES) - frozenset(only)
+    result = prepare(infer_shapes(upgraded), skip=left_out)
+    reports = list(result.reports)
+    if upgraded is not proto:
+        reports.insert(0, PassReport("opset", (f"{opset_of(proto)} -> {opset_of(upgraded)}",), ()))
+    return PreparedModel(model, GraphIndex(named), named, infer_shapes(result.proto), tuple(reports))
+
+
+def prove_equal(prepared: PreparedModel, samples: Iterable[Mapping[str, Array]]) -> tuple[OutputError, ...]:
+    """Run the model before and after preparation; VerificationError when a rewrite changed its function."""
+    before = Session(prepared.named, optimize=False)
+    after = Session(prepared.proto, optimize=False)
+    found = compare({"prepare": (before, after)}, samples)["prepare"]
+    for output in found:
+        if output.sqnr_db < _EQUIVALENT_DB and not np.isclose(output.max_abs, 0.0, atol=1e-6):
+            raise VerificationError(
+                f"output {output.name}",
+                f"preparation changed it ({output.sqnr_db:.1f} dB, max |difference| {output.max_abs:.3g})",
+                f"leave passes out with `skip: [{', '.join(prepared.passes)}]` and report this model",
+            )
+    return found

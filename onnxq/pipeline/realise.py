@@ -1,0 +1,34 @@
+"""A calibrated plan and its prepared model in, the finished Q/DQ model out: one way for quantize and for apply."""
+
+from __future__ import annotations
+
+import onnx
+
+from onnxq.emit import emit
+from onnxq.graph import infer_shapes, opset_of, restore_half, upgrade_opset, verify
+from onnxq.passes import guard_float, unfuse_matmul_bias
+from onnxq.pipeline.prepared import PreparedModel
+from onnxq.plan import Plan
+from onnxq.sites import Role
+
+
+def realise(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
+    """Write the plan's pairs, with what the target needs around them, and check that the graph is legal."""
+    proto = prepared.proto
+    if opset_of(proto) < plan.opset:
+        proto = upgrade_opset(proto, plan.opset)
+    proto, _ = unfuse_matmul_bias(proto, _quantized_matmuls(plan))
+    proto = emit(proto, plan)
+    if plan.float_nodes:
+        proto, _ = guard_float(proto, plan.float_nodes)
+    proto = restore_half(infer_shapes(proto), prepared.named)
+    verify(proto)
+    return proto
+
+
+def _quantized_matmuls(plan: Plan) -> tuple[str, ...]:
+    """Consumers of quantized weights whose activations are quantized too, by node name."""
+    read = {edge.node for site in plan.sites if site.role is Role.ACTIVATION for edge in site.consumers or ()}
+    weights = [edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()]
+    static = any(site.role is Role.ACTIVATION for site in plan.sites)
+    return tuple(name for name in weights if static or name in read)

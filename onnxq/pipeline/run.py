@@ -1,0 +1,251 @@
+"""The one orchestration: load, prepare, plan, calibrate, emit, check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import onnx
+
+from onnxq.calibrate import calibrate
+from onnxq.config import Config, load_config
+from onnxq.data import Dataset, load_data
+from onnxq.errors import ConfigError
+from onnxq.graph import GraphIndex
+from onnxq.pipeline import check
+from onnxq.pipeline.measured import choose_measured
+from onnxq.pipeline.prepared import PreparedModel, load, prove_equal
+from onnxq.pipeline.realise import realise
+from onnxq.pipeline.result import Result
+from onnxq.pipeline.stages import Stages
+from onnxq.plan import Plan
+from onnxq.planner import Draft, draft
+from onnxq.report import Progress, Report, silent
+from onnxq.runtime import observe_shapes
+from onnxq.verify import Array, check_interface
+
+_SHAPE_SAMPLES = 4
+_EQUALITY_SAMPLES = 2
+_TIMING_SAMPLES = 8
+SYNTHETIC = (
+    "SYNTHETIC DATA: no samples were given, so every range was calibrated on random inputs. "
+    "The answers of this model are not to be trusted; pass --data with real samples."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a caller may ask for beside model, data and configuration; None leaves the configuration's value."""
+
+    samples: int | None = None
+    seed: int | None = None
+    batch: int | None = None
+    memory_limit: int | None = None
+    placement: str | None = None
+    holdout: int | None = None
+    threads: int | None = None
+    latency: bool | None = None
+
+
+DEFAULT_OPTIONS = Options()
+
+
+def configured(config: Config | str | Path | None, target: str | None, options: Options) -> Config:
+    """The configuration with the caller's options on top."""
+    given = load_config(config) if not isinstance(config, Config) else config
+    if target is not None and target != given.target:
+        raise ConfigError(
+            f"target {target!r}", f"the configuration {given.source!r} is for {given.target!r}", "choose one"
+        )
+    data = {k: v for k in ("samples", "seed", "batch") if (v := getattr(options, k)) is not None}
+    check_ = {k: v for k in ("holdout", "threads", "latency") if (v := getattr(options, k)) is not None}
+    update: dict[str, object] = {}
+    if data:
+        update["data"] = given.data.model_copy(update=data)
+    if check_:
+        update["verify"] = given.verify.model_copy(update=check_)
+    if options.placement is not None:
+        update["placement"] = options.placement
+    return given.model_copy(update=update) if update else given
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Calibration samples and the ones held back from it."""
+
+    calibration: Dataset
+    held: Dataset
+    first: Mapping[str, Array]
+    description: str
+    synthetic: bool
+
+
+def read_data(prepared: PreparedModel, data: object, config: Config) -> Inputs:
+    """Load the samples and hold some back for the check."""
+    dataset = load_data(data, prepared.before.inputs, config.data)
+    holdout = config.verify.holdout
+    if holdout is None:
+        holdout = max(1, min(16, len(dataset) // 8))
+    calibration, held = dataset.split(holdout, config.data.seed)
+    first = next(iter(held.samples()))
+    return Inputs(calibration, held, first, dataset.describe(), dataset.synthetic)
+
+
+def look(prepared: PreparedModel, inputs: Inputs, config: Config, name: str) -> Draft:
+    """Observe shapes and which bodies run, then draft the placement."""
+    feeds = list(islice(inputs.calibration.samples(), _SHAPE_SAMPLES))
+    shapes = observe_shapes(prepared.proto, feeds)
+    index = GraphIndex(prepared.proto)
+    reached = {""} | {tensor.scope for tensor in shapes}
+    return draft(
+        prepared.proto,
+        config,
+        shapes=shapes,
+        closed=_closed(index, reached),
+        before=prepared.before,
+        prepare=prepared.passes,
+        name=name,
+    )
+
+
+def _closed(index: GraphIndex, reached: set[str]) -> dict[str, str]:
+    """Bodies that hold compute nodes but gave no tensors, with the reason."""
+    working = {node.scope for node in index.nodes if node.op_type in ("Conv", "Gemm", "MatMul")}
+    closed = {}
+    for scope in index.scopes:
+        if scope in reached or not any(one == scope or one.startswith(scope + "/") for one in working):
+            continue
+        owner = scope.rpartition("/")[2].rpartition(".")[0]
+        op = next((node.op_type for node in index.nodes if node.name == owner), "")
+        closed[scope] = (
+            "calibration never ran this branch, so its ranges are unknown"
+            if op == "If"
+            else f"it is the body of a {op}: its tensors cannot be observed from outside"
+        )
+    return closed
+
+
+def quantize(
+    model: str | Path | onnx.ModelProto,
+    data: object = None,
+    config: Config | str | Path | None = None,
+    *,
+    target: str | None = None,
+    options: Options = DEFAULT_OPTIONS,
+    progress: Progress = silent,
+) -> Result:
+    """Quantize an ONNX model and check the result against the float one.
+
+    model: path or ModelProto, never changed. data: anything `onnxq.data.load_data` reads; None makes
+    seeded synthetic inputs and a warning. config: preset name, YAML file or Config.
+    Raises an OnnxqError subclass for everything the caller can mend.
+    """
+    stages = Stages()
+    wished = configured(config, target, options)
+    with stages.run("prepare"):
+        prepared = load(model, skip=wished.skip)
+        inputs = read_data(prepared, data, wished)
+        prove_equal(prepared, islice(inputs.held.samples(), _EQUALITY_SAMPLES))
+    with stages.run("plan"):
+        plan = _placed(prepared, inputs, wished, _name(model), progress)
+    plan = replace(plan, data=inputs.description, warnings=_warnings(plan, inputs))
+    with stages.run("calibrate"):
+        plan = calibrate(
+            prepared.proto,
+            plan,
+            inputs.calibration,
+            batch=wished.data.batch,
+            memory_limit=options.memory_limit,
+            progress=progress,
+        )
+    with stages.run("emit"):
+        quantized = realise(prepared, plan)
+    return finish(prepared, plan, quantized, inputs, wished, stages, source=model)
+
+
+def _placed(prepared: PreparedModel, inputs: Inputs, config: Config, name: str, progress: Progress) -> Plan:
+    """The plan of the rules, or of the placement that ran fastest here."""
+    drafted = look(prepared, inputs, config, name)
+    if config.placement != "measured" or config.mode != "static":
+        return drafted.default()
+    few, _ = inputs.calibration.split(max(0, len(inputs.calibration) - _TIMING_SAMPLES), config.data.seed)
+    threads = config.verify.threads or 1
+    return choose_measured(drafted, prepared, few, inputs.first, threads=threads, progress=progress)
+
+
+def _warnings(plan: Plan, inputs: Inputs) -> tuple[str, ...]:
+    return (SYNTHETIC, *plan.warnings) if inputs.synthetic else plan.warnings
+
+
+def _name(model: object) -> str:
+    return Path(model).name if isinstance(model, (str, Path)) else "model"
+
+
+def finish(
+    prepared: PreparedModel,
+    plan: Plan,
+    model: onnx.ModelProto,
+    inputs: Inputs | None,
+    config: Config,
+    stages: Stages,
+    *,
+    source: object,
+) -> Result:
+    """Check the finished model and write the account."""
+    check_interface(prepared.source.proto, model)
+    trial, timing = None, None
+    if inputs is not None:
+        with stages.run("check"):
+            trial = check.try_out(prepared.named, model, inputs.held.samples(), threads=config.verify.threads)
+        if config.verify.latency:
+            with stages.run("time"):
+                timing = check.time_both(prepared.named, model, inputs.first, threads=config.verify.threads or 1)
+    index = GraphIndex(prepared.proto)
+    account = Report(
+        source=str(source) if isinstance(source, (str, Path)) else "",
+        target=plan.target,
+        config=config.source,
+        placement=_placement(plan),
+        data=plan.data,
+        synthetic=inputs.synthetic if inputs is not None else False,
+        source_bytes=prepared.source.size_bytes,
+        output_bytes=model.ByteSize(),
+        checks=trial.outputs if trial else (),
+        checked=trial.samples if trial else 0,
+        latency=timing,
+        pairs=len(plan.sites),
+        roles=tuple(sorted(plan.by_role().items())),
+        ops=check.op_counts(index, plan),
+        sites=check.site_lines(plan),
+        refusals=plan.refusals,
+        rewrites=prepared.rewrites,
+        kept=plan.kept,
+        warnings=(*prepared.source.notes, *plan.warnings),
+        stages=tuple(stages.done),
+    )
+    return Result(model, plan, account)
+
+
+def _placement(plan: Plan) -> str:
+    chosen = plan.choice.get("chosen")
+    how = plan.choice.get("placement", "rules")
+    return f"{how}: {chosen}" if chosen else how
+
+
+def make_plan(
+    model: str | Path | onnx.ModelProto,
+    data: object = None,
+    config: Config | str | Path | None = None,
+    *,
+    target: str | None = None,
+    options: Options = DEFAULT_OPTIONS,
+    progress: Progress = silent,
+) -> Plan:
+    """The plan without numbers; see `onnxq.make_plan`."""
+    wished = configured(config, target, options)
+    prepared = load(model, skip=wished.skip)
+    inputs = read_data(prepared, data, wished)
+    plan = _placed(prepared, inputs, wished, _name(model), progress)
+    return replace(plan, data=inputs.description, warnings=_warnings(plan, inputs))

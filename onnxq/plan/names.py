@@ -1,0 +1,33 @@
+"""What the parts of a pair are called: everything is named after its site."""
+
+from __future__ import annotations
+
+from onnxq.sites import Site, TensorId
+
+
+def site_base(site: Site) -> str:
+    """The stem of all names of a site: the tensor's name, or `<node>/in<k>` for an edge."""
+    return site.name if isinstance(site, TensorId) else f"{site.node}/in{site.index}"
+
+
+QUANTIZE = "QuantizeLinear"
+DEQUANTIZE = "DequantizeLinear"
+# part -> suffix; a pair's nodes are `<site>/QuantizeLinear` and `<site>/DequantizeLinear`.
+PARTS: dict[str, str] = {
+    "q_node": f"/{QUANTIZE}",
+    "dq_node": f"/{DEQUANTIZE}",
+    "clip_node": "/Clip",
+    "quantized": "/quantized",
+    "dequantized": "/dequantized",
+    "clipped": "/clipped",
+    "float": "/float",
+    "scale": "/scale",
+    "zero_point": "/zero_point",
+    "clip_min": "/clip_min",
+    "clip_max": "/clip_max",
+}
+
+
+def part(site: Site, name: str) -> str:
+    """The name of one part of a site's pair, e.g. part(TensorId("x"), "scale") == "x/scale"."""
+    return site_base(site) + PARTS[name]

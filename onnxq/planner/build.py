@@ -1,0 +1,151 @@
+"""Graph, target and configuration in; a plan without numbers out. Nothing is changed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import onnx
+
+from onnxq.config import Config
+from onnxq.graph import GraphIndex, fingerprint, structural_ids
+from onnxq.plan import Plan, SitePlan
+from onnxq.planner.choose import Choice, choose, choose_weights, strategies
+from onnxq.planner.place import Placer
+from onnxq.planner.units import Units, find_units
+from onnxq.planner.wishes import Wishes
+from onnxq.sites import Edge, Refusal, Role, TensorId
+from onnxq.targets import Shapes, target
+
+# Operators that cost time and have no integer kernel in any placement, with what there is instead.
+_NO_KERNEL: Mapping[str, Mapping[str, str]] = {
+    "ort": {
+        "ConvTranspose": "ORT has no quantized ConvTranspose kernel",
+        "LSTM": "ORT quantizes LSTM only dynamically (DynamicQuantizeLSTM); pairs on its weights make it slower",
+        "GRU": "ORT has no quantized GRU kernel",
+        "RNN": "ORT has no quantized RNN kernel",
+        "AveragePool": "ORT's quantized AveragePool is slower than the float one",
+        "Einsum": "ORT has no quantized Einsum kernel",
+    }
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """What planning looked at; `placed` turns any choice of units into a plan."""
+
+    proto: onnx.ModelProto
+    config: Config
+    units: Units
+    wishes: Wishes
+    base: Plan
+
+    def default(self) -> Plan:
+        """The plan of the deterministic rules."""
+        pick = choose_weights if self.config.mode == "weight-only" else choose
+        return self.placed(pick(self.units, self.wishes, self.base.target), {"placement": "rules"})
+
+    def candidates(self) -> Mapping[str, frozenset[str]]:
+        """Named choices for --placement measured."""
+        return strategies(self.units, self.wishes, self.base.target)
+
+    def placed(self, choice: Choice, how: Mapping[str, str]) -> Plan:
+        """The plan for a choice of units."""
+        placer = Placer(self.units, self.wishes, target(self.base.target, self.config.mode), self.config)
+        placement = placer.place(choice.chosen)
+        ids = structural_ids(self.proto)
+        sites = tuple(replace(site, anchor=_anchor(self.units.index, site, ids)) for site in placement.sites)
+        floats = _float_nodes(self.units, sites)
+        named = dict.fromkeys([edge.node for site in sites for edge in site.consumers or ()] + list(floats))
+        seen: dict[str, Refusal] = {}
+        for refusal in (*placement.refusals, *choice.refusals, *self.base.refusals):
+            seen.setdefault(refusal.subject, refusal)
+        return replace(
+            self.base,
+            sites=sites,
+            opset=max(self.base.opset, placement.opset),
+            refusals=tuple(seen.values()),
+            warnings=(*self.base.warnings, *placement.warnings),
+            float_nodes=floats,
+            nodes={name: _node_id(self.units.index, name, ids) for name in named},
+            choice=dict(how),
+        )
+
+
+def draft(
+    proto: onnx.ModelProto,
+    config: Config,
+    *,
+    shapes: Shapes | None = None,
+    closed: Mapping[str, str] | None = None,
+    before: GraphIndex | None = None,
+    prepare: tuple[str, ...] = (),
+    name: str = "",
+) -> Draft:
+    """Look at a prepared model and say what could be quantized.
+
+    shapes: observed shapes, which the size rules need where the model's are symbolic.
+    closed: scopes that stay float, with the reason (a body calibration never ran, a Loop body).
+    before: index of the model as it came, whose names rules may use too.
+    Raises ConfigError for a rule that matches nothing.
+    """
+    index = GraphIndex(proto)
+    closed = dict(closed or {})
+    wishes = Wishes(config, index)
+    wishes.check_used(before or index)
+    units = find_units(index, target(config.target, config.mode), shapes or {}, closed=frozenset(closed))
+    print_of = fingerprint(proto)
+    refusals = [Refusal(scope, reason, "give samples that reach it", "scope") for scope, reason in closed.items()]
+    refusals += list(units.refusals)
+    table = _NO_KERNEL.get(config.target, {})
+    refusals += [
+        Refusal(node.name, table[node.op_type], rule="no-kernel") for node in index.nodes if node.op_type in table
+    ]
+    base = Plan(
+        target=config.target,
+        model=name,
+        topology=print_of.topology,
+        weights=print_of.weights,
+        prepare=prepare,
+        refusals=tuple(refusals),
+        kept=tuple(node.name for node in index.nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear")),
+    )
+    return Draft(proto, config, units, wishes, base)
+
+
+def _anchor(index: GraphIndex, site: SitePlan, ids: Mapping[TensorId, str]) -> str:
+    """Structural id of the tensor; of the reading node and its input for edges, weights and biases."""
+    edge = site.site if isinstance(site.site, Edge) else None
+    if site.role in (Role.WEIGHT, Role.BIAS) and site.consumers:
+        edge = site.consumers[0]
+    if edge is None:
+        return ids.get(site.site, "") if isinstance(site.site, TensorId) else ""
+    return f"{_node_id(index, edge.node, ids)}/{edge.index}"
+
+
+def _node_id(index: GraphIndex, name: str, ids: Mapping[TensorId, str]) -> str:
+    node = index.node(name)
+    return ids.get(TensorId(node.outputs[0], node.scope), "")
+
+
+def _float_nodes(units: Units, sites: tuple[SitePlan, ...]) -> tuple[str, ...]:
+    """Float nodes between a DequantizeLinear and a QuantizeLinear that ORT would quantize by itself."""
+    everywhere = {site.site for site in sites if site.consumers is None and isinstance(site.site, TensorId)}
+    paired = {site.site for site in sites if isinstance(site.site, TensorId)}
+    int8 = {edge.node for site in sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
+    found = []
+    for node in units.index.nodes:
+        if node.op_type not in ("Conv", "Gemm", "ConvTranspose", "AveragePool") or node.name in int8:
+            continue
+        source = units.index.resolve(node.inputs[0], node.scope)
+        if source in everywhere and _reaches(units, TensorId(node.outputs[0], node.scope), paired):
+            found.append(node.name)
+    return tuple(found)
+
+
+def _reaches(units: Units, tensor: TensorId, paired: set[object]) -> bool:
+    """The tensor, or what a Relu or Clip makes of it, has a pair."""
+    if tensor in paired:
+        return True
+    readers = [units.index.node(edge.node) for edge in units.index.consumers(tensor)]
+    return any(node.op_type in ("Relu", "Clip") and TensorId(node.outputs[0], node.scope) in paired for node in readers)

@@ -1,0 +1,165 @@
+"""Which units to run in integers: by rules and predicted time, or a handful of candidates to be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from onnxq.planner.cut import minimum_cut, unit_cost
+from onnxq.planner.keep import kept_float
+from onnxq.planner.place import roles_of
+from onnxq.planner.units import Unit, Units
+from onnxq.planner.wishes import Wishes
+from onnxq.sites import Refusal, Role
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The units that run in integers, and why the others do not."""
+
+    chosen: frozenset[str]
+    refusals: tuple[Refusal, ...] = ()
+
+
+def choose(units: Units, wishes: Wishes, target: str) -> Choice:
+    """The deterministic default: keep rules, then the person's rules, then the minimum cut."""
+    settled, refusals = settle(units, wishes, target)
+    chosen = minimum_cut(units, settled)
+    for unit in units.units:
+        if unit.rule.compute and unit.name not in chosen and unit.name not in refusals:
+            refusals[unit.name] = _too_small(units, unit)
+    order = [unit.name for unit in units.units if unit.name in refusals]
+    return Choice(chosen, tuple(refusals[name] for name in order))
+
+
+def choose_weights(units: Units, wishes: Wishes, target: str) -> Choice:
+    """Weight-only mode: every weight the target can read packed, but those a rule leaves float."""
+    refusals: list[Refusal] = []
+    chosen: set[str] = set()
+    for unit in units.units:
+        weights = [(role, tensor) for role, tensor in roles_of(units, unit) if role is Role.WEIGHT]
+        rule = wishes.unit(unit.node, weights)
+        if not weights:
+            continue
+        if rule is not None:
+            refusals.append(Refusal(unit.name, f"left float by {rule.describe()}", rule="configuration"))
+        else:
+            chosen.add(unit.name)
+    return Choice(frozenset(chosen), tuple(refusals))
+
+
+def settle(units: Units, wishes: Wishes, target: str) -> tuple[dict[str, bool], dict[str, Refusal]]:
+    """Units whose side is given: what rules and the person keep float, what the person forces."""
+    refusals = kept_float(units, target)
+    settled = dict.fromkeys(refusals, False)
+    for unit in units.units:
+        roles = roles_of(units, unit)
+        rule = wishes.unit(unit.node, roles)
+        if rule is not None:
+            settled[unit.name] = False
+            refusals[unit.name] = Refusal(unit.name, f"left float by {rule.describe()}", rule="configuration")
+        elif wishes.forced(unit.node, roles):
+            settled[unit.name] = True
+            refusals.pop(unit.name, None)
+    return settled, refusals
+
+
+def _too_small(units: Units, unit: Unit) -> Refusal:
+    cost = unit_cost(units, unit)
+    return Refusal(
+        unit.name,
+        f"int8 would not pay: about {cost.float_us:.1f} us in float, {cost.int8_us:.1f} us in int8 and pairs at its borders",
+        "force it with a rule that sets `quantize: true`, or let --placement measured decide",
+        "size",
+    )
+
+
+def _large_pointwise(units: Units, unit: Unit) -> bool:
+    weight = units.candidate(unit.node).shape(1)
+    if unit.node.op_type != "Conv":
+        return True
+    return weight is not None and all(k == 1 for k in weight[2:]) and weight[0] >= 64 and weight[1] >= 64
+
+
+def _grouped(units: Units, unit: Unit) -> bool:
+    return unit.node.op_type == "Conv" and int(unit.node.attrs.get("group", 1)) > 1
+
+
+def _one_channel(units: Units, unit: Unit) -> bool:
+    weight = units.candidate(unit.node).shape(1)
+    return unit.node.op_type == "Conv" and weight is not None and weight[1] == 1
+
+
+def _tiny_map(units: Units, unit: Unit) -> bool:
+    shape = units.candidate(unit.node).output_shape()
+    return unit.node.op_type == "Conv" and shape is not None and all(dim == 1 for dim in shape[2:])
+
+
+def _first(count: int) -> Callable[[Units, Unit], bool]:
+    def test(units: Units, unit: Unit) -> bool:
+        compute = [other.name for other in units.units if other.rule.compute]
+        return unit.name in compute[:count]
+
+    return test
+
+
+def _always(_: Units, __: Unit) -> bool:
+    return True
+
+
+def _never(_: Units, __: Unit) -> bool:
+    return False
+
+
+def _any(*tests: Callable[[Units, Unit], bool]) -> Callable[[Units, Unit], bool]:
+    return lambda units, unit: any(test(units, unit) for test in tests)
+
+
+def _matmul(_: Units, unit: Unit) -> bool:
+    return unit.node.op_type in ("MatMul", "Gemm")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A candidate placement: compute units that `quantize` and not `leave` go int8, the rest follows by cut."""
+
+    name: str
+    quantize: Callable[[Units, Unit], bool]
+    leave: Callable[[Units, Unit], bool] = _never
+
+
+STRATEGIES: tuple[Strategy, ...] = (
+    Strategy("all", _always),
+    Strategy("all-but-stem", _always, _first(1)),
+    Strategy("all-but-first-two", _always, _first(2)),
+    Strategy("all-but-first-three", _always, _first(3)),
+    Strategy("no-one-channel-input", _always, _one_channel),
+    Strategy("no-grouped-no-gates", _always, _any(_grouped, _tiny_map)),
+    Strategy("large-pointwise-and-linear", _large_pointwise, _tiny_map),
+    Strategy("linear-only", _matmul),
+)
+
+
+def strategies(units: Units, wishes: Wishes, target: str) -> Mapping[str, frozenset[str]]:
+    """Named candidate placements, without doubles, the deterministic one ("rules") and "none" among them.
+
+    What the person settled holds in all of them; the keep rules do not: there the clock decides.
+    """
+    rules = choose(units, wishes, target).chosen
+    found: dict[str, frozenset[str]] = {"rules": rules, "none": frozenset()}
+    settled, refusals = settle(units, wishes, target)
+    asked = {
+        name: side
+        for name, side in settled.items()
+        if name not in refusals or refusals[name].rule in ("configuration", "log-front-end")
+    }
+    for strategy in STRATEGIES:
+        fixed = {
+            unit.name: strategy.quantize(units, unit) and not strategy.leave(units, unit)
+            for unit in units.units
+            if unit.rule.compute
+        }
+        chosen = minimum_cut(units, {**fixed, **asked})
+        if chosen not in found.values():
+            found[strategy.name] = chosen
+    return found

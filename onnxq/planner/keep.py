@@ -1,0 +1,123 @@
+"""Units that stay float whatever they would gain, as a table of named rules with their reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from onnxq.planner.units import Unit, Units
+from onnxq.sites import Refusal, TensorId
+
+# What may stand between a graph input and the stem, or a convolution and the Log behind it.
+_PREPROCESSING = frozenset(
+    {"Cast", "Sub", "Add", "Mul", "Div", "Transpose", "Reshape", "Unsqueeze", "Identity", "Pad", "Slice"}
+)
+_SPECTRAL = frozenset(
+    {"Pow", "Mul", "Add", "Sqrt", "Abs", "Div", "Sub", "ReduceSum", "ReduceMean", "ReduceL2", "Concat", "Split", "Slice",
+     "Squeeze", "Unsqueeze", "Reshape", "Transpose", "MatMul", "Clip", "Max", "Cast", "Relu", "Identity", "Pad"}
+)  # fmt: skip
+_STEM_CHANNELS = 4
+_STEM_DEPTHWISE_PIXELS = 112 * 112
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepRule:
+    """name, why (measured), and the test: reason text for a unit that stays float, else None."""
+
+    name: str
+    why: str
+    test: Callable[[Units, Unit], str | None]
+
+
+def _stem(units: Units, unit: Unit) -> str | None:
+    if unit.node.op_type != "Conv":
+        return None
+    weight = units.candidate(unit.node).shape(1)
+    if weight is None or len(weight) != 4 or weight[1] > _STEM_CHANNELS or int(unit.node.attrs.get("group", 1)) != 1:
+        return None
+    if not _from_graph_input(units, unit.data[0][1]):
+        return None
+    return "the first convolution: slower in int8, and its noise reaches everything behind it"
+
+
+def _from_graph_input(units: Units, tensor: TensorId) -> bool:
+    for _ in range(16):
+        producer = units.index.producer(tensor)
+        if producer is None:
+            return tensor.scope == "" and any(value.name == tensor.name for value in units.index.inputs)
+        if producer.op_type not in _PREPROCESSING:
+            return False
+        source = units.index.resolve(producer.inputs[0], producer.scope)
+        if source is None or units.index.is_constant(source):
+            return False
+        tensor = source
+    return False
+
+
+def _stem_depthwise(units: Units, unit: Unit) -> str | None:
+    if unit.node.op_type != "Conv" or not _depthwise(units, unit):
+        return None
+    producer = units.by_out.get(unit.data[0][1])
+    shape = units.candidate(unit.node).shape(0)
+    if producer is None or _stem(units, producer) is None or shape is None or len(shape) != 4:
+        return None
+    if shape[2] * shape[3] < _STEM_DEPTHWISE_PIXELS:
+        return None
+    return "depthwise right behind a float stem, on a large map: int8 gains nothing and amplifies the noise"
+
+
+def _depthwise(units: Units, unit: Unit) -> bool:
+    weight = units.candidate(unit.node).shape(1)
+    return weight is not None and weight[1] == 1 and int(unit.node.attrs.get("group", 1)) > 1
+
+
+def _log_front_end(units: Units, unit: Unit) -> str | None:
+    """A spectrogram front end: a convolution (STFT, CQT) whose output reaches a Log."""
+    if unit.node.op_type != "Conv":
+        return None
+    index, pending, seen = units.index, [unit.out], {unit.out}
+    while pending:
+        tensor = pending.pop()
+        for edge in index.consumers(tensor):
+            node = index.node(edge.node)
+            if node.op_type == "Log":
+                return f"its output reaches the logarithm {node.name}, which magnifies small errors"
+            if node.op_type not in _SPECTRAL or len(seen) > 200:
+                continue
+            for name in node.outputs:
+                out = TensorId(name, node.scope)
+                if name and out not in seen:
+                    seen.add(out)
+                    pending.append(out)
+    return None
+
+
+KEEP_FLOAT: Mapping[str, tuple[KeepRule, ...]] = {
+    "ort": (
+        KeepRule(
+            name="stem",
+            why="EfficientNet-Lite0: .805 -> .859 and 2.0-2.3x -> 2.2-2.6x with the two stem rules",
+            test=_stem,
+        ),
+        KeepRule(name="stem-depthwise", why="see stem", test=_stem_depthwise),
+        KeepRule(
+            name="log-front-end",
+            why="an audio net: 9 dB quantized, 36 dB with its front end float",
+            test=_log_front_end,
+        ),
+    ),
+}
+
+
+def kept_float(units: Units, target: str) -> dict[str, Refusal]:
+    """Unit name -> the refusal of the first rule that keeps it float."""
+    found: dict[str, Refusal] = {}
+    for unit in units.units:
+        for rule in KEEP_FLOAT.get(target, ()):
+            reason = rule.test(units, unit)
+            if reason is not None:
+                found[unit.name] = Refusal(
+                    unit.name, reason, "force it with a rule that sets `quantize: true`", rule.name
+                )
+                break
+    return found

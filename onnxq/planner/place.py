@@ -1,0 +1,257 @@
+"""From chosen units to sites: which tensors get a pair, who reads it, with which spec, sharing and bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from onnxq.config import Config
+from onnxq.errors import OnnxqError
+from onnxq.graph import NodeRef
+from onnxq.plan import Bound, SitePlan
+from onnxq.planner.units import Unit, Units
+from onnxq.planner.wishes import Answer, Wishes
+from onnxq.sites import Edge, Refusal, Role, Site, TensorId
+from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec
+from onnxq.targets import Output, Target, describe
+
+# The output-channel axis of a weight, by operator: the only one engines compute per channel.
+_WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1}
+# The reduction axis, along which weights are blocked.
+_BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0}
+
+
+@dataclass
+class Placement:
+    """Sites in topological order, what was refused, the opset they need and what to warn of."""
+
+    sites: list[SitePlan] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    opset: int = 13
+
+
+def weight_axis(node: NodeRef, *, blocked: bool) -> int:
+    """Axis of the weight's scales (output channels), or along which blocks run (reduction)."""
+    if node.op_type == "Gemm":
+        transposed = bool(node.attrs.get("transB", 0))
+        return int(transposed) if blocked else int(not transposed)
+    return (_BLOCK_AXIS if blocked else _WEIGHT_AXIS)[node.op_type]
+
+
+def roles_of(units: Units, unit: Unit) -> list[tuple[Role, TensorId]]:
+    """The tensors a unit needs quantized, with their roles."""
+    found = [(Role.ACTIVATION, tensor) for _, tensor in unit.data]
+    if unit.weight is not None:
+        tensor = units.index.resolve(unit.node.inputs[unit.weight.index], unit.node.scope)
+        if tensor is not None:
+            found.append((Role.WEIGHT, tensor))
+    return found
+
+
+class Placer:
+    """Builds the sites of one choice of units."""
+
+    def __init__(self, units: Units, wishes: Wishes, target: Target, config: Config) -> None:
+        self.units, self.wishes, self.target, self.config = units, wishes, target, config
+        self.index = units.index
+        self.out = Placement()
+
+    def place(self, chosen: frozenset[str]) -> Placement:
+        """All sites of the chosen units."""
+        chosen = self._allowed(chosen)
+        picked = [unit for unit in self.units.units if unit.name in chosen]
+        activations = {} if self.config.mode == "weight-only" else self._activations(picked, chosen)
+        done: dict[Site, SitePlan] = {}
+        for unit in picked:
+            for site in self._unit_sites(unit, chosen, activations):
+                done.setdefault(site.site, site)
+        self.out.sites = share_scales(picked, list(done.values()))
+        return self.out
+
+    def _allowed(self, chosen: frozenset[str]) -> frozenset[str]:
+        """Drop units whose specs the target cannot run, each with a refusal."""
+        allowed = set(chosen)
+        for unit in self.units.units:
+            if unit.name not in chosen:
+                continue
+            refusal = self._spec_refusal(unit)
+            if refusal is not None:
+                self.out.refusals.append(refusal)
+                allowed.discard(unit.name)
+        return frozenset(allowed)
+
+    def _spec_refusal(self, unit: Unit) -> Refusal | None:
+        for role, tensor in roles_of(self.units, unit):
+            if role is Role.ACTIVATION and self.config.mode == "weight-only":
+                continue
+            answer = self.wishes.answer(role, tensor, (unit.node,))
+            try:
+                spec = self._spec(answer, role, unit.node)
+            except OnnxqError as error:
+                return Refusal(unit.name, f"{error.subject}: {error.cause}", error.fix, unit.rule.name)
+            refusal = self.target.refuse(spec, role, unit.node)
+            if refusal is not None:
+                return replace(refusal, rule=unit.rule.name)
+        return None
+
+    def _spec(self, answer: Answer, role: Role, node: NodeRef) -> QuantSpec:
+        if role is not Role.WEIGHT:
+            return answer.wish.spec(None)
+        return answer.wish.spec(weight_axis(node, blocked=answer.wish.granularity == "block"))
+
+    def _activations(self, picked: list[Unit], chosen: frozenset[str]) -> dict[TensorId, tuple[Edge, ...] | None]:
+        """Tensors with a pair -> the edges that read it; None when the pair sits at an int8 producer."""
+        found: dict[TensorId, tuple[Edge, ...] | None] = {}
+        for unit in picked:
+            for _, tensor in unit.data:
+                if tensor not in found:
+                    found[tensor] = self._readers(tensor, chosen)
+            if unit.rule.output is Output.PAIR:
+                found[unit.out] = None
+        return found
+
+    def _readers(self, tensor: TensorId, chosen: frozenset[str]) -> tuple[Edge, ...] | None:
+        maker = self.units.by_out.get(tensor)
+        if maker is not None and maker.name in chosen and maker.rule.output is not Output.FLOAT:
+            return None
+        readers = self.units.consumers(tensor)
+        return tuple(edge for edge, unit in readers if unit is not None and unit.name in chosen)
+
+    def _unit_sites(
+        self, unit: Unit, chosen: frozenset[str], activations: dict[TensorId, tuple[Edge, ...] | None]
+    ) -> Iterable[SitePlan]:
+        inputs: list[SitePlan] = []
+        if self.config.mode != "weight-only":
+            inputs = [self._activation(unit, edge, tensor, activations[tensor]) for edge, tensor in unit.data]
+            yield from inputs
+        weight = None
+        if unit.weight is not None:
+            weight = self._weight(unit, unit.weight, chosen)
+            yield weight
+        if unit.bias is not None and weight is not None and inputs and self.config.bias == "int32":
+            yield self._bias(unit, unit.bias, inputs[0], weight)
+        if unit.out in activations and activations[unit.out] is None:
+            yield self._activation(unit, None, unit.out, None)
+
+    def _activation(
+        self, unit: Unit, edge: Edge | None, tensor: TensorId, readers: tuple[Edge, ...] | None
+    ) -> SitePlan:
+        """The pair of a tensor; inside a body that captures it, a pair of its own for each reader."""
+        maker = self.units.by_out.get(tensor)
+        nodes = [unit.node] + ([maker.node] if maker is not None and maker is not unit else [])
+        nodes += [self.index.node(reader.node) for reader in readers or ()]
+        answer = self.wishes.answer(Role.ACTIVATION, tensor, nodes)
+        spec = self._spec(answer, Role.ACTIVATION, unit.node)
+        self._note(spec, Role.ACTIVATION, unit.node)
+        captured = edge is not None and edge.scope != tensor.scope
+        site: Site = tensor
+        if captured and edge is not None:
+            site, readers = edge, (edge,)
+        elif readers is not None:
+            readers = tuple(reader for reader in readers if reader.scope == tensor.scope)
+        is_output = tensor.scope == "" and self.index.is_output(tensor) and readers is None
+        return SitePlan(
+            site=site,
+            role=Role.OUTPUT if is_output else Role.ACTIVATION,
+            spec=spec,
+            observer=answer.wish.observer,
+            rule=unit.rule.name,
+            reason=_reason(unit.rule.why, answer, spec),
+            consumers=readers,
+            bound=maker.bound if maker is not None else (None, None),
+            tensor=str(tensor),
+        )
+
+    def _weight(self, unit: Unit, edge: Edge, chosen: frozenset[str]) -> SitePlan:
+        """The weight's site: the tensor itself, or the edge when its readers need different copies."""
+        tensor = self.index.resolve(unit.node.inputs[edge.index], unit.node.scope)
+        assert tensor is not None
+        answer = self.wishes.answer(Role.WEIGHT, tensor, (unit.node,))
+        spec = self._spec(answer, Role.WEIGHT, unit.node)
+        self._note(spec, Role.WEIGHT, unit.node)
+        mine: list[Edge] = []
+        alike = tensor.scope == unit.node.scope
+        for reader in self.index.consumers(tensor):
+            other = self.units.by_name.get(reader.node)
+            if other is None or other.name not in chosen or other.weight != reader:
+                continue
+            mine.append(reader)
+            theirs = self._spec(self.wishes.answer(Role.WEIGHT, tensor, (other.node,)), Role.WEIGHT, other.node)
+            alike = alike and theirs == spec and reader.scope == tensor.scope
+        return SitePlan(
+            site=tensor if alike else edge,
+            role=Role.WEIGHT,
+            spec=spec,
+            observer=answer.wish.observer,
+            rule=unit.rule.name,
+            reason=_reason(unit.rule.why, answer, spec),
+            consumers=tuple(mine) if alike else (edge,),
+            tensor=str(tensor),
+        )
+
+    def _bias(self, unit: Unit, edge: Edge, activation: SitePlan, weight: SitePlan) -> SitePlan:
+        tensor = self.index.resolve(unit.node.inputs[edge.index], unit.node.scope)
+        assert tensor is not None
+        alone = self.index.consumers(tensor) == (edge,) and tensor.scope == edge.scope
+        return SitePlan(
+            site=tensor if alone else edge,
+            role=Role.BIAS,
+            spec=QuantSpec(bits=32, signed=True, symmetric=True, granularity=_bias_grain(weight.spec)),
+            rule=unit.rule.name,
+            reason="int32 bias in units of the accumulator: input scale times weight scale",
+            consumers=(edge,),
+            derived=(activation.site, weight.site),
+            tensor=str(tensor),
+        )
+
+    def _note(self, spec: QuantSpec, role: Role, node: NodeRef) -> None:
+        row = self.target.capability(spec, role, node.op_type)
+        if row is None:
+            return
+        self.out.opset = max(self.out.opset, row.opset)
+        if row.warning and row.warning not in self.out.warnings:
+            self.out.warnings.append(row.warning)
+
+
+def _bias_grain(weight: QuantSpec) -> Granularity:
+    """A bias has one axis: its scales follow the weight's channels along axis 0."""
+    return PerChannel(0) if isinstance(weight.granularity, PerChannel) else PerTensor()
+
+
+def _reason(why: str, answer: Answer, spec: QuantSpec) -> str:
+    return f"{why}; {answer.rule.describe()}: {describe(spec)}" if answer.rule is not None else why
+
+
+def share_scales(picked: Iterable[Unit], sites: list[SitePlan]) -> list[SitePlan]:
+    """Name the groups that must have one scale (pooling and moving kernels), with their common bound."""
+    root: dict[Site, Site] = {}
+
+    def find(site: Site) -> Site:
+        while root.get(site, site) != site:
+            site = root[site]
+        return site
+
+    known = {site.site: site for site in sites}
+    for unit in picked:
+        if unit.rule.shares and unit.data[0][1] in known and unit.out in known:
+            root[find(unit.out)] = find(unit.data[0][1])
+    groups: dict[Site, list[SitePlan]] = {}
+    for site in sites:
+        groups.setdefault(find(site.site), []).append(site)
+    out = []
+    for site in sites:
+        members = groups[find(site.site)]
+        if len(members) == 1 or site.role in (Role.WEIGHT, Role.BIAS):
+            out.append(site)
+        else:
+            out.append(replace(site, group=str(find(site.site)), bound=tightest(m.bound for m in members)))
+    return out
+
+
+def tightest(bounds: Iterable[Bound]) -> Bound:
+    """The intersection of several bounds."""
+    lows, highs = zip(*bounds, strict=True)
+    low = [value for value in lows if value is not None]
+    high = [value for value in highs if value is not None]
+    return (max(low) if low else None, min(high) if high else None)

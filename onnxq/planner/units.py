@@ -1,0 +1,157 @@
+"""Units: the nodes a target could run quantized, each with the activation that folds into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from onnxq.graph import GraphIndex, NodeRef
+from onnxq.plan import Bound
+from onnxq.sites import Edge, Refusal, TensorId
+from onnxq.targets import Candidate, PlacementRule, Shapes, Target
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A node with the rule that places its pairs.
+
+    data: activation edges with the tensors they read; out: the tensor whose pair closes the unit
+    (behind `activation` where one folds in); bound: what that activation promises.
+    """
+
+    node: NodeRef
+    rule: PlacementRule
+    data: tuple[tuple[Edge, TensorId], ...]
+    out: TensorId
+    activation: NodeRef | None = None
+    bound: Bound = (None, None)
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def weight(self) -> Edge | None:
+        return None if self.rule.weight is None else Edge(self.node.name, self.rule.weight, self.node.scope)
+
+    @property
+    def bias(self) -> Edge | None:
+        k = self.rule.bias
+        if k is None or k >= len(self.node.inputs) or not self.node.inputs[k]:
+            return None
+        return Edge(self.node.name, k, self.node.scope)
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """All units of a model, in topological order, and who else computes what."""
+
+    index: GraphIndex
+    shapes: Shapes
+    units: tuple[Unit, ...]
+    refusals: tuple[Refusal, ...]
+    by_name: dict[str, Unit] = field(default_factory=dict)
+    by_out: dict[TensorId, Unit] = field(default_factory=dict)
+    folded: frozenset[str] = frozenset()
+
+    def candidate(self, node: NodeRef) -> Candidate:
+        """The node with what rules may ask of it."""
+        return Candidate(node, self.index, self.shapes)
+
+    def consumers(self, tensor: TensorId) -> tuple[tuple[Edge, Unit | None], ...]:
+        """Who reads the tensor, and as which unit's activation (None: as something that stays float)."""
+        found = []
+        for edge in self.index.consumers(tensor):
+            unit = self.by_name.get(edge.node)
+            reads = unit is not None and any(edge == own for own, _ in unit.data)
+            found.append((edge, unit if reads else None))
+        return tuple(found)
+
+
+def find_units(index: GraphIndex, target: Target, shapes: Shapes, *, closed: frozenset[str] = frozenset()) -> Units:
+    """Every node some rule of the target could quantize.
+
+    closed: scopes to leave alone (loop bodies, branches calibration cannot reach).
+    Compute nodes that no rule takes come back as refusals.
+    """
+    units: list[Unit] = []
+    refusals: list[Refusal] = []
+    kept = _between_existing_pairs(index)
+    for node in index.nodes:
+        if _inside(node.scope, closed) or node.name in kept:
+            continue
+        candidate = Candidate(node, index, shapes)
+        rule, refusal = target.rule_for(candidate)
+        if refusal is not None:
+            refusals.append(refusal)
+        if rule is not None:
+            unit = _unit(candidate, rule)
+            if unit is not None:
+                units.append(unit)
+    by_out = {unit.out: unit for unit in units}
+    folded = frozenset(unit.activation.name for unit in units if unit.activation is not None)
+    return Units(index, shapes, tuple(units), tuple(refusals), {unit.name: unit for unit in units}, by_out, folded)
+
+
+def _inside(scope: str, closed: frozenset[str]) -> bool:
+    return any(scope == one or scope.startswith(one + "/") for one in closed)
+
+
+def _between_existing_pairs(index: GraphIndex) -> frozenset[str]:
+    """Nodes that already read a DequantizeLinear or feed a QuantizeLinear: they are somebody's work, and kept."""
+    kept: set[str] = set()
+    for node in index.nodes:
+        if node.op_type == "DequantizeLinear":
+            out = TensorId(node.outputs[0], node.scope)
+            kept.update(edge.node for edge in index.consumers(out))
+        if node.op_type == "QuantizeLinear":
+            source = index.resolve(node.inputs[0], node.scope)
+            producer = None if source is None else index.producer(source)
+            if producer is not None:
+                kept.add(producer.name)
+    return frozenset(kept)
+
+
+def _unit(candidate: Candidate, rule: PlacementRule) -> Unit | None:
+    node = candidate.node
+    indices = rule.data or tuple(k for k in range(len(node.inputs)) if not candidate.is_constant(k))
+    data = []
+    for k in indices:
+        tensor = candidate.tensor(k)
+        if tensor is None:
+            return None
+        data.append((Edge(node.name, k, node.scope), tensor))
+    out = TensorId(node.outputs[0], node.scope)
+    activation, bound = _fused(candidate, rule, out)
+    if activation is not None:
+        out = TensorId(activation.outputs[0], activation.scope)
+    return Unit(node, rule, tuple(data), out, activation, bound)
+
+
+def _fused(candidate: Candidate, rule: PlacementRule, out: TensorId) -> tuple[NodeRef | None, Bound]:
+    """The activation that only this node feeds, and its bounds."""
+    index = candidate.index
+    consumers = index.consumers(out)
+    if len(consumers) != 1 or index.is_output(out) or consumers[0].scope != out.scope or consumers[0].index != 0:
+        return None, (None, None)
+    node = index.node(consumers[0].node)
+    if node.op_type not in rule.fuses or node.domain not in ("", "ai.onnx"):
+        return None, (None, None)
+    bound = clip_bound(Candidate(node, index, candidate.shapes))
+    return (node, bound) if bound is not None else (None, (None, None))
+
+
+def clip_bound(candidate: Candidate) -> Bound | None:
+    """Bounds of a Relu or Clip that an asymmetric range holding zero can express; None if it cannot."""
+    if candidate.node.op_type == "Relu":
+        return (0.0, None)
+    bounds: list[float | None] = []
+    for k, name in ((1, "min"), (2, "max")):
+        value = candidate.constant(k)
+        if value is None and candidate.tensor(k) is not None:
+            return None
+        attribute = candidate.attr(name, None)
+        bounds.append(float(value.reshape(-1)[0]) if value is not None else attribute)
+    low, high = bounds
+    if (low is not None and low > 0) or (high is not None and high < 0):
+        return None
+    return (low, high)

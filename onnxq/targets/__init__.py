@@ -1,0 +1,42 @@
+"""Targets: what each engine accepts and where its pairs go."""
+
+from onnxq.errors import ConfigError
+from onnxq.targets.base import (
+    Candidate,
+    Capability,
+    Output,
+    PlacementRule,
+    Shape,
+    Shapes,
+    Target,
+    describe,
+)
+from onnxq.targets.ort import ORT, ORT_WEIGHT_ONLY
+
+TARGETS: dict[tuple[str, str], Target] = {
+    ("ort", "static"): ORT,
+    ("ort", "weight-only"): ORT_WEIGHT_ONLY,
+}
+
+
+def target(name: str, mode: str = "static") -> Target:
+    """The target called `name`; ConfigError with the nearest name otherwise."""
+    found = TARGETS.get((name, mode))
+    if found is None:
+        names = sorted({known for known, _ in TARGETS})
+        raise ConfigError(f"target {name!r}", f"unknown for mode {mode!r}", f"use one of {', '.join(names)}")
+    return found
+
+
+__all__ = [
+    "TARGETS",
+    "Candidate",
+    "Capability",
+    "Output",
+    "PlacementRule",
+    "Shape",
+    "Shapes",
+    "Target",
+    "describe",
+    "target",
+]

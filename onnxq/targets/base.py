@@ -1,0 +1,198 @@
+"""What every target says of itself: the specs it accepts, and where pairs go, as tables of data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.graph import GraphIndex, NodeRef
+from onnxq.sites import Refusal, Role, TensorId
+from onnxq.spec import PerBlock, PerChannel, PerTensor, QuantSpec
+
+Shape = tuple[int, ...]
+Shapes = Mapping[TensorId, Shape]
+
+
+class Output(str, Enum):
+    """What an int8 kernel writes."""
+
+    PAIR = "pair"  # the kernel exists only with a QuantizeLinear behind
+    FLOAT = "float"  # the kernel always writes float
+    EITHER = "either"
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A node with what a rule needs to know of its surroundings."""
+
+    node: NodeRef
+    index: GraphIndex
+    shapes: Shapes
+
+    def tensor(self, k: int) -> TensorId | None:
+        """The tensor at input k, None when absent."""
+        if k >= len(self.node.inputs) or not self.node.inputs[k]:
+            return None
+        return self.index.resolve(self.node.inputs[k], self.node.scope)
+
+    def is_constant(self, k: int) -> bool:
+        """True when input k is there and constant."""
+        found = self.tensor(k)
+        return found is not None and self.index.is_constant(found)
+
+    def constant(self, k: int) -> NDArray[Any] | None:
+        """The value of a constant input k."""
+        found = self.tensor(k)
+        return None if found is None else self.index.constant(found)
+
+    def shape(self, k: int) -> Shape | None:
+        """The shape of input k as observed, or as declared when all dims are known."""
+        found = self.tensor(k)
+        return None if found is None else self.shape_of(found)
+
+    def output_shape(self) -> Shape | None:
+        """The shape of output 0."""
+        return self.shape_of(TensorId(self.node.outputs[0], self.node.scope))
+
+    def shape_of(self, tensor: TensorId) -> Shape | None:
+        """Observed shape of any tensor, else the static one."""
+        if tensor in self.shapes:
+            return self.shapes[tensor]
+        declared = self.index.shape(tensor)
+        if declared is None or not all(isinstance(dim, int) for dim in declared):
+            return None
+        return tuple(dim for dim in declared if isinstance(dim, int))
+
+    def rank(self, k: int) -> int | None:
+        """Rank of input k, known even where dims are not."""
+        found = self.tensor(k)
+        if found is None:
+            return None
+        if found in self.shapes:
+            return len(self.shapes[found])
+        declared = self.index.shape(found)
+        return None if declared is None else len(declared)
+
+    def attr(self, name: str, default: Any) -> Any:
+        """An attribute or its default."""
+        return self.node.attrs.get(name, default)
+
+
+Check = Callable[[Candidate], str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementRule:
+    """One way an engine makes a quantized kernel of an operator.
+
+    data: input indices that take activations (empty: every input that is not constant).
+    weight, bias: input index of a constant weight or bias, None when the operator has none.
+    output: whether the kernel needs a pair behind it; shares: input and output must have one scale.
+    fuses: activations that disappear into the kernel when the pair sits behind them.
+    compute: this rule is worth quantizing for; the others only keep data in integers between.
+    check: why a given node does not qualify, or None.
+    kernel: what the engine's optimized graph then shows; tests assert it.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    kernel: str
+    why: str
+    output: Output = Output.PAIR
+    data: tuple[int, ...] = (0,)
+    weight: int | None = None
+    bias: int | None = None
+    shares: bool = False
+    fuses: tuple[str, ...] = ()
+    compute: bool = False
+    check: Check = lambda _: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capability:
+    """The specs a target accepts for a role on some operators, and what it costs.
+
+    ops empty: any operator. `opset` is the lowest that can say it; `fix` is for the refusal of the rest.
+    """
+
+    role: Role
+    ops: tuple[str, ...] = ()
+    bits: tuple[int, ...] = (8,)
+    storage: tuple[str, ...] = ("int8", "uint8")
+    symmetric: tuple[bool, ...] = (True, False)
+    granularity: tuple[type, ...] = (PerTensor,)
+    opset: int = 13
+    warning: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """An engine's rules as data."""
+
+    name: str
+    rules: tuple[PlacementRule, ...]
+    capabilities: tuple[Capability, ...]
+    weight_only: tuple[str, ...] = ()
+
+    def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Refusal | None]:
+        """The rule that quantizes this node; or why none does (None, None: the engine has no such kernel)."""
+        refusal = None
+        for rule in self.rules:
+            if candidate.node.op_type not in rule.ops or candidate.node.domain not in ("", "ai.onnx"):
+                continue
+            reason = rule.check(candidate)
+            if reason is None:
+                return rule, None
+            if rule.compute:
+                refusal = Refusal(candidate.node.name, reason, rule=rule.name)
+        return None, refusal
+
+    def capability(self, spec: QuantSpec, role: Role, op_type: str) -> Capability | None:
+        """The table row that accepts this spec, or None."""
+        for row in self.capabilities:
+            if (
+                row.role is role
+                and (not row.ops or op_type in row.ops)
+                and spec.bits in row.bits
+                and spec.storage in row.storage
+                and spec.symmetric in row.symmetric
+                and isinstance(spec.granularity, row.granularity)
+            ):
+                return row
+        return None
+
+    def refuse(self, spec: QuantSpec, role: Role, node: NodeRef) -> Refusal | None:
+        """None if the target runs this spec; else what it would take instead."""
+        if self.capability(spec, role, node.op_type) is not None:
+            return None
+        rows = [row for row in self.capabilities if row.role is role and (not row.ops or node.op_type in row.ops)]
+        takes = "; or ".join(_describe(row) for row in rows) or "nothing"
+        return Refusal(
+            node.name, f"{self.name} has no {node.op_type} kernel for {describe(spec)} {role}s", f"use {takes}"
+        )
+
+
+_GRAIN = {PerTensor: "per tensor", PerChannel: "per channel", PerBlock: "per block"}
+
+
+def describe(spec: QuantSpec) -> str:
+    """A spec in a few words: "8-bit asymmetric uint8 per tensor"."""
+    scheme = "symmetric" if spec.symmetric else "asymmetric"
+    return f"{spec.bits}-bit {scheme} {spec.storage} {_GRAIN[type(spec.granularity)]}"
+
+
+def _describe(row: Capability) -> str:
+    schemes = "/".join("symmetric" if sym else "asymmetric" for sym in row.symmetric)
+    grains = " or ".join(_GRAIN[grain] for grain in row.granularity)
+    bits = "/".join(map(str, row.bits))
+    return f"{bits} bits, {schemes}, {'/'.join(row.storage)}, {grains}"
+
+
+def channel_count(weight: NDArray[np.generic], axis: int) -> int:
+    """Number of scales along `axis`."""
+    return int(weight.shape[axis])

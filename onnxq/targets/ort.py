@@ -1,0 +1,261 @@
+"""ONNX Runtime on the CPU: which pairs become quantized kernels, measured on 1.31.
+
+Activations are uint8 asymmetric (int8 activations keep most groups float, because ORT converts only
+some of them to uint8); weights int8 symmetric with zero point 0 (uint8 weights or a zero point cost the
+gain). A group exists only with a QuantizeLinear behind it, save for MatMul, which writes float, and
+Gemm with an int32 bias, which can.
+"""
+
+from __future__ import annotations
+
+from onnxq.sites import Role
+from onnxq.spec import PerBlock, PerChannel, PerTensor
+from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Target
+
+_CLIPS = ("Relu", "Clip")
+
+
+def _float_data(c: Candidate) -> str | None:
+    tensor = c.tensor(0)
+    if tensor is not None and c.index.dtype(tensor) not in (0, 1):
+        return "its data is not float32, and ORT fuses quantized kernels for float32 graphs only"
+    return None
+
+
+def _conv(c: Candidate) -> str | None:
+    if not c.is_constant(1):
+        return "its weight is computed at run time: no quantized kernel takes it"
+    if c.tensor(2) is not None and not c.is_constant(2):
+        return "its bias is computed at run time: no quantized kernel takes it"
+    return _float_data(c)
+
+
+def _gemm(c: Candidate) -> str | None:
+    if not c.is_constant(1) or c.is_constant(0):
+        return "its weight is computed at run time: no quantized kernel takes it"
+    if c.attr("transA", 0):
+        return "transA=1 has no quantized kernel"
+    if float(c.attr("alpha", 1.0)) != 1.0:
+        return "alpha is not 1"
+    if c.tensor(2) is not None:
+        bias, weight = c.constant(2), c.constant(1)
+        channels = None if weight is None else weight.shape[0 if c.attr("transB", 0) else 1]
+        if bias is None or float(c.attr("beta", 1.0)) != 1.0:
+            return "its C input is not a constant bias with beta 1"
+        if bias.size != channels:
+            return "its C input does not hold one bias a column"
+    return _float_data(c)
+
+
+def _matmul(c: Candidate) -> str | None:
+    if c.is_constant(0):
+        return "the constant stands on the left: no quantized kernel takes it"
+    if not c.is_constant(1):
+        return "both operands are activations (attention): int8 gains nothing there in ORT"
+    weight = c.tensor(1)
+    shape = None if weight is None else c.index.shape(weight)
+    if shape is None or len(shape) != 2:
+        return "its weight is not a matrix"
+    return _float_data(c)
+
+
+def _two_activations(c: Candidate) -> str | None:
+    if c.is_constant(0) or c.is_constant(1):
+        return "one operand is constant"
+    if c.node.inputs[0] == c.node.inputs[1]:
+        return "both operands are the same tensor"
+    return _float_data(c)
+
+
+def _gate(c: Candidate) -> str | None:
+    """A squeeze-excite gate: one value a channel times a map."""
+    first, second = c.shape(0), c.shape(1)
+    if first is None or second is None or len(first) != len(second) or len(first) < 3:
+        return "not a gate"
+    small = min((first, second), key=lambda shape: _size(shape))
+    if any(dim != 1 for dim in small[2:]) or _size(first) == _size(second):
+        return "not a gate"
+    return _two_activations(c)
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    total = 1
+    for dim in shape:
+        total *= dim
+    return total
+
+
+def _concat(c: Candidate) -> str | None:
+    if any(c.is_constant(k) for k in range(len(c.node.inputs))):
+        return "one operand is constant"
+    return _float_data(c)
+
+
+def _maxpool(c: Candidate) -> str | None:
+    if len([out for out in c.node.outputs if out]) > 1:
+        return "its indices are read"
+    if c.rank(0) not in (None, 4):
+        return "only 2-D pooling has a uint8 kernel"
+    return _float_data(c)
+
+
+def _resize(c: Candidate) -> str | None:
+    mode = c.attr("mode", "nearest")
+    return _float_data(c) if mode in ("nearest", b"nearest") else "only nearest is done in integers"
+
+
+def _first_is_data(c: Candidate) -> str | None:
+    return "its data is constant" if c.is_constant(0) else _float_data(c)
+
+
+RULES: tuple[PlacementRule, ...] = (
+    PlacementRule(
+        name="conv",
+        ops=("Conv",),
+        kernel="QLinearConv",
+        why="pairs on input and output; the activation behind folds into the output's QuantizeLinear",
+        weight=1,
+        bias=2,
+        fuses=_CLIPS,
+        compute=True,
+        check=_conv,
+    ),
+    PlacementRule(
+        name="gemm",
+        ops=("Gemm",),
+        kernel="QGemm",
+        why="pair on the input; with an int32 bias the kernel writes float or, before another int8 node, uint8",
+        output=Output.EITHER,
+        weight=1,
+        bias=2,
+        fuses=_CLIPS,
+        compute=True,
+        check=_gemm,
+    ),
+    PlacementRule(
+        name="matmul",
+        ops=("MatMul",),
+        kernel="MatMulIntegerToFloat",
+        why="pair on the input only: a pair behind costs time and, in transformers, the answers",
+        output=Output.FLOAT,
+        weight=1,
+        compute=True,
+        check=_matmul,
+    ),
+    PlacementRule(
+        name="residual-add",
+        ops=("Add",),
+        kernel="QLinearAdd",
+        why="pairs on both inputs and the output keep a residual net in integers",
+        data=(0, 1),
+        fuses=_CLIPS,
+        check=_two_activations,
+    ),
+    PlacementRule(
+        name="gate-mul",
+        ops=("Mul",),
+        kernel="QLinearMul",
+        why="a squeeze-excite gate between int8 convolutions",
+        data=(0, 1),
+        fuses=_CLIPS,
+        check=_gate,
+    ),
+    PlacementRule(
+        name="concat",
+        ops=("Concat",),
+        kernel="QLinearConcat",
+        why="pairs on all inputs and the output, scales may differ",
+        data=(),
+        check=_concat,
+    ),
+    PlacementRule(
+        name="global-average-pool",
+        ops=("GlobalAveragePool",),
+        kernel="QLinearGlobalAveragePool",
+        why="pairs on both sides",
+        check=_float_data,
+    ),
+    PlacementRule(
+        name="max-pool",
+        ops=("MaxPool",),
+        kernel="MaxPool",
+        why="pools bytes when both sides share one scale",
+        shares=True,
+        check=_maxpool,
+    ),
+    PlacementRule(
+        name="leaky-relu",
+        ops=("LeakyRelu",),
+        kernel="QLinearLeakyRelu",
+        why="pairs on both sides: it does not fold into the convolution before it",
+        check=_float_data,
+    ),
+    PlacementRule(
+        name="move",
+        ops=("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "DepthToSpace", "SpaceToDepth"),
+        kernel="",
+        why="moves bytes when both sides share one scale",
+        shares=True,
+        check=_first_is_data,
+    ),
+    PlacementRule(
+        name="resize-nearest",
+        ops=("Resize",),
+        kernel="Resize",
+        why="moves bytes when both sides share one scale",
+        shares=True,
+        check=_resize,
+    ),
+)
+
+_CHANNEL = ("Conv", "Gemm", "MatMul")
+
+CAPABILITIES: tuple[Capability, ...] = (
+    Capability(role=Role.ACTIVATION, bits=(2, 3, 4, 5, 6, 7, 8), storage=("uint8", "int8")),
+    Capability(
+        role=Role.ACTIVATION,
+        bits=(16,),
+        storage=("uint16", "int16"),
+        opset=21,
+        warning="16-bit activations have no fused kernel in ORT on the CPU: exact, but slower than float",
+    ),
+    Capability(
+        role=Role.WEIGHT,
+        ops=_CHANNEL,
+        bits=(2, 3, 4, 5, 6, 7, 8),
+        storage=("int8",),
+        symmetric=(True,),
+        granularity=(PerTensor, PerChannel),
+    ),
+    Capability(
+        role=Role.WEIGHT,
+        ops=_CHANNEL,
+        bits=(2, 3, 4, 5, 6, 7, 8),
+        storage=("uint8", "int8"),
+        symmetric=(True, False),
+        granularity=(PerTensor, PerChannel),
+        warning="weights with a zero point cost most of the int8 gain in ORT on the CPU",
+    ),
+)
+
+WEIGHT_ONLY: tuple[Capability, ...] = (
+    Capability(
+        role=Role.WEIGHT,
+        ops=("MatMul",),
+        bits=(2, 3, 4),
+        storage=("int4", "uint4"),
+        granularity=(PerTensor, PerChannel, PerBlock),
+        opset=21,
+    ),
+    Capability(
+        role=Role.WEIGHT,
+        ops=("MatMul",),
+        bits=(2, 3, 4, 5, 6, 7, 8),
+        storage=("int8", "uint8"),
+        granularity=(PerTensor, PerChannel, PerBlock),
+        opset=21,
+    ),
+)
+
+ORT = Target(name="ort", rules=RULES, capabilities=CAPABILITIES, weight_only=("MatMul",))
+ORT_WEIGHT_ONLY = Target(name="ort", rules=RULES, capabilities=WEIGHT_ONLY, weight_only=("MatMul",))
