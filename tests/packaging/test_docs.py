@@ -1,0 +1,103 @@
+"""What the documents promise is what is there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from pydantic import BaseModel
+
+from onnxq.cli import cli
+from onnxq.config import Config, DataConfig, ImageConfig, QuantWish, Rule, RuleSet, VerifyConfig, preset_names
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REQUIREMENTS = sorted(
+    {
+        re.split(r"[<>=!\[; ]", requirement)[0]
+        for group in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
+        for requirement in group
+    }
+    - {"onnxq"}
+)
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(p for f in ("docs", "examples", "benchmarks", "cuda") for p in (ROOT / f).rglob("*.md"))]
+)
+
+
+@pytest.mark.parametrize("name", REQUIREMENTS)
+def test_every_dependency_says_why_it_is_here(name: str) -> None:
+    lines = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith(f"| `{name}`")], f"no line for {name}"
+
+
+def test_the_two_engines_never_meet() -> None:
+    for name, group in PROJECT["optional-dependencies"].items():
+        engines = [r for r in group if re.match(r"onnxruntime\b", r) or re.search(r"\[.*\b(cpu|gpu)\b.*\]", r)]
+        assert len(engines) <= 1, name
+
+
+def test_links_inside_the_documents_lead_somewhere() -> None:
+    broken = [
+        f"{path.relative_to(ROOT)}: {target}"
+        for path in DOCUMENTS
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+        if not (path.parent / target).exists()
+    ]
+    assert broken == []
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_starts_with_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    first = re.search(r"```\w*\n(.*?)```", text, re.DOTALL)
+    assert first is not None
+    assert [line.split("#")[0].strip() for line in first[1].splitlines()] == ["make demo", "make test"]
+
+
+CONTEXT = click.Context(cli)
+COMMANDS = cli.list_commands(CONTEXT)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_every_command_is_documented(name: str) -> None:
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    command = cli.get_command(CONTEXT, name)
+    assert command is not None
+    assert f"`onnxq {name} " in text
+    options = [flag for option in command.params if isinstance(option, click.Option) for flag in option.opts]
+    assert [flag for flag in options if not re.search(rf"`{re.escape(flag)}\b", text)] == []
+
+
+def test_no_option_is_documented_that_is_not_there() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    known = {"--help"}
+    for name in COMMANDS:
+        command = cli.get_command(CONTEXT, name)
+        assert command is not None
+        known |= {flag for option in command.params for flag in option.opts}
+    assert set(re.findall(r"--[a-z][a-z-]+", text)) - known == set()
+
+
+@pytest.mark.parametrize("model", [Config, DataConfig, ImageConfig, QuantWish, Rule, RuleSet, VerifyConfig])
+def test_every_configuration_key_is_documented(model: type[BaseModel]) -> None:
+    text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    filled_in_by_the_reader = {"source", "line"}
+    words = set(re.findall(r"[a-z_]+", text))
+    assert set(model.model_fields) - filled_in_by_the_reader - words == set()
+
+
+def test_every_preset_is_documented() -> None:
+    text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    assert [name for name in preset_names() if f"| `{name}` |" not in text] == []

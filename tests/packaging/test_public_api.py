@@ -1,0 +1,45 @@
+"""The public names: sorted, there, typed by the package itself, and found only when asked for."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import onnxq
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_all_is_sorted_and_without_repeats() -> None:
+    assert list(onnxq.__all__) == sorted(set(onnxq.__all__))
+
+
+def test_every_public_name_is_there() -> None:
+    for name in onnxq.__all__:
+        assert getattr(onnxq, name) is not None, name
+
+
+def test_dir_shows_what_is_public() -> None:
+    assert set(onnxq.__all__) <= set(dir(onnxq))
+
+
+def test_every_public_function_and_class_is_documented() -> None:
+    public = [getattr(onnxq, name) for name in onnxq.__all__]
+    bare = [thing.__name__ for thing in public if callable(thing) and not inspect.getdoc(thing)]
+    assert bare == []
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="quantise"):
+        _ = onnxq.quantise
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "onnxq" / "py.typed").is_file()
+
+
+def test_one_version() -> None:
+    assert onnxq.__version__ == metadata.version("onnxq")

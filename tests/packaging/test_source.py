@@ -1,0 +1,137 @@
+"""The house rules a machine can check: sizes, owners of libraries, what is imported when."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "onnxq").rglob("*.py"))
+MAX_LINES, MAX_FUNCTION = 400, 60
+
+# Who alone may import a library, lazily or not. ruff bans them elsewhere too; it cannot tell one owner from another.
+OWNERS = {
+    "onnx_graphsurgeon": "onnxq/graph/",
+    "onnxruntime": "onnxq/runtime/",
+    "yaml": "onnxq/config/",
+    "pydantic": "onnxq/config/",
+    "pydantic_core": "onnxq/config/",
+    "click": "onnxq/cli/",
+    "rich": "onnxq/report/",
+    "PIL": "onnxq/data/",
+    "polygraphy": "onnxq/data/",
+    "torch": "torch_frontend/",
+}
+OPTIONAL = ("onnxruntime", "torch", "PIL", "polygraphy", "tensorrt", "tensorrt_rtx")
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.split(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.lineno, node.module.split(".")[0]
+
+
+def test_no_file_is_longer_than_one_idea() -> None:
+    lines = {_name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    assert lines
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long = {
+        f"{_name(path)}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > MAX_FUNCTION
+    }
+    assert long == {}
+
+
+def test_every_outside_library_has_one_owner() -> None:
+    trespassers = [
+        f"{_name(path)}:{line} imports {library}, which belongs to {OWNERS[library]}"
+        for path in SOURCES
+        for line, library in _imports(ast.parse(path.read_text(encoding="utf-8")))
+        if library in OWNERS and not _name(path).startswith(OWNERS[library])
+    ]
+    assert trespassers == []
+
+
+def test_cuda_hides_nobodys_namespace() -> None:
+    assert not (ROOT / "cuda" / "__init__.py").exists()
+
+
+def _python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_room_imports_without_the_optional_packages() -> None:
+    code = f"""
+import importlib, importlib.abc, pkgutil, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {OPTIONAL!r}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+import onnxq
+for found in pkgutil.walk_packages(onnxq.__path__, "onnxq."):
+    if not found.name.endswith("__main__"):
+        print(importlib.import_module(found.name).__name__)
+"""
+    modules = _python(code).split()
+    assert {f"onnxq.{path.parent.name}" for path in SOURCES if path.name == "__init__.py"} - {"onnxq.onnxq"} <= set(
+        modules
+    )
+
+
+HEAVY = ("torch", "onnxruntime", "onnx", "onnx_graphsurgeon", "pydantic", "yaml", "rich")
+LOADED = f"import sys; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+
+
+@pytest.mark.parametrize(
+    "doing",
+    [
+        pytest.param("import onnxq", id="import"),
+        pytest.param("import onnxq; dir(onnxq); onnxq.__all__", id="dir"),
+        pytest.param(
+            "import contextlib, io\nfrom onnxq.cli import cli\n"
+            "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): cli.main(['--help'])",
+            id="help",
+        ),
+    ],
+)
+def test_the_first_step_loads_nothing_heavy(doing: str) -> None:
+    assert _python(f"{doing}\n{LOADED}").split() == []
+
+
+def _cpu_seconds(*command: str) -> float:
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.skipif(not hasattr(os, "wait4"), reason="no wait4 on this system")
+def test_help_answers_at_once() -> None:
+    """Processor time, the best of five: the clock on the wall also counts who else is at work."""
+    ask = (sys.executable, "-m", "onnxq.cli", "--help")
+    assert min(_cpu_seconds(*ask) for _ in range(5)) < 0.3

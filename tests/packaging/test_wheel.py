@@ -1,0 +1,95 @@
+"""A plain install: source archive, wheel, a fresh environment, another folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CARRIED = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "onnxq", "configs", "cuda", "torch_frontend")
+
+pytestmark = [pytest.mark.xdist_group("wheel"), pytest.mark.slow]
+
+
+def _run(*command: str | Path, cwd: Path, code: int = 0) -> str:
+    # PYTHONPATH would let the checkout answer in the wheel's place.
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, cwd=cwd, env=env, check=False)
+    assert done.returncode == code, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel made from the source archive of a copy, so that nothing stale in the checkout gets in."""
+    work = tmp_path_factory.mktemp("build")
+    source = work / "source"
+    source.mkdir()
+    for name in CARRIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif (ROOT / name).exists():
+            shutil.copy(ROOT / name, source)
+    build = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+    archive = work / _run(sys.executable, "-c", build, work, cwd=source).split()[-1]
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation"]
+    _run(*pip, "--wheel-dir", work, archive, cwd=work)
+    return next(work.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The `bin` folder of a fresh environment that holds the wheel; its dependencies are borrowed from this one."""
+    home = tmp_path_factory.mktemp("venv") / "venv"
+    _run(sys.executable, "-m", "venv", "--without-pip", home, cwd=wheel.parent)
+    python = home / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index"]
+    _run(*install, wheel, cwd=wheel.parent)
+    site = Path(_run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=home).strip())
+    # A plain path line adds the folder without running the .pth files in it, so no editable onnxq comes along.
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    yield home / "bin"
+    shutil.rmtree(home)
+
+
+def test_the_wheel_carries_what_it_should_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {f"onnxq_configs/{p.name}" for p in (ROOT / "configs").glob("*.yaml")} <= set(names)
+    assert {f"onnxq_cuda/{p.name}" for p in (ROOT / "cuda").iterdir() if p.is_file()} <= set(names)
+    assert "onnxq/py.typed" in names
+    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops - {"torch_frontend"} == {"onnxq", "onnxq_configs", "onnxq_cuda"}
+
+
+def test_presets_load_by_name_anywhere(installed: Path, tmp_path: Path) -> None:
+    code = """
+import onnxq.config as config
+names = config.preset_names()
+assert all(config.load_config(name) for name in names)
+print(config.__file__)
+print(*names)
+"""
+    where, names = _run(installed / "python", "-c", code, cwd=tmp_path).splitlines()
+    assert Path(where).is_relative_to(installed.parent)
+    assert names.split() == sorted(p.stem for p in (ROOT / "configs").glob("*.yaml"))
+
+
+def test_kernel_sources_are_found_without_importing_cuda(installed: Path, tmp_path: Path) -> None:
+    code = "from importlib import resources; print(*(f.name for f in resources.files('onnxq_cuda').iterdir()))"
+    assert "README.md" in _run(installed / "python", "-c", code, cwd=tmp_path).split()
+
+
+def test_the_command_works_anywhere(installed: Path, tmp_path: Path) -> None:
+    assert "quantize" in _run(installed / "onnxq", "--help", cwd=tmp_path)
+    digits = ROOT / "examples" / "digits"
+    command = [installed / "onnxq", "quantize", digits / "digits.onnx", "--data", digits / "digits.npz"]
+    _run(*command, "--samples", "8", "-o", "small.onnx", cwd=tmp_path)
+    assert (tmp_path / "small.onnx").stat().st_size < 0.5 * (digits / "digits.onnx").stat().st_size
