@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from onnxq.errors import ModelError
@@ -36,11 +35,12 @@ class Model:
     notes: tuple[str, ...] = ()
 
 
-def load_model(source: str | Path | ModelProto) -> Model:
+def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
     """Read and check a model; a ModelProto is copied. Never writes.
 
     Initializers that are graph inputs too become plain ones, and nodes that stand before their producers are sorted,
-    with a note each. Raises ModelError for whatever is missing, damaged, unsafe or not supported.
+    with a note each. check=False leaves out onnx.checker, which refuses attributes that no operator schema knows.
+    Raises ModelError for whatever is missing, damaged, unsafe or not supported.
     """
     if isinstance(source, ModelProto):
         proto, path, subject = ModelProto(), None, "the model"
@@ -63,7 +63,8 @@ def load_model(source: str | Path | ModelProto) -> Model:
     _check_versions(proto, subject)
     check_tensors(proto, subject)
     notes = (*_plain_initializers(proto), *_sort(proto))
-    check_structure(proto, subject)
+    if check:
+        check_structure(proto, subject)
     return Model(proto=proto, path=path, size_bytes=size, external=external, notes=notes)
 
 
@@ -117,7 +118,7 @@ def _parse(data: bytes, path: Path) -> ModelProto:
     proto = ModelProto()
     try:
         proto.ParseFromString(data)
-    except DecodeError as error:
+    except Exception as error:  # protobuf does not say which of its errors it may be
         raise ModelError(
             str(path), "is truncated, damaged or not an ONNX model (protobuf cannot read it)", "copy or export it again"
         ) from error

@@ -39,13 +39,9 @@ def tensor_bytes(tensor: TensorProto) -> int:
     return (count * bits + 7) // 8
 
 
-BITS: dict[int, int] = {
-    TensorProto.INT4: 4,
-    TensorProto.UINT4: 4,
-    TensorProto.FLOAT4E2M1: 4,
-    TensorProto.INT2: 2,
-    TensorProto.UINT2: 2,
-}
+# By name: which of them there are depends on the onnx release.
+_SUB_BYTE = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
+BITS: dict[int, int] = {number: _SUB_BYTE[name] for name, number in TensorProto.DataType.items() if name in _SUB_BYTE}
 
 
 def model_bytes(proto: ModelProto) -> int:
@@ -74,17 +70,17 @@ def lighten(proto: ModelProto, *, empty: bool = False) -> tuple[ModelProto, Payl
     """
     payload = Payload()
     light = ModelProto()
-    _copy_fields(proto, light, ("graph", "functions"))
+    copy_fields(proto, light, ("graph", "functions"))
     _light_graph(proto.graph, light.graph, "", payload, empty)
     for function in proto.functions:
         target = light.functions.add()
-        _copy_fields(function, target, ("node",))
+        copy_fields(function, target, ("node",))
         _light_nodes(function, target, function_id(function), payload, empty)
     return light, payload
 
 
 def _light_graph(source: GraphProto, target: GraphProto, scope: str, payload: Payload, empty: bool) -> None:
-    _copy_fields(source, target, ("node", "initializer"))
+    copy_fields(source, target, ("node", "initializer"))
     for tensor in source.initializer:
         if _is_large(tensor):
             payload.initializers[scope, tensor.name] = tensor
@@ -103,7 +99,7 @@ def _light_nodes(
 ) -> None:
     for node in source.node:
         copy = target.node.add()
-        _copy_fields(node, copy, ("attribute",))
+        copy_fields(node, copy, ("attribute",))
         for attr in node.attribute:
             _light_attribute(node, attr, copy.attribute.add(), scope, payload, empty)
 
@@ -111,7 +107,7 @@ def _light_nodes(
 def _light_attribute(
     node: NodeProto, attr: AttributeProto, copy: AttributeProto, scope: str, payload: Payload, empty: bool
 ) -> None:
-    _copy_fields(attr, copy, ("t", "g", "graphs"))
+    copy_fields(attr, copy, ("t", "g", "graphs"))
     if attr.type == AttributeProto.GRAPH:
         _light_graph(attr.g, copy.g, body_scope(scope, node.name, attr.name), payload, empty)
     elif attr.type == AttributeProto.GRAPHS:
@@ -172,7 +168,7 @@ def _stub(source: TensorProto, target: TensorProto, empty: bool) -> None:
         target.raw_data = b""
 
 
-def _copy_fields(source: object, target: object, leave_out: tuple[str, ...]) -> None:
+def copy_fields(source: object, target: object, leave_out: tuple[str, ...]) -> None:
     """Copy a message field by field: CopyFrom and clearing after would keep the weights' memory alive."""
     for descriptor, value in source.ListFields():  # type: ignore[attr-defined]
         if descriptor.name in leave_out:

@@ -1,0 +1,301 @@
+"""Editor: the one place where a model is changed. Import once, edit by name, export once.
+
+Every method raises ModelError with the name when what it is asked to change is not there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+from onnx import AttributeProto, ModelProto, NodeProto, helper
+
+from onnxq.errors import ModelError
+from onnxq.graph.encode import encode_tensor
+from onnxq.graph.names import has_unique_names
+from onnxq.graph.restore import export_wiring, renamed
+from onnxq.graph.usage import all_names, leads_to, used
+from onnxq.graph.wiring import BODY_TYPES, Held, Scope, import_wiring
+from onnxq.nearest import did_you_mean
+from onnxq.sites import Edge, TensorId
+
+
+class Editor:
+    """Edits on a model whose nodes are named (see name_nodes). The proto given is never changed, and must not be."""
+
+    def __init__(self, proto: ModelProto) -> None:
+        if not has_unique_names(proto):
+            raise ModelError("the model", "has unnamed nodes or nodes that share a name", "call name_nodes first")
+        self._source = proto
+        self._wiring = import_wiring(proto)
+        self._names = all_names(proto)
+        self._before: defaultdict[str, list[str]] = defaultdict(list)
+        self._after: defaultdict[str, list[str]] = defaultdict(list)
+        self._metadata: dict[str, str] = {}
+
+    def export(self) -> ModelProto:
+        """The edited model; what no edit touched is as it was, in the order it had.
+
+        Raises ModelError for a node that reads, or an output that is, a tensor nothing makes, and for a cycle.
+        """
+        return export_wiring(self._wiring, self._source, self._before, self._after, self._metadata)
+
+    def fresh(self, base: str) -> str:
+        """`base`, or base_1, base_2 …: a name no tensor, node or function of any scope has; it is reserved."""
+        name, number = base, 0
+        while name in self._names:
+            number += 1
+            name = f"{base}_{number}"
+        self._names.add(name)
+        return name
+
+    def add_initializer(self, scope: str, name: str, array: NDArray[Any], *, dtype: int | None = None) -> str:
+        """A new initializer in `scope`; returns its name.
+
+        dtype: an onnx.TensorProto type, by default the array's; sub-byte values are given as ordinary integers.
+        """
+        held = self._scope(scope)
+        self._define(name, scope)
+        held.initializers[name] = encode_tensor(name, array, dtype)
+        return name
+
+    def replace_initializer(self, t: TensorId, array: NDArray[Any], *, dtype: int | None = None) -> None:
+        """Other values (and, if need be, another shape or type) for an initializer, for all that read it."""
+        scope = self._tensor_scope(t)
+        if t.name not in scope.initializers:
+            raise ModelError(str(t), "is not an initializer", did_you_mean(t.name, scope.initializers))
+        scope.initializers[t.name] = encode_tensor(t.name, array, dtype)
+        scope.value_info.pop(t.name, None)
+
+    def insert_node(
+        self,
+        scope: str,
+        op_type: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        name: str,
+        domain: str = "",
+        attrs: Mapping[str, Any] | None = None,
+        before: str | None = None,
+        after: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """A new node. Inputs must be there already; outputs are new tensors ("" leaves an optional one out).
+
+        before, after: the node of the same scope it is to stand next to; without them it stands before its first
+        reader. It is moved only as far as its own inputs and readers ask.
+        """
+        held_scope = self._scope(scope)
+        if name in self._wiring.nodes:
+            raise ModelError(name, "there is a node of this name already", "take a name from fresh()")
+        for anchor in filter(None, (before, after)):
+            if self._node(anchor).scope != scope:
+                raise ModelError(anchor, f"is not in scope {scope!r}", "anchor the new node in its own scope")
+        attributes = {key: _attribute(key, value) for key, value in (attrs or {}).items()}
+        read = [self._visible(tensor, scope) for tensor in inputs]
+        made = [self._define(tensor, scope) if tensor else gs.Variable.empty() for tensor in outputs]
+        node = gs.Node(op_type, name=name, inputs=read, outputs=made, domain=domain or None)
+        self._wiring.nodes[name] = Held(node, scope, NodeProto(), attributes, metadata=dict(metadata or {}))
+        self._names.add(name)
+        if before is not None:
+            self._before[before].append(name)
+        elif after is not None:
+            self._after[after].append(name)
+        else:
+            held_scope.order.append(name)
+
+    def remove_node(self, name: str) -> None:
+        """Take out a node with its bodies. Whoever reads its outputs must be rewired before export."""
+        held = self._node(name)
+        for body in held.bodies.values():
+            for inner in [key for key, value in self._wiring.nodes.items() if value.scope == body]:
+                self.remove_node(inner)
+            for store in (self._wiring.tensors, self._wiring.orphans):
+                for t in [key for key in store if key.scope == body]:
+                    del store[t]
+            del self._wiring.scopes[body]
+        for tensor in held.node.outputs:
+            key = TensorId(tensor.name, held.scope)
+            if tensor.name:
+                self._wiring.orphans[key] = self._wiring.tensors.pop(key)
+        held.node.inputs.clear()
+        held.node.outputs.clear()
+        del self._wiring.nodes[name]
+
+    def replace_input(self, edge: Edge, tensor: str) -> None:
+        """Let one input of one node read another tensor ("" leaves it out; the input after the last one is added)."""
+        held = self._node(edge.node)
+        if not 0 <= edge.index <= len(held.node.inputs):
+            raise ModelError(str(edge), f"the node has {len(held.node.inputs)} inputs", "use one of these")
+        found = self._visible(tensor, held.scope)
+        if edge.index == len(held.node.inputs):
+            held.node.inputs.append(found)
+        else:
+            held.node.inputs[edge.index] = found
+
+    def rewire(self, t: TensorId, new: str, *, consumers: Iterable[Edge] | None = None, outputs: bool = False) -> None:
+        """Let the readers of `t` (all, or the given ones) read `new`, captures from inner scopes included.
+
+        Without `consumers`, the nodes that `new` itself is computed by go on reading `t`. outputs: bodies that give
+        `t` out give out `new` instead; an output of the main graph keeps its name (see rename_tensor).
+        """
+        self._tensor_scope(t)
+        if consumers is None:
+            target = self._wiring.resolve(new, t.scope)
+            makers = leads_to(self._wiring, target, t) if target else set()
+            edges = [edge for edge in self.consumers(t) if edge.node not in makers]
+        else:
+            edges = list(consumers)
+            strange = next((edge for edge in edges if edge not in self.consumers(t)), None)
+            if strange is not None:
+                raise ModelError(str(strange), f"does not read {t}", "take the edge from the index")
+        for edge in edges:
+            self.replace_input(edge, new)
+        for scope in self._wiring.scopes.values() if outputs else ():
+            for k, value in enumerate(scope.outputs):
+                if self._wiring.resolve(value.name, scope.name) == t:
+                    self._rewire_output(scope, k, new)
+
+    def _rewire_output(self, scope: Scope, k: int, new: str) -> None:
+        name = scope.outputs[k].name
+        if not scope.name:
+            raise ModelError(
+                name, "is an output of the model and keeps its name", "rename the tensor, then make it anew"
+            )
+        self._visible(new, scope.name)
+        scope.outputs[k] = renamed(scope.outputs[k], new)
+
+    def consumers(self, t: TensorId) -> tuple[Edge, ...]:
+        """The edges that read the tensor now."""
+        tensor = self._wiring.tensors.get(t)
+        found: dict[Edge, None] = {}
+        for node in tensor.outputs if tensor is not None else ():
+            scope = self._wiring.nodes[node.name].scope
+            found.update((Edge(node.name, k, scope), None) for k, read in enumerate(node.inputs) if read is tensor)
+        return tuple(found)
+
+    def rename_tensor(self, t: TensorId, new: str) -> None:
+        """Give a tensor another name where it is made and wherever it is read.
+
+        An output of its graph or body keeps the old name, which something else must then produce. Inputs of the
+        model cannot be renamed.
+        """
+        scope = self._tensor_scope(t)
+        tensor = self._wiring.tensors[t]
+        if not scope.name and t.name in {value.name for value in scope.inputs}:
+            raise ModelError(t.name, "is an input of the model and keeps its name", "insert a node behind it")
+        self._define(new, t.scope)
+        # Bodies that give the tensor out by its outer name are readers like any other.
+        for inner in self._wiring.scopes.values():
+            if inner is not scope:
+                follows = [self._wiring.resolve(value.name, inner.name) == t for value in inner.outputs]
+                inner.outputs = [renamed(v, new) if f else v for v, f in zip(inner.outputs, follows, strict=True)]
+        self._wiring.tensors[TensorId(new, t.scope)] = self._wiring.tensors.pop(t)
+        tensor.name = new
+        scope.inputs = [renamed(v, new) if v.name == t.name else v for v in scope.inputs]
+        held = scope.initializers.pop(t.name, None)
+        if held is not None:
+            copy = type(held)()
+            copy.CopyFrom(held)
+            (copy.values if hasattr(copy, "values") else copy).name = new
+            scope.initializers[new] = copy
+        self._move_type(scope, t.name, new)
+        for old, now in scope.annotated.items():
+            if now == t.name:
+                scope.annotated[old] = new
+
+    def _move_type(self, scope: Scope, old: str, new: str) -> None:
+        known = scope.value_info.pop(old, None) or next((v for v in scope.outputs if v.name == old), None)
+        if known is not None and known.type.WhichOneof("value"):
+            scope.value_info[new] = renamed(known, new)
+
+    def set_attr(self, node: str, name: str, value: Any) -> None:
+        """Set an attribute (None takes it away): int, float, str, bytes, list of these, TensorProto, AttributeProto."""
+        held = self._node(node)
+        if value is None:
+            held.attributes.pop(name, None)
+        else:
+            held.attributes[name] = _attribute(name, value)
+
+    def set_op(self, node: str, op_type: str, domain: str = "") -> None:
+        """Make the node another operation, with the inputs, outputs and attributes it has."""
+        held = self._node(node)
+        held.node.op = op_type
+        held.node.domain = domain or None
+
+    def remove_unused(self) -> None:
+        """Take out nodes and initializers, in every scope, that no output of the model depends on."""
+        nodes, tensors = used(self._wiring)
+        for name in [name for name in self._wiring.nodes if name not in nodes]:
+            if name in self._wiring.nodes:
+                self.remove_node(name)
+        for scope in self._wiring.scopes.values():
+            for name in [name for name in scope.initializers if TensorId(name, scope.name) not in tensors]:
+                del scope.initializers[name]
+                del self._wiring.tensors[TensorId(name, scope.name)]
+
+    def node_metadata(self, node: str, metadata: Mapping[str, str]) -> None:
+        """Add entries to a node's metadata_props."""
+        self._node(node).metadata.update(metadata)
+
+    def model_metadata(self, metadata: Mapping[str, str]) -> None:
+        """Add entries to the model's metadata_props."""
+        self._metadata.update(metadata)
+
+    def _node(self, name: str) -> Held:
+        held = self._wiring.nodes.get(name)
+        if held is None:
+            raise ModelError(name, "the model has no node of this name", did_you_mean(name, self._wiring.nodes))
+        return held
+
+    def _scope(self, name: str) -> Scope:
+        held = self._wiring.scopes.get(name)
+        if held is None:
+            raise ModelError(name, "the model has no such scope", did_you_mean(name, self._wiring.scopes))
+        return held
+
+    def _tensor_scope(self, t: TensorId) -> Scope:
+        if t not in self._wiring.tensors:
+            known = (key.name for key in self._wiring.tensors if key.scope == t.scope)
+            raise ModelError(str(t), "the model has no such tensor", did_you_mean(t.name, known))
+        return self._wiring.scopes[t.scope]
+
+    def _visible(self, tensor: str, scope: str) -> Any:
+        if not tensor:
+            return gs.Variable.empty()
+        found = self._wiring.resolve(tensor, scope)
+        if found is None:
+            known = (key.name for key in self._wiring.tensors)
+            raise ModelError(tensor, f"no such tensor is visible in scope {scope!r}", did_you_mean(tensor, known))
+        return self._wiring.tensors[found]
+
+    def _define(self, name: str, scope: str) -> Any:
+        if not name:
+            raise ModelError("a new tensor", "needs a name", "take one from fresh()")
+        for other in self._wiring.scopes:
+            # Two bodies side by side may both have it; one inside the other would shadow it.
+            related = other == scope or _inside(other, scope) or _inside(scope, other)
+            if related and TensorId(name, other) in self._wiring.tensors:
+                raise ModelError(name, f"there is a tensor of this name in scope {other!r}", "take one from fresh()")
+        self._names.add(name)
+        return self._wiring.define(TensorId(name, scope))
+
+
+def _inside(scope: str, outer: str) -> bool:
+    return not outer or scope.startswith(f"{outer}/")
+
+
+def _attribute(name: str, value: Any) -> AttributeProto:
+    if isinstance(value, AttributeProto):
+        if value.type in BODY_TYPES:
+            raise ModelError(name, "is a body, which cannot be put into a node", "build the model with it")
+        return value
+    if isinstance(value, (list, tuple)) and not value:
+        # An empty list has no type of its own; integers (axes, pads …) are what ONNX lists mostly are.
+        return AttributeProto(name=name, type=AttributeProto.INTS)
+    attribute: AttributeProto = helper.make_attribute(name, value)
+    return attribute

@@ -1,0 +1,155 @@
+"""From the wiring back to a ModelProto: graphsurgeon exports the names, the records give back all the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_graphsurgeon as gs
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, ValueInfoProto, helper
+
+from onnxq.errors import ModelError
+from onnxq.graph.scopes import in_order
+from onnxq.graph.weights import copy_fields
+from onnxq.graph.wiring import BODY_TYPES, Held, Scope, Wiring
+from onnxq.sites import TensorId
+
+Anchors = Mapping[str, list[str]]
+
+
+def export_wiring(
+    wiring: Wiring, source: ModelProto, before: Anchors, after: Anchors, metadata: Mapping[str, str]
+) -> ModelProto:
+    """The model of the wiring. Raises ModelError for outputs without a producer and inputs that nobody defines."""
+    for scope in reversed(list(wiring.scopes.values())):
+        scope.graph.nodes = [held.node for held in _sorted_nodes(wiring, scope, before, after)]
+        scope.graph.outputs = [_output(wiring, scope, value.name) for value in scope.outputs]
+    exported = gs.export_onnx(
+        wiring.scopes[""].graph, do_type_check=False, opset_imports=source.opset_import, ir_version=source.ir_version
+    )
+    model = ModelProto()
+    copy_fields(source, model, ("graph", "functions", "opset_import", "metadata_props"))
+    model.opset_import.extend(source.opset_import)
+    model.opset_import.extend(_missing_domains(wiring, source))
+    helper.set_model_props(model, {**{p.key: p.value for p in source.metadata_props}, **metadata})
+    model.functions.extend(source.functions)
+    _restore_graph(wiring, wiring.scopes[""], exported.graph, model.graph)
+    return model
+
+
+def _sorted_nodes(wiring: Wiring, scope: Scope, before: Anchors, after: Anchors) -> list[Held]:
+    """The scope's nodes: base order with insertions at their anchors, then whatever must move so that it can run."""
+    names: list[str] = []
+    stack = [(name, False) for name in reversed(scope.order)]
+    while stack:
+        name, opened = stack.pop()
+        if opened:
+            names.append(name)
+            continue
+        stack.extend((follower, False) for follower in reversed(after.get(name, [])))
+        stack.append((name, True))
+        stack.extend((leader, False) for leader in reversed(before.get(name, [])))
+    nodes = [wiring.nodes[name] for name in names if name in wiring.nodes]
+    return in_order(
+        nodes,
+        [_needs(wiring, held, scope.name) for held in nodes],
+        [[tensor.name for tensor in held.node.outputs] for held in nodes],
+        [held.node.name for held in nodes],
+    )
+
+
+def _needs(wiring: Wiring, held: Held, scope: str) -> list[str]:
+    """The tensors of `scope` that a node reads, itself or through its bodies. Raises ModelError for undefined ones."""
+    found: list[str] = []
+    stack = [held]
+    while stack:
+        at = stack.pop()
+        for k, tensor in enumerate(at.node.inputs):
+            if not tensor.name:
+                continue
+            source = wiring.resolve(tensor.name, at.scope)
+            if source is None or wiring.tensors[source] is not tensor:
+                raise ModelError(
+                    f"{at.node.name}, input {k}", f"reads {tensor.name!r}, which nothing makes", "rewire the node"
+                )
+            if source.scope == scope:
+                found.append(source.name)
+        for body in at.bodies.values():
+            stack.extend(wiring.nodes[node.name] for node in wiring.scopes[body].graph.nodes)
+            outs = (wiring.resolve(value.name, body) for value in wiring.scopes[body].outputs)
+            found.extend(out.name for out in outs if out is not None and out.scope == scope)
+    return found
+
+
+def _output(wiring: Wiring, scope: Scope, name: str) -> object:
+    found = wiring.resolve(name, scope.name)
+    if found is None:
+        where = f" of {scope.name}" if scope.name else ""
+        raise ModelError(name, f"is an output{where} that nothing makes", "give a node or initializer this output name")
+    return wiring.tensors[found]
+
+
+def _missing_domains(wiring: Wiring, source: ModelProto) -> list[object]:
+    known = {"" if entry.domain == "ai.onnx" else entry.domain for entry in source.opset_import}
+    used = {held.node.domain or "" for held in wiring.nodes.values()}
+    return [helper.make_opsetid(domain, 1) for domain in sorted(used - known - {"ai.onnx"})]
+
+
+def _restore_graph(wiring: Wiring, scope: Scope, exported: GraphProto, target: GraphProto) -> None:
+    copy_fields(
+        scope.source,
+        target,
+        ("node", "initializer", "sparse_initializer", "input", "output", "value_info", "quantization_annotation"),
+    )
+    for node in exported.node:
+        _restore_node(wiring, wiring.nodes[node.name], node, target.node.add())
+    target.input.extend(scope.inputs)
+    target.output.extend(scope.outputs)
+    for tensor in scope.initializers.values():
+        (target.sparse_initializer if isinstance(tensor, SparseTensorProto) else target.initializer).append(tensor)
+    declared = {value.name for value in (*scope.inputs, *scope.outputs)}
+    for name, value in scope.value_info.items():
+        if name not in declared and TensorId(name, scope.name) in wiring.tensors:
+            target.value_info.append(value)
+    for annotation in scope.source.quantization_annotation:
+        name = scope.annotated.get(annotation.tensor_name, "")
+        if TensorId(name, scope.name) in wiring.tensors:
+            target.quantization_annotation.add().CopyFrom(annotation)
+            target.quantization_annotation[-1].tensor_name = name
+
+
+def _restore_node(wiring: Wiring, held: Held, exported: NodeProto, target: NodeProto) -> None:
+    leave_out = ("input", "output", "name", "op_type", "domain", "attribute", "metadata_props")
+    copy_fields(held.source, target, leave_out)
+    copy_fields(exported, target, ("attribute",))
+    waiting = dict(held.attributes)
+    made = {attr.name: attr.g for attr in exported.attribute}
+    # In the order of the file, so that an untouched node comes back as it was.
+    for attr in held.source.attribute:
+        if attr.type in BODY_TYPES:
+            _restore_bodies(wiring, held, attr, made, target.attribute.add())
+        elif attr.name in waiting:
+            target.attribute.add().CopyFrom(waiting.pop(attr.name))
+    target.attribute.extend(waiting.values())
+    kept = {entry.key: entry.value for entry in held.source.metadata_props}
+    for key, value in {**kept, **held.metadata}.items():
+        target.metadata_props.add(key=key, value=value)
+
+
+def _restore_bodies(
+    wiring: Wiring, held: Held, source: AttributeProto, made: Mapping[str, GraphProto], target: AttributeProto
+) -> None:
+    copy_fields(source, target, ("g", "graphs"))
+    if source.type == AttributeProto.GRAPH:
+        _restore_graph(wiring, wiring.scopes[held.bodies[source.name]], made[source.name], target.g)
+        return
+    for i in range(len(source.graphs)):
+        label = f"{source.name}[{i}]"
+        _restore_graph(wiring, wiring.scopes[held.bodies[label]], made[label], target.graphs.add())
+
+
+def renamed(value: ValueInfoProto, name: str) -> ValueInfoProto:
+    """A copy of the value's type under another name."""
+    copy = ValueInfoProto()
+    copy.CopyFrom(value)
+    copy.name = name
+    return copy

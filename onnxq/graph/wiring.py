@@ -1,0 +1,149 @@
+"""The wiring of a model as graphsurgeon objects, and everything graphsurgeon would lose kept beside it.
+
+graphsurgeon 0.6 keeps nodes and tensors linked both ways, and that is all it is trusted with. It loses node, graph and
+model metadata, doc strings, quantization annotations and unused initializers; it cannot export empty list attributes,
+types, sparse tensors or touched sub-byte weights; it writes captured constants into the bodies that read them. So it is
+given names only, and attributes, types and weights stay in the records here until export.
+
+Its nodes and tensors are unhashable and compare by name: they are found through these records by name and scope, and
+never put in a set or removed from a list by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_graphsurgeon as gs
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
+from onnx_graphsurgeon.logger import G_LOGGER
+
+from onnxq.graph.scopes import bodies, body_scope, defined_names
+from onnxq.sites import TensorId
+
+# Its warnings would go to the terminal, which belongs to the report. Errors still raise.
+G_LOGGER.severity = G_LOGGER.CRITICAL
+
+BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+
+
+@dataclass(eq=False)
+class Held:
+    """One node: its graphsurgeon twin and what graphsurgeon does not carry. bodies: label -> scope."""
+
+    node: Any
+    scope: str
+    source: NodeProto
+    attributes: dict[str, AttributeProto]
+    bodies: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Scope:
+    """One graph: its graphsurgeon twin and its records. order: base order of node names, removed ones included."""
+
+    name: str
+    parent: str | None
+    holder: str
+    graph: Any
+    source: GraphProto
+    order: list[str] = field(default_factory=list)
+    inputs: list[ValueInfoProto] = field(default_factory=list)
+    outputs: list[ValueInfoProto] = field(default_factory=list)
+    initializers: dict[str, TensorProto | SparseTensorProto] = field(default_factory=dict)
+    value_info: dict[str, ValueInfoProto] = field(default_factory=dict)
+    annotated: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Wiring:
+    """All scopes, nodes and tensors of a model, by name."""
+
+    scopes: dict[str, Scope] = field(default_factory=dict)
+    nodes: dict[str, Held] = field(default_factory=dict)
+    tensors: dict[TensorId, Any] = field(default_factory=dict)
+    # Tensors whose node was taken out: who read them reads the next tensor made under that name.
+    orphans: dict[TensorId, Any] = field(default_factory=dict)
+
+    def outwards(self, scope: str) -> Iterator[str]:
+        """`scope` and the scopes around it, inside out."""
+        at: str | None = scope
+        while at is not None:
+            yield at
+            at = self.scopes[at].parent
+
+    def resolve(self, tensor: str, scope: str) -> TensorId | None:
+        """What the name means when read from `scope`; None for "" and for what nobody defines."""
+        for at in self.outwards(scope) if tensor else ():
+            if TensorId(tensor, at) in self.tensors:
+                return TensorId(tensor, at)
+        return None
+
+    def define(self, t: TensorId) -> Any:
+        """The graphsurgeon object of a tensor that is new, or new again."""
+        orphan = self.orphans.pop(t, None)
+        self.tensors[t] = gs.Variable(t.name) if orphan is None else orphan
+        return self.tensors[t]
+
+
+def import_wiring(proto: ModelProto) -> Wiring:
+    """graphsurgeon's view of the model (names only) with the records. The proto is only referred to, never changed."""
+    skeleton = ModelProto(ir_version=proto.ir_version)
+    skeleton.opset_import.extend(proto.opset_import)
+    _skeleton(proto.graph, skeleton.graph)
+    wiring = Wiring()
+    _record(wiring, gs.import_onnx(skeleton), proto.graph, "", None, "")
+    return wiring
+
+
+def _skeleton(source: GraphProto, target: GraphProto) -> None:
+    target.name = source.name
+    target.input.extend(ValueInfoProto(name=value.name) for value in source.input)
+    target.output.extend(ValueInfoProto(name=value.name) for value in source.output)
+    for node in source.node:
+        copy = target.node.add(name=node.name, op_type=node.op_type, input=node.input, output=node.output)
+        if node.HasField("domain"):
+            copy.domain = node.domain
+        for label, body in bodies(node):
+            attr = copy.attribute.add(name=label, type=AttributeProto.GRAPH)
+            _skeleton(body, attr.g)
+
+
+def _record(wiring: Wiring, graph: Any, source: GraphProto, name: str, parent: str | None, holder: str) -> None:
+    scope = Scope(name, parent, holder, graph, source)
+    scope.inputs.extend(source.input)
+    scope.outputs.extend(source.output)
+    scope.initializers.update((tensor.name, tensor) for tensor in source.initializer)
+    scope.initializers.update((sparse.values.name, sparse) for sparse in source.sparse_initializer)
+    scope.value_info.update((value.name, value) for value in source.value_info)
+    scope.annotated.update((a.tensor_name, a.tensor_name) for a in source.quantization_annotation)
+    wiring.scopes[name] = scope
+    _record_tensors(wiring, graph, source, name)
+    for node, proto in zip(graph.nodes, source.node, strict=True):
+        held = Held(node, name, proto, {a.name: a for a in proto.attribute if a.type not in BODY_TYPES})
+        scope.order.append(proto.name)
+        wiring.nodes[proto.name] = held
+        for label, body in bodies(proto):
+            held.bodies[label] = body_scope(name, proto.name, label)
+            _record(wiring, node.attrs[label], body, held.bodies[label], name, proto.name)
+        relink(wiring, held)
+
+
+def _record_tensors(wiring: Wiring, graph: Any, source: GraphProto, scope: str) -> None:
+    found = {tensor.name: tensor for tensor in graph.inputs}
+    found.update((tensor.name, tensor) for node in graph.nodes for tensor in node.outputs)
+    for name in sorted(defined_names(source)):
+        wiring.tensors[TensorId(name, scope)] = found[name] if name in found else gs.Variable(name)
+
+
+def relink(wiring: Wiring, held: Held) -> None:
+    """Make every input the very object of the tensor its name means.
+
+    graphsurgeon makes a second object where a body reads an outer tensor it has not met yet.
+    """
+    for k, tensor in enumerate(list(held.node.inputs)):
+        found = wiring.resolve(tensor.name, held.scope)
+        if found is not None and wiring.tensors[found] is not tensor:
+            held.node.inputs[k] = wiring.tensors[found]
