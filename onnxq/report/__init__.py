@@ -3,6 +3,7 @@
 from onnxq.report.document import report_json, to_json
 from onnxq.report.live import Progress, Task, progress, silent
 from onnxq.report.model import Latency, OpCount, OutputCheck, Report, SiteLine, StageCost
+from onnxq.report.pairs import inspection_json, show_inspection
 from onnxq.report.plans import show_plan, site_line, spec_text
 from onnxq.report.summary import show_report
 
@@ -15,8 +16,10 @@ __all__ = [
     "SiteLine",
     "StageCost",
     "Task",
+    "inspection_json",
     "progress",
     "report_json",
+    "show_inspection",
     "show_plan",
     "show_report",
     "silent",

@@ -66,7 +66,7 @@ class _Bar:
         columns = (bars.SpinnerColumn(), bars.TextColumn("{task.description}", markup=False), *counts)
         self._bar = bars.Progress(*columns, console=Console(file=stream, highlight=False), transient=True)
         self._task = self._bar.add_task(description, total=total)
-        self._closed = False
+        self._closed = self._started = False
         self._timer = threading.Timer(PATIENCE, self._start)
         self._timer.daemon = True
         self._timer.start()
@@ -75,6 +75,7 @@ class _Bar:
         with self._lock:
             if not self._closed:
                 self._bar.start()
+                self._started = True
 
     def advance(self, steps: int = 1) -> None:
         self._bar.advance(self._task, steps)
@@ -83,7 +84,8 @@ class _Bar:
         self._timer.cancel()
         with self._lock:
             self._closed = True
-            self._bar.stop()
+            if self._started:
+                self._bar.stop()
 
 
 class _Lines:

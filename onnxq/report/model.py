@@ -114,9 +114,10 @@ class Report:
         found = []
         for check in self.checks:
             off, on = check.sqnr_db
-            if not min(off, on) >= LOST_DB:
+            worst = math.nan if math.isnan(off) else min(on, off)
+            if math.isnan(worst) or worst < LOST_DB:
                 found.append(
-                    f"output {check.name} is far from the float model's ({min(off, on):.1f} dB); check the task's own metric, "
+                    f"output {check.name} is far from the float model's ({worst:.1f} dB); check the task's own metric, "
                     "try the presets ort-int8-mse and ort-int8-percentile, or keep sensitive nodes float with a rule"
                 )
             elif on < off - DRIFT_DB:

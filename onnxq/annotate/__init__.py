@@ -1,0 +1,19 @@
+"""Bits and plan <-> model: finds every Q/DQ pair of any tool, names its site, reads its bits and writes them back."""
+
+from onnxq.annotate.files import read_model
+from onnxq.annotate.model import Inspection, Origin, PairInfo
+from onnxq.annotate.read import find_pairs, inspect_model
+from onnxq.annotate.write import BITS_ATTRIBUTE_WARNING, annotate_model, with_bits, write_bits
+
+__all__ = [
+    "BITS_ATTRIBUTE_WARNING",
+    "Inspection",
+    "Origin",
+    "PairInfo",
+    "annotate_model",
+    "find_pairs",
+    "inspect_model",
+    "read_model",
+    "with_bits",
+    "write_bits",
+]

@@ -1,0 +1,187 @@
+"""Finding every quantize/dequantize pair in every scope, whatever tool wrote it, and naming its site.
+
+x -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear       (the second Clip on integers: QCDQ)
+constant -> [Clip ->] DequantizeLinear
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onnxq.graph import GraphIndex, NodeRef
+from onnxq.plan.names import DEQUANTIZE, QUANTIZE
+from onnxq.sites import Edge, Role, Site, TensorId
+
+_DOMAINS = ("", "com.microsoft")
+# How tools call the dequantize node and the stored integers of a weight, ours first.
+_NODE_ENDINGS = (f"/{DEQUANTIZE}", f"_{DEQUANTIZE}")
+_STORED_ENDINGS = ("/quantized", "_quantized")
+_EDGE = re.compile(r"(.+)/in(\d+)")
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The nodes of one pair, and the float (or stored integer) tensor in front of them.
+
+    outer: a float Clip that feeds nothing but the quantize node; inner: an integer Clip behind it.
+    """
+
+    source: TensorId | None
+    outer: NodeRef | None
+    quantize: NodeRef | None
+    inner: NodeRef | None
+    dequantize: NodeRef | None
+
+    @property
+    def last(self) -> NodeRef:
+        """The dequantize node, or the quantize node of a pair without one."""
+        node = self.dequantize or self.quantize
+        if node is None:  # pragma: no cover - chains() never makes one
+            raise ValueError("a chain without nodes")
+        return node
+
+    @property
+    def nodes(self) -> tuple[NodeRef, ...]:
+        """Those there are, in the order in which they run."""
+        return tuple(node for node in (self.outer, self.quantize, self.inner, self.dequantize) if node is not None)
+
+
+def is_quantize(node: NodeRef | None) -> bool:
+    """QuantizeLinear of ONNX or of com.microsoft."""
+    return node is not None and node.op_type == QUANTIZE and node.domain in _DOMAINS
+
+
+def is_dequantize(node: NodeRef | None) -> bool:
+    """DequantizeLinear of ONNX or of com.microsoft."""
+    return node is not None and node.op_type == DEQUANTIZE and node.domain in _DOMAINS
+
+
+def chains(index: GraphIndex) -> Iterator[Chain]:
+    """One chain per dequantize node and one per quantize node that none reads, in the order the model runs in."""
+    seen: set[str] = set()
+    lone: list[NodeRef] = []
+    found: list[Chain] = []
+    for node in index.nodes:
+        if is_quantize(node):
+            lone.append(node)
+        if not is_dequantize(node):
+            continue
+        at = _input(index, node, 0)
+        inner = _made_by(index, at, "Clip")
+        at = _input(index, inner, 0) if inner is not None else at
+        quantize = _made_by(index, at, QUANTIZE)
+        if inner is not None and quantize is None and (at is None or not index.is_constant(at)):
+            inner, at = None, _input(index, node, 0)
+        if quantize is not None:
+            seen.add(quantize.name)
+        found.append(_chain(index, quantize, inner, node, at))
+    found += [_chain(index, node, None, None, None) for node in lone if node.name not in seen]
+    yield from sorted(found, key=lambda chain: (chain.quantize or chain.last).order)
+
+
+def _chain(
+    index: GraphIndex,
+    quantize: NodeRef | None,
+    inner: NodeRef | None,
+    dequantize: NodeRef | None,
+    stored: TensorId | None,
+) -> Chain:
+    if quantize is None:
+        return Chain(stored, None, None, inner, dequantize)
+    source = _input(index, quantize, 0)
+    outer = _made_by(index, source, "Clip")
+    if outer is not None and source is not None and len(index.consumers(source)) == 1 and not index.is_output(source):
+        return Chain(_input(index, outer, 0), outer, quantize, inner, dequantize)
+    return Chain(source, None, quantize, inner, dequantize)
+
+
+def _input(index: GraphIndex, node: NodeRef | None, position: int) -> TensorId | None:
+    if node is None or position >= len(node.inputs):
+        return None
+    return index.resolve(node.inputs[position], node.scope)
+
+
+def _made_by(index: GraphIndex, tensor: TensorId | None, op_type: str) -> NodeRef | None:
+    node = None if tensor is None else index.producer(tensor)
+    return node if node is not None and node.op_type == op_type and node.domain in _DOMAINS else None
+
+
+def readers(index: GraphIndex, chain: Chain) -> tuple[Edge, ...]:
+    """The inputs that read what the chain makes."""
+    return index.consumers(TensorId(chain.last.outputs[0], chain.last.scope))
+
+
+def operators(index: GraphIndex, chain: Chain) -> tuple[str, ...]:
+    """Operators that read the dequantized tensor, each once; where none does, the one that made the tensor."""
+    ops = dict.fromkeys(index.node(edge.node).op_type for edge in readers(index, chain))
+    if not ops and chain.source is not None:
+        producer = index.producer(chain.source)
+        ops = dict.fromkeys([producer.op_type] if producer is not None else ())
+    return tuple(ops)
+
+
+def role_of(index: GraphIndex, chain: Chain, storage: str) -> Role:
+    """Bias, weight (any constant), model output or activation."""
+    if storage == "int32":
+        return Role.BIAS
+    if chain.source is not None and index.is_constant(chain.source):
+        return Role.WEIGHT
+    made = TensorId(chain.last.outputs[0], chain.last.scope)
+    return Role.OUTPUT if chain.dequantize is not None and index.is_output(made) else Role.ACTIVATION
+
+
+def site_of(index: GraphIndex, chain: Chain, noted: str | None) -> Site:
+    """The site's identity: as noted by onnxq, else found from the graph.
+
+    A pair that only one reader uses, beside other pairs of the same tensor, is that reader's edge. A model output keeps
+    its name on the dequantize node. The float name of a stored weight is gone; tools keep it in other names.
+    """
+    if noted:
+        return _parse(index, noted)
+    made = TensorId(chain.last.outputs[0], chain.last.scope)
+    if chain.quantize is None:
+        return TensorId(_stored_name(chain), chain.last.scope)
+    if chain.dequantize is not None and index.is_output(made):
+        return made
+    if chain.source is None:
+        return TensorId(chain.quantize.inputs[0], chain.quantize.scope)
+    edges = readers(index, chain)
+    if len(edges) == 1 and _rivals(index, chain.source) > 1:
+        return edges[0]
+    return chain.source
+
+
+def _rivals(index: GraphIndex, tensor: TensorId) -> int:
+    count = 0
+    for edge in index.consumers(tensor):
+        node = index.node(edge.node)
+        if node.op_type == "Clip" and edge.index == 0:
+            behind = index.consumers(TensorId(node.outputs[0], node.scope))
+            count += sum(is_quantize(index.node(e.node)) and e.index == 0 for e in behind)
+        count += is_quantize(node) and edge.index == 0
+    return count
+
+
+def _stored_name(chain: Chain) -> str:
+    node = chain.last
+    for ending in _NODE_ENDINGS:
+        # A node that had no name got one from its own output, which says nothing of the site.
+        if node.name.endswith(ending) and node.name != node.outputs[0] + ending:
+            return node.name.removesuffix(ending)
+    name = chain.source.name if chain.source is not None else node.inputs[0]
+    for ending in _STORED_ENDINGS:
+        name = name.removesuffix(ending)
+    return name
+
+
+def _parse(index: GraphIndex, text: str) -> Site:
+    scope, parted, name = text.partition("::")
+    # Tensor names may hold "::" themselves ("onnx::Conv_497").
+    if not parted or scope not in index.scopes:
+        scope, name = "", text
+    edge = _EDGE.fullmatch(name)
+    if edge is not None and any(node.name == edge[1] for node in index.nodes):
+        return Edge(edge[1], int(edge[2]), scope)
+    return TensorId(name, scope)

@@ -1,0 +1,106 @@
+"""What onnxq itself wrote into a model about its pairs, read back with patience: a damaged note is told, not fatal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnx import ModelProto
+
+from onnxq.annotate.bits import noted_bits
+from onnxq.annotate.find import Chain
+from onnxq.annotate.model import Origin
+from onnxq.emit import BITS_KEY, PLAN_KEY
+from onnxq.errors import PlanError
+from onnxq.graph.scopes import walk
+from onnxq.plan import Plan, from_json
+from onnxq.plan.names import part
+from onnxq.sites import Site
+from onnxq.spec import QuantSpec
+
+NODE_PREFIX = "onnxq."
+
+
+@dataclass(frozen=True, eq=False)
+class Notes:
+    """by_node: records of the model's `onnxq.bits`; own: metadata of each node; plan: specs by node name."""
+
+    by_node: Mapping[str, Mapping[str, Any]]
+    own: Mapping[str, Mapping[str, str]]
+    plan: Mapping[str, QuantSpec]
+    problems: tuple[str, ...] = field(default=())
+
+    def record(self, chain: Chain) -> Mapping[str, Any]:
+        """What was noted for the first node of the chain that has a note; {} without any."""
+        for source in (self.by_node, self.own):
+            for node in reversed(chain.nodes):
+                if source.get(node.name):
+                    return source[node.name]
+        return {}
+
+    def bits(self, chain: Chain) -> tuple[int, Origin] | None:
+        """The bits noted for the chain: the model's record, the plan, the node's own metadata, in this order.
+
+        The record comes first because annotate-bits writes it, so it is never older than the plan.
+        """
+        names = [node.name for node in reversed(chain.nodes)]
+        for name in names:
+            found = noted_bits(self.by_node.get(name))
+            if found is not None:
+                return found, Origin.METADATA
+        for name in names:
+            if name in self.plan:
+                return self.plan[name].bits, Origin.PLAN
+        for name in names:
+            found = noted_bits(self.own.get(name))
+            if found is not None:
+                return found, Origin.METADATA
+        return None
+
+
+def read_notes(proto: ModelProto) -> Notes:
+    """Everything onnxq noted in the model; `problems` says what could not be read."""
+    held = {entry.key: entry.value for entry in proto.metadata_props}
+    problems: list[str] = []
+    by_node: dict[str, Mapping[str, Any]] = {}
+    if BITS_KEY in held:
+        try:
+            raw = json.loads(held[BITS_KEY])
+            by_node = {name: record for name, record in raw.items() if isinstance(record, dict)}
+        except (json.JSONDecodeError, AttributeError) as error:
+            problems.append(f"the model's {BITS_KEY} metadata cannot be read ({error}); it is left out of account")
+    plan: dict[str, QuantSpec] = {}
+    if PLAN_KEY in held:
+        try:
+            plan = specs_by_node(from_json(held[PLAN_KEY], source=PLAN_KEY))
+        except PlanError as error:
+            problems.append(
+                f"the model's {PLAN_KEY} metadata cannot be read ({error.cause}); it is left out of account"
+            )
+    return Notes(by_node, _own(proto), plan, tuple(problems))
+
+
+def specs_by_node(plan: Plan) -> dict[str, QuantSpec]:
+    """The plan's specs by the names that emit gives to a site's nodes."""
+    return {name: site.spec for site in plan.sites for name in node_names(site.site)}
+
+
+def node_names(site: Site) -> tuple[str, str]:
+    """The names of a site's quantize and dequantize nodes."""
+    return part(site, "q_node"), part(site, "dq_node")
+
+
+def _own(proto: ModelProto) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for _, graph in walk(proto.graph):
+        for node in graph.node:
+            notes = {
+                entry.key.removeprefix(NODE_PREFIX): entry.value
+                for entry in node.metadata_props
+                if entry.key.startswith(NODE_PREFIX)
+            }
+            if notes:
+                found[node.name] = notes
+    return found

@@ -1,0 +1,44 @@
+"""The `onnxq` command. Each subcommand's module is imported when it is asked for, and the engine when it runs."""
+
+from __future__ import annotations
+
+import click
+
+from onnxq.cli.group import LazyGroup
+
+_EPILOG = """\b
+Exit codes:
+  0    done
+  1    something in the model, data or configuration must be mended (the message says what and how)
+  2    the command line is wrong
+  3    done, but with refusals, and --strict was given
+  70   a defect of onnxq
+  130  stopped with Ctrl-C; nothing half-written is left
+"""
+
+
+@click.group(
+    cls=LazyGroup,
+    modules={
+        "quantize": "onnxq.cli.quantize",
+        "plan": "onnxq.cli.plan",
+        "apply": "onnxq.cli.apply",
+        "inspect": "onnxq.cli.inspect",
+        "annotate-bits": "onnxq.cli.annotate_bits",
+    },
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=_EPILOG,
+)
+@click.version_option(package_name="onnxq", prog_name="onnxq")
+def cli() -> None:
+    """Quantize ONNX models after training: smaller, faster, and checked.
+
+    \b
+    Start with:
+      onnxq quantize model.onnx --data samples.npz
+    """
+
+
+def main() -> None:
+    """Entry point of the `onnxq` script; ends the process with one of the documented exit codes."""
+    cli.main(prog_name="onnxq")

@@ -1,0 +1,92 @@
+"""Options that several commands share, each written once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+
+def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """An amount of memory (512MB, 2GB, 1.5GiB, or bytes) in bytes."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([KMGT]?I?)B?", value.strip().upper())
+    amount = int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else 0
+    if amount < 1:
+        raise click.BadParameter(f"{value!r} is no amount of memory; write it as 512MB, 2GB or 1.5GiB")
+    return amount
+
+
+def together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several options as one decorator, shown in the order given."""
+
+    def decorate(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+wishes = together(
+    click.option("--target", type=click.Choice(["ort"]), help="The engine that will run the result. [default: ort]"),
+    click.option("--config", metavar="PRESET|FILE", help="A preset's name or a YAML file. [default: ort-int8]"),
+    click.option(
+        "--placement",
+        type=click.Choice(["rules", "measured"]),
+        help="rules: the same graph on every machine. measured: time a handful of placements here, take the fastest.",
+    ),
+)
+
+data = together(
+    click.option(
+        "--data",
+        metavar="DATA",
+        help="Samples: .npz, a folder of .npy, .npz or images, test_data_set_*, Polygraphy data, file.py:function.",
+    ),
+    click.option("--samples", type=click.IntRange(min=1), metavar="N", help="Use at most so many samples."),
+    click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Seed of every random choice. [default: 0]"),
+)
+
+running = together(
+    click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Samples in one run."),
+    click.option(
+        "--memory-limit", metavar="SIZE", callback=size, help="Bound on the tensors kept of one run, e.g. 512MB or 2GB."
+    ),
+)
+
+checking = together(
+    click.option(
+        "--holdout",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Samples kept from calibration to check the result with.",
+    ),
+    click.option(
+        "--threads",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Threads for checking and timing; 0: all. [default: 1]",
+    ),
+    click.option("--no-latency", is_flag=True, help="Do not time float and quantized model."),
+)
+
+writing = together(
+    click.option("--emit-bits-attribute", "bits_attribute", is_flag=True,
+                 help="Also write the attribute `bits` on Q/DQ nodes; ONNX Runtime and onnx.checker refuse the file."),
+    click.option("--external-data", is_flag=True, help="Write the weights to a file of their own beside the model."),
+    click.option("--force", is_flag=True, help="Overwrite existing output files. The input is never overwritten."),
+    click.option("--strict", is_flag=True, help="Exit with 3 when something asked for was refused."),
+)  # fmt: skip
+
+showing = together(
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout."),
+    click.option("--verbose", "-v", is_flag=True, help="List every site and every refusal."),
+)
+
+quiet = click.option("--quiet", "-q", is_flag=True, help="Print only warnings and errors.")

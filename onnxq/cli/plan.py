@@ -1,0 +1,37 @@
+"""onnxq plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from onnxq.cli import options
+from onnxq.cli.outputs import check_free
+
+
+@click.command("plan", short_help="Show what would be quantized, how and why; a dry run.")
+@click.argument("model")
+@options.wishes
+@options.data
+@click.option(
+    "--output", "-o", "plan_out", metavar="OUT.json", help="Write the plan, to edit it or to `onnxq apply` it."
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing OUT.json.")
+@options.showing
+def command(model: str, plan_out: str | None, force: bool, as_json: bool, verbose: bool, **wanted: Any) -> None:
+    """Show what would be quantized in MODEL, how, by which rule, and what would stay float and why.
+
+    A dry run: nothing is calibrated and no model is written. --json prints the plan itself.
+
+    \b
+    Examples:
+      onnxq plan model.onnx
+      onnxq plan model.onnx --config my.yaml -o plan.json
+    """
+    check_free(model, plan_out, force=force)
+
+    from onnxq import pipeline, report
+
+    made = pipeline.make_plan(model, plan_out=plan_out, force=force, progress=report.progress, **wanted)
+    report.show_plan(made, as_json=as_json, verbose=verbose)

@@ -1,0 +1,49 @@
+"""onnxq quantize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from onnxq.cli import options
+from onnxq.cli.group import REFUSED
+from onnxq.cli.outputs import beside, check_free
+
+
+@click.command("quantize", short_help="Quantize a model, check the result, say what was done.")
+@click.argument("model")
+@options.data
+@options.wishes
+@click.option("--output", "-o", "out", metavar="OUT", help="The quantized model. [default: MODEL.q.onnx beside MODEL]")
+@click.option("--plan", "plan_out", metavar="OUT.json", help="Also write the plan, for `onnxq apply`.")
+@options.running
+@options.checking
+@options.writing
+@options.showing
+@options.quiet
+def command(
+    model: str, out: str | None, plan_out: str | None, as_json: bool, verbose: bool, quiet: bool, strict: bool,
+    no_latency: bool, force: bool, **wanted: Any,
+) -> int:  # fmt: skip
+    """Quantize MODEL with real samples, check the result against it, and say what was done.
+
+    Without --data the ranges come from made-up inputs: good for trying things out, not for use.
+
+    \b
+    Examples:
+      onnxq quantize model.onnx --data samples.npz
+      onnxq quantize model.onnx --data images/ --config my.yaml -o small.onnx
+      onnxq quantize model.onnx --config ort-int8-weights
+    """
+    target = out if out is not None else str(beside(model, ".q.onnx"))
+    check_free(model, target, plan_out, force=force)
+
+    from onnxq import pipeline, report
+
+    result = pipeline.quantize(
+        model, out=target, plan_out=plan_out, force=force, latency=False if no_latency else None,
+        progress=report.silent if quiet else report.progress, **wanted,
+    )  # fmt: skip
+    report.show_report(result.report, as_json=as_json, verbose=verbose, quiet=quiet)
+    return REFUSED if strict and result.report.refusals else 0

@@ -1,0 +1,140 @@
+"""The table of `inspect` and `annotate-bits`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import IO, Any, Protocol
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from onnxq.annotate import PairInfo
+from onnxq.report.document import SCHEMA, to_json
+from onnxq.report.terminal import scale_range, show, table, write
+from onnxq.spec import PerBlock, PerChannel
+
+
+class Inspected(Protocol):
+    """What is shown of an inspection."""
+
+    @property
+    def pairs(self) -> tuple[PairInfo, ...]:
+        """In the order the model runs in."""
+
+    @property
+    def source(self) -> str:
+        """The model's path."""
+
+    @property
+    def output(self) -> str:
+        """The file written, "" for none."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person must know."""
+
+
+def show_inspection(
+    found: Inspected,
+    *,
+    as_json: bool = False,
+    verbose: bool = False,
+    quiet: bool = False,
+    stream: IO[str] | None = None,
+    errors: IO[str] | None = None,
+    width: int | None = None,
+) -> None:
+    """Print the pairs to `stream` (stdout) as a table or JSON; with `quiet` only the warnings, to `errors` (stderr).
+
+    verbose: also role, type and node names.
+    """
+    if as_json:
+        write(inspection_json(found), stream)
+    elif not quiet:
+        show(Group(*_parts(found, verbose)), stream, width)
+    if as_json or quiet:
+        for warning in found.warnings:
+            show(Text(f"warning: {warning}"), sys.stderr if errors is None else errors, width)
+
+
+def inspection_json(found: Inspected) -> str:
+    """The inspection as one JSON document."""
+    return to_json(
+        {
+            "schema": SCHEMA,
+            "source": found.source,
+            "output": found.output,
+            "warnings": found.warnings,
+            "pairs": [_pair(pair) for pair in found.pairs],
+        }
+    )
+
+
+def _pair(pair: PairInfo) -> dict[str, Any]:
+    grain = pair.granularity
+    return {
+        "site": str(pair.site),
+        "scope": pair.scope,
+        "role": pair.role,
+        "ops": pair.ops,
+        "bits": pair.bits,
+        "origin": pair.origin,
+        "type": pair.storage,
+        "scheme": pair.scheme,
+        "granularity": _kind(pair),
+        **({"axis": grain.axis} if isinstance(grain, (PerChannel, PerBlock)) else {}),
+        **({"block_size": grain.size} if isinstance(grain, PerBlock) else {}),
+        "scales": pair.scales,
+        "scale_min": pair.scale_min,
+        "scale_max": pair.scale_max,
+        "quantize": pair.quantize,
+        "dequantize": pair.dequantize,
+        "clip": pair.clip,
+    }
+
+
+def _kind(pair: PairInfo) -> str:
+    if isinstance(pair.granularity, PerBlock):
+        return "block"
+    return "channel" if isinstance(pair.granularity, PerChannel) else "tensor"
+
+
+def _parts(found: Inspected, verbose: bool) -> Iterator[RenderableType]:
+    if not found.pairs:
+        yield Text(f"{found.source or 'the model'} holds no quantize/dequantize pair")
+    else:
+        yield _table(found, verbose)
+        yield Text("")
+        yield Text(_counts(found))
+    if found.output:
+        yield Text(f"written: {found.output}")
+    for warning in found.warnings:
+        yield Text(f"warning: {warning}", style="yellow")
+
+
+def _table(found: Inspected, verbose: bool) -> RenderableType:
+    more = ("role", "type", "nodes") if verbose else ()
+    columns = ("site", "op", "bits", "scheme", "granularity", "scale", "origin", *more)
+    rows = (_row(pair, verbose) for pair in found.pairs)
+    return table(columns, rows, right=("bits",), fold=("site", "op", "nodes"))
+
+
+def _row(pair: PairInfo, verbose: bool) -> tuple[str, ...]:
+    grain = pair.granularity
+    where = _kind(pair)
+    if isinstance(grain, PerBlock):
+        where = f"block {grain.size}@{grain.axis}"
+    elif isinstance(grain, PerChannel):
+        where = f"channel {grain.axis}"
+    scale = "at run time" if math.isnan(pair.scale_min) else scale_range(pair.scale_min, pair.scale_max)
+    row = (str(pair.site), ",".join(pair.ops), str(pair.bits), pair.scheme, where, scale, str(pair.origin))
+    return (*row, str(pair.role), pair.storage, " ".join(pair.nodes)) if verbose else row
+
+
+def _counts(found: Inspected) -> str:
+    widths = Counter(pair.bits for pair in found.pairs)
+    parts = ", ".join(f"{count} of {bits} bits" for bits, count in sorted(widths.items()))
+    return f"{len(found.pairs)} pairs: {parts}"
