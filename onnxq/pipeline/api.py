@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 
 from onnxq import annotate
+from onnxq.annotate import Inspection
 from onnxq.config import Config
 from onnxq.errors import OutputError
-from onnxq.graph import load_model, name_nodes, save_model
+from onnxq.graph import save_model
 from onnxq.pipeline import carry_out, run
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.run import Options
@@ -139,27 +140,18 @@ def make_plan(
     return plan
 
 
-@dataclass(frozen=True, eq=False)
-class Inspection:
-    """Every Q/DQ pair of a model, and the model (annotated by `annotate_bits`)."""
-
-    model: onnx.ModelProto
-    pairs: tuple[annotate.PairInfo, ...]
-    source: str = ""
-    output: str = ""
-    warnings: tuple[str, ...] = ()
-
-
 def inspect(model: ModelSource) -> Inspection:
-    """List every quantize/dequantize pair with its site, bits, scheme, granularity and scale, from any tool."""
-    proto = name_nodes(load_model(model, check=False).proto)
-    return Inspection(proto, annotate.find_pairs(proto), source=_source(model))
+    """List every quantize/dequantize pair with its site, bits, scheme, granularity and scale, from any tool.
+
+    Raises ModelError for a file that cannot be read.
+    """
+    return annotate.inspect_model(model)
 
 
 def annotate_bits(
     model: ModelSource,
     *,
-    given: tuple[tuple[str, int], ...] = (),
+    given: Sequence[tuple[str, int]] = (),
     plan: Plan | str | Path | None = None,
     rename: bool = False,
     bits_attribute: bool = False,
@@ -171,21 +163,15 @@ def annotate_bits(
 
     given: (pattern, bits), first match wins, over what is read from the model; plan: take bits from it.
     bits_attribute: also the plain attribute `bits` (Sparsebit's form), which onnx.checker and ORT refuse.
-    Raises ConfigError for a pattern that matches no pair.
+    Raises ConfigError for a pattern that matches no pair, ModelError for a file that cannot be read.
     """
     _free(force, out)
-    proto = name_nodes(load_model(model, check=False).proto)
     known = None if plan is None else carry_out.read_plan(plan)
-    pairs = annotate.with_bits(annotate.find_pairs(proto), given=given, plan=known)
-    done = annotate.write_bits(proto, pairs, rename=rename, bits_attribute=bits_attribute)
+    done = annotate.annotate_model(model, given=given, plan=known, rename=rename, bits_attribute=bits_attribute)
     if out is not None:
-        save_model(done, Path(out), external=external_data or None, overwrite=force)
-    warnings = (annotate.BITS_ATTRIBUTE_WARNING,) if bits_attribute else ()
-    return Inspection(done, annotate.find_pairs(done), _source(model), str(out or ""), warnings)
-
-
-def _source(model: Any) -> str:
-    return str(model) if isinstance(model, (str, Path)) else ""
+        save_model(done.model, Path(out), external=external_data or None, overwrite=force)
+        done = replace(done, output=str(out))
+    return done
 
 
 def _free(force: bool, *outputs: str | Path | None) -> None:

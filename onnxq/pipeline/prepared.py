@@ -12,12 +12,14 @@ from onnxq.errors import VerificationError
 from onnxq.graph import (
     GraphIndex,
     Model,
+    computes_in_half,
     infer_shapes,
     inline_functions,
     load_model,
     name_nodes,
     opset_of,
     upgrade_opset,
+    widen_half,
 )
 from onnxq.passes import PASSES, PassReport, prepare
 from onnxq.runtime import Session
@@ -27,6 +29,9 @@ from onnxq.verify import Array, OutputError, compare
 _MINIMUM_OPSET = 13
 # Rewrites reorder float32 arithmetic; anything below this is a different function.
 _EQUIVALENT_DB = 60.0
+# float16 rounds every tensor to 11 bits; float32 in its place differs by that.
+_EQUIVALENT_HALF_DB = 35.0
+_WIDEN = "float32-compute"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +68,16 @@ def load(source: object, *, skip: Iterable[str] = (), only: Iterable[str] | None
     upgraded = upgrade_opset(proto, _MINIMUM_OPSET) if opset_of(proto) < _MINIMUM_OPSET else proto
     left_out = frozenset(skip)
     if only is not None:
-        left_out |= frozenset(entry.name for entry in PASSES) - frozenset(only)
-    result = prepare(infer_shapes(upgraded), skip=left_out)
-    reports = list(result.reports)
+        left_out |= frozenset((_WIDEN, *(entry.name for entry in PASSES))) - frozenset(only)
+    reports = []
     if upgraded is not proto:
-        reports.insert(0, PassReport("opset", (f"{opset_of(proto)} -> {opset_of(upgraded)}",), ()))
+        reports.append(PassReport("opset", (f"{opset_of(proto)} -> {opset_of(upgraded)}",), ()))
+    typed = infer_shapes(upgraded)
+    if _WIDEN not in left_out and computes_in_half(typed):
+        typed = infer_shapes(widen_half(upgraded))
+        reports.append(PassReport(_WIDEN, ("float16 is computed in float32",), ()))
+    result = prepare(typed, skip=left_out - {_WIDEN})
+    reports.extend(result.reports)
     return PreparedModel(model, GraphIndex(named), named, infer_shapes(result.proto), tuple(reports))
 
 
@@ -76,8 +86,9 @@ def prove_equal(prepared: PreparedModel, samples: Iterable[Mapping[str, Array]])
     before = Session(prepared.named, optimize=False)
     after = Session(prepared.proto, optimize=False)
     found = compare({"prepare": (before, after)}, samples)["prepare"]
+    enough = _EQUIVALENT_HALF_DB if _WIDEN in prepared.passes else _EQUIVALENT_DB
     for output in found:
-        if output.sqnr_db < _EQUIVALENT_DB and not np.isclose(output.max_abs, 0.0, atol=1e-6):
+        if output.sqnr_db < enough and not np.isclose(output.max_abs, 0.0, atol=1e-6):
             raise VerificationError(
                 f"output {output.name}",
                 f"preparation changed it ({output.sqnr_db:.1f} dB, max |difference| {output.max_abs:.3g})",

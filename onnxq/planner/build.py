@@ -128,24 +128,11 @@ def _node_id(index: GraphIndex, name: str, ids: Mapping[TensorId, str]) -> str:
     return ids.get(TensorId(node.outputs[0], node.scope), "")
 
 
+# What ORT quantizes by itself when it stands between a DequantizeLinear and a QuantizeLinear.
+_GUARDED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "AveragePool", "Softmax")
+
+
 def _float_nodes(units: Units, sites: tuple[SitePlan, ...]) -> tuple[str, ...]:
-    """Float nodes between a DequantizeLinear and a QuantizeLinear that ORT would quantize by itself."""
-    everywhere = {site.site for site in sites if site.consumers is None and isinstance(site.site, TensorId)}
-    paired = {site.site for site in sites if isinstance(site.site, TensorId)}
+    """Nodes the plan leaves float though ORT might not."""
     int8 = {edge.node for site in sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
-    found = []
-    for node in units.index.nodes:
-        if node.op_type not in ("Conv", "Gemm", "ConvTranspose", "AveragePool") or node.name in int8:
-            continue
-        source = units.index.resolve(node.inputs[0], node.scope)
-        if source in everywhere and _reaches(units, TensorId(node.outputs[0], node.scope), paired):
-            found.append(node.name)
-    return tuple(found)
-
-
-def _reaches(units: Units, tensor: TensorId, paired: set[object]) -> bool:
-    """The tensor, or what a Relu or Clip makes of it, has a pair."""
-    if tensor in paired:
-        return True
-    readers = [units.index.node(edge.node) for edge in units.index.consumers(tensor)]
-    return any(node.op_type in ("Relu", "Clip") and TensorId(node.outputs[0], node.scope) in paired for node in readers)
+    return tuple(node.name for node in units.index.nodes if node.op_type in _GUARDED and node.name not in int8)

@@ -68,7 +68,7 @@ def _too_small(units: Units, unit: Unit) -> Refusal:
     cost = unit_cost(units, unit)
     return Refusal(
         unit.name,
-        f"int8 would not pay: about {cost.float_us:.1f} us in float, {cost.int8_us:.1f} us in int8 and pairs at its borders",
+        f"int8 would not pay: about {cost.float_us:.1f} us in float, {cost.int8_us:.1f} us in int8 without its pairs",
         "force it with a rule that sets `quantize: true`, or let --placement measured decide",
         "size",
     )

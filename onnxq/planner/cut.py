@@ -9,8 +9,8 @@ readers. All terms are submodular, so the best assignment is a minimum s-t cut (
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from onnxq.planner.flow import FlowNetwork
 from onnxq.planner.units import Unit, Units
 from onnxq.sites import TensorId
 from onnxq.targets import Output
@@ -19,76 +19,6 @@ from onnxq.targets.ort_costs import Cost, OpCase, dequantize_us, op_cost, quanti
 _INFINITE = 1e15
 # int8 must earn this much of the float time: pairs also cost accuracy, and the model is no better than 10 %.
 _MARGIN = 0.03
-
-
-@dataclass
-class _Network:
-    """A capacitated directed graph with Dinic's maximum flow (Dinic 1970)."""
-
-    names: dict[object, int] = field(default_factory=dict)
-    heads: list[list[int]] = field(default_factory=list)
-    to: list[int] = field(default_factory=list)
-    cap: list[float] = field(default_factory=list)
-
-    def vertex(self, name: object) -> int:
-        if name not in self.names:
-            self.names[name] = len(self.heads)
-            self.heads.append([])
-        return self.names[name]
-
-    def edge(self, a: object, b: object, capacity: float) -> None:
-        if capacity <= 0:
-            return
-        u, v = self.vertex(a), self.vertex(b)
-        for source, sink, amount in ((u, v, capacity), (v, u, 0.0)):
-            self.heads[source].append(len(self.to))
-            self.to.append(sink)
-            self.cap.append(amount)
-
-    def source_side(self, source: object, sink: object) -> set[int]:
-        """The vertices still reachable from `source` once the flow is maximal."""
-        s, t = self.vertex(source), self.vertex(sink)
-        while True:
-            level = self._levels(s)
-            if t not in level:
-                return set(level)
-            position = [0] * len(self.heads)
-            while self._augment(s, t, level, position):
-                pass
-
-    def _levels(self, s: int) -> dict[int, int]:
-        level = {s: 0}
-        queue = [s]
-        for u in queue:
-            for e in self.heads[u]:
-                if self.cap[e] > 1e-9 and self.to[e] not in level:
-                    level[self.to[e]] = level[u] + 1
-                    queue.append(self.to[e])
-        return level
-
-    def _augment(self, s: int, t: int, level: dict[int, int], position: list[int]) -> bool:
-        """One path of the level graph, walked with a stack so that deep models do not overflow it."""
-        path: list[int] = []
-        u = s
-        while u != t:
-            while position[u] < len(self.heads[u]):
-                e = self.heads[u][position[u]]
-                if self.cap[e] > 1e-9 and level.get(self.to[e], -1) == level[u] + 1:
-                    break
-                position[u] += 1
-            else:
-                if not path:
-                    return False
-                u = self.to[path.pop() ^ 1]
-                position[u] += 1
-                continue
-            path.append(e)
-            u = self.to[e]
-        amount = min(self.cap[e] for e in path)
-        for e in path:
-            self.cap[e] -= amount
-            self.cap[e ^ 1] += amount
-        return True
 
 
 def unit_cost(units: Units, unit: Unit) -> Cost:
@@ -123,7 +53,7 @@ def minimum_cut(units: Units, fixed: Mapping[str, bool]) -> frozenset[str]:
 
     fixed: units whose side is settled (True int8, False float) by a rule or by the person.
     """
-    net = _Network()
+    net = FlowNetwork()
     source, sink = ("source",), ("sink",)
     net.vertex(source), net.vertex(sink)
     for unit in units.units:
@@ -139,7 +69,7 @@ def minimum_cut(units: Units, fixed: Mapping[str, bool]) -> frozenset[str]:
     return frozenset(unit.name for unit in units.units if net.names[unit.name] in side)
 
 
-def _follow(net: _Network, units: Units, unit: Unit, fixed: Mapping[str, bool], sink: object) -> None:
+def _follow(net: FlowNetwork, units: Units, unit: Unit, fixed: Mapping[str, bool], sink: object) -> None:
     """Adding, pooling and moving never start a quantized region: what they read must be quantized without them.
 
     Otherwise a few saved bytes would put noise on tensors (attention, residual streams) nobody needs in integers.
@@ -162,7 +92,7 @@ def _tensors(units: Units) -> list[TensorId]:
     return list(seen)
 
 
-def _tensor_edges(net: _Network, units: Units, tensor: TensorId, source: object, sink: object) -> None:
+def _tensor_edges(net: FlowNetwork, units: Units, tensor: TensorId, source: object, sink: object) -> None:
     """The pair of one tensor: `needs int8` and `needs float` are vertices of their own, so it is paid once."""
     maker = units.by_out.get(tensor)
     readers = units.consumers(tensor)

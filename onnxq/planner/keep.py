@@ -10,12 +10,15 @@ from onnxq.sites import Refusal, TensorId
 
 # What may stand between a graph input and the stem, or a convolution and the Log behind it.
 _PREPROCESSING = frozenset(
-    {"Cast", "Sub", "Add", "Mul", "Div", "Transpose", "Reshape", "Unsqueeze", "Identity", "Pad", "Slice"}
+    ("Cast", "Sub", "Add", "Mul", "Div", "Transpose", "Reshape", "Unsqueeze", "Identity", "Pad", "Slice")
 )
 _SPECTRAL = frozenset(
-    {"Pow", "Mul", "Add", "Sqrt", "Abs", "Div", "Sub", "ReduceSum", "ReduceMean", "ReduceL2", "Concat", "Split", "Slice",
-     "Squeeze", "Unsqueeze", "Reshape", "Transpose", "MatMul", "Clip", "Max", "Cast", "Relu", "Identity", "Pad"}
-)  # fmt: skip
+    (
+        *("Pow", "Mul", "Add", "Sub", "Div", "Sqrt", "Abs", "Clip", "Max", "Relu", "Cast", "Identity"),
+        *("ReduceSum", "ReduceMean", "ReduceL2", "MatMul", "Concat", "Split", "Slice", "Pad"),
+        *("Squeeze", "Unsqueeze", "Reshape", "Transpose"),
+    )
+)
 _STEM_CHANNELS = 4
 _STEM_DEPTHWISE_PIXELS = 112 * 112
 

@@ -107,9 +107,14 @@ class Placer:
             for _, tensor in unit.data:
                 if tensor not in found:
                     found[tensor] = self._readers(tensor, chosen)
-            if unit.rule.output is Output.PAIR:
+            if unit.rule.output is Output.PAIR or self._needs_output_pair(unit):
                 found[unit.out] = None
         return found
+
+    def _needs_output_pair(self, unit: Unit) -> bool:
+        """A Gemm writes float only from an int32 bias."""
+        without_bias = unit.bias is None or self.config.bias == "float"
+        return unit.rule.output is Output.EITHER and without_bias
 
     def _readers(self, tensor: TensorId, chosen: frozenset[str]) -> tuple[Edge, ...] | None:
         maker = self.units.by_out.get(tensor)

@@ -1,0 +1,179 @@
+"""float16 models: computed in float32 where integer kernels need it, stored in float16 where they stay float.
+
+ORT's CPU provider computes float16 by casting to float32 node by node, and fuses no quantized kernel between
+such casts. Doing it once for the whole model changes nothing but the rounding between nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
+
+from onnxq.graph.index import GraphIndex
+from onnxq.graph.scopes import walk
+from onnxq.sites import TensorId
+
+_COMPUTE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+# Below this a Cast costs more in the file than it saves.
+_WORTH = 1024
+
+
+def computes_in_half(proto: ModelProto) -> bool:
+    """True when some Conv, Gemm or MatMul reads float16 (types as declared or inferred)."""
+    index = GraphIndex(proto)
+    for node in index.nodes:
+        if node.op_type in _COMPUTE:
+            for name in node.inputs:
+                tensor = index.resolve(name, node.scope) if name else None
+                if tensor is not None and index.dtype(tensor) == TensorProto.FLOAT16:
+                    return True
+    return False
+
+
+def widen_half(proto: ModelProto) -> ModelProto:
+    """A copy that computes in float32 what `proto` computes in float16; inputs and outputs keep their types.
+
+    Graph inputs and outputs of type float16 get a Cast named `<tensor>/Cast`.
+    """
+    out = ModelProto()
+    out.CopyFrom(proto)
+    taken = {name for _, graph in walk(out.graph) for node in graph.node for name in (*node.output, node.name)}
+    for scope, graph in walk(out.graph):
+        _widen_constants(graph)
+        for node in graph.node:
+            _widen_node(node)
+        del graph.value_info[:]
+        if scope:
+            _widen_types((*graph.input, *graph.output))
+    _keep_interface(out.graph, taken)
+    return out
+
+
+def _widen_constants(graph: GraphProto) -> None:
+    for tensor in graph.initializer:
+        _widen_tensor(tensor)
+    for sparse in graph.sparse_initializer:
+        _widen_tensor(sparse.values)
+
+
+def _widen_tensor(tensor: TensorProto) -> None:
+    if tensor.data_type == TensorProto.FLOAT16:
+        wide = numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
+        wide.metadata_props.extend(tensor.metadata_props)
+        tensor.CopyFrom(wide)
+
+
+def _widen_node(node: NodeProto) -> None:
+    attr: AttributeProto
+    for attr in node.attribute:
+        if attr.type == AttributeProto.TENSOR:
+            _widen_tensor(attr.t)
+        elif attr.name in ("to", "dtype", "output_dtype") and attr.i == TensorProto.FLOAT16:
+            attr.i = TensorProto.FLOAT
+
+
+def _widen_types(values: Iterable[ValueInfoProto]) -> None:
+    for value in values:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+
+
+def _keep_interface(graph: GraphProto, taken: set[str]) -> None:
+    """Casts at the borders, so that callers see the types they know."""
+    fixed = {tensor.name for tensor in graph.initializer}
+    heads: list[NodeProto] = []
+    tails: list[NodeProto] = []
+    for value in graph.input:
+        if value.name not in fixed and value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            wide = _fresh(f"{value.name}/float32", taken)
+            _rename_reads(graph, value.name, wide)
+            heads.append(_cast(value.name, wide, TensorProto.FLOAT, _fresh(f"{value.name}/Cast", taken)))
+    _widen_types(value for value in graph.input if value.name in fixed)
+    for value in graph.output:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            wide = _fresh(f"{value.name}/float32", taken)
+            _rename_reads(graph, value.name, wide)
+            for node in graph.node:
+                node.output[:] = [wide if name == value.name else name for name in node.output]
+            tails.append(_cast(wide, value.name, TensorProto.FLOAT16, _fresh(f"{value.name}/Cast", taken)))
+    nodes = [*heads, *graph.node, *tails]
+    kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _fresh(base: str, taken: set[str]) -> str:
+    name, k = base, 0
+    while name in taken:
+        k += 1
+        name = f"{base}_{k}"
+    taken.add(name)
+    return name
+
+
+def _cast(source: str, target: str, to: int, name: str) -> NodeProto:
+    return onnx.helper.make_node("Cast", [source], [target], name=name, to=to)
+
+
+def _rename_reads(graph: GraphProto, old: str, new: str) -> None:
+    """Every read of the main graph's tensor `old`, inner scopes that do not define it themselves included."""
+    for scope, inner in walk(graph):
+        own = {value.name for value in inner.input} | {name for node in inner.node for name in node.output}
+        if scope and old in own:
+            continue
+        for node in inner.node:
+            node.input[:] = [new if name == old else name for name in node.input]
+        if scope:
+            for value in inner.output:
+                value.name = new if value.name == old else value.name
+
+
+def restore_half(proto: ModelProto, original: ModelProto) -> ModelProto:
+    """Store float32 initializers as float16 behind a Cast where the original did and the values are the same.
+
+    Only the main graph's larger initializers: a quantized model must not grow by the weights that stayed float.
+    ORT folds such a Cast when it loads the model.
+    """
+    held = _half_initializers(original)
+    if not held:
+        return proto
+    out = ModelProto()
+    out.CopyFrom(proto)
+    graph = out.graph
+    taken = {name for _, inner in walk(graph) for node in inner.node for name in (*node.output, node.name)}
+    taken |= {tensor.name for _, inner in walk(graph) for tensor in inner.initializer}
+    casts: list[NodeProto] = []
+    for tensor in graph.initializer:
+        source = held.get(tensor.name)
+        if source is None or tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims, dtype=np.int64) < _WORTH:
+            continue
+        wide = numpy_helper.to_array(tensor)
+        narrow = wide.astype(np.float16)
+        if not np.array_equal(narrow.astype(np.float32), wide):
+            continue
+        name = tensor.name
+        stored = _fresh(source if source != name else f"{name}/float16", taken)
+        tensor.CopyFrom(numpy_helper.from_array(narrow, stored))
+        casts.append(_cast(stored, name, TensorProto.FLOAT, _fresh(f"{name}/Cast", taken)))
+    if casts:
+        kept = [NodeProto.FromString(node.SerializeToString()) for node in (*casts, *graph.node)]
+        del graph.node[:]
+        graph.node.extend(kept)
+    return out
+
+
+def _half_initializers(original: ModelProto) -> dict[str, str]:
+    """float32 tensor name -> the float16 initializer it comes from: itself, or what a Cast reads."""
+    half = {tensor.name for tensor in original.graph.initializer if tensor.data_type == TensorProto.FLOAT16}
+    found = {name: name for name in half}
+    index = GraphIndex(original)
+    for node in index.nodes:
+        if node.op_type == "Constant" and index.dtype(TensorId(node.outputs[0], node.scope)) == TensorProto.FLOAT16:
+            half.add(node.outputs[0])
+            found[node.outputs[0]] = node.outputs[0]
+        if node.op_type == "Cast" and not node.scope and node.inputs[0] in half:
+            found[node.outputs[0]] = node.inputs[0]
+    return found

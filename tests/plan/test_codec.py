@@ -1,0 +1,123 @@
+"""Plan <-> JSON: nothing is lost, bytes are stable, and what a person mistypes is named."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxq.errors import PlanError
+from onnxq.plan import Plan, SitePlan, from_json, to_json
+from onnxq.sites import Edge, Refusal, Role, TensorId
+from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+
+names = st.text(min_size=1, max_size=12)
+sites = st.one_of(
+    st.builds(TensorId, names, st.sampled_from(["", "If_0.then_branch"])),
+    st.builds(Edge, names, st.integers(0, 5), st.sampled_from(["", "Loop.body"])),
+)
+grains = st.one_of(
+    st.just(PerTensor()),
+    st.builds(PerChannel, st.integers(0, 3)),
+    st.builds(PerBlock, st.just(0), st.sampled_from([16, 32])),
+)
+specs = st.builds(
+    QuantSpec,
+    bits=st.sampled_from([2, 3, 4, 8, 16]),
+    signed=st.booleans(),
+    symmetric=st.booleans(),
+    granularity=grains,
+)
+scales = st.lists(st.floats(2**-20, 2**20, width=32), min_size=1, max_size=100)
+bounds = st.one_of(st.none(), st.floats(-10, 10))
+
+
+@st.composite
+def site_plans(draw: st.DrawFn) -> SitePlan:
+    numbers = None
+    if draw(st.booleans()):
+        scale = np.asarray(draw(scales), np.float32)
+        numbers = QParams(scale, np.arange(scale.size, dtype=np.int32), draw(names))
+    return SitePlan(
+        site=draw(sites),
+        role=draw(st.sampled_from(Role)),
+        spec=draw(specs),
+        qparams=numbers,
+        observer=draw(st.sampled_from([ObserverSpec(), ObserverSpec("percentile", (("percentile", 99.9),))])),
+        rule=draw(names),
+        reason=draw(names),
+        consumers=draw(st.none() | st.lists(st.builds(Edge, names, st.integers(0, 3)), max_size=3).map(tuple)),
+        bound=(draw(bounds), draw(bounds)),
+        derived=draw(st.none() | st.tuples(sites, sites)),
+        group=draw(st.sampled_from(["", "x"])),
+        tensor=draw(names),
+        anchor=draw(st.sampled_from(["", "ab12"])),
+    )
+
+
+plans = st.builds(
+    Plan,
+    target=st.just("ort"),
+    model=names,
+    topology=names,
+    weights=names,
+    opset=st.integers(13, 21),
+    prepare=st.lists(names, max_size=3).map(tuple),
+    sites=st.lists(site_plans(), max_size=4).map(tuple),
+    float_nodes=st.lists(names, max_size=2).map(tuple),
+    refusals=st.lists(st.builds(Refusal, names, names, names, names), max_size=2).map(tuple),
+    kept=st.lists(names, max_size=2).map(tuple),
+    warnings=st.lists(names, max_size=2).map(tuple),
+    data=names,
+    choice=st.dictionaries(names, names, max_size=2),
+    nodes=st.dictionaries(names, names, max_size=2),
+)
+
+
+@given(plans)
+def test_round_trip_keeps_everything(plan: Plan) -> None:
+    text = to_json(plan)
+    again = from_json(text)
+    assert again == plan
+    assert to_json(again) == text
+
+
+def simple() -> Plan:
+    site = SitePlan(
+        site=TensorId("x"), role=Role.ACTIVATION, spec=QuantSpec(signed=False, symmetric=False), rule="conv"
+    )
+    return Plan(target="ort", model="m.onnx", topology="t", weights="w", sites=(site,))
+
+
+def test_a_person_can_read_it() -> None:
+    raw = json.loads(to_json(simple()))
+    assert raw["sites"][0]["site"] == "x"
+    assert raw["sites"][0]["spec"] == {"bits": 8, "type": "uint8", "scheme": "asymmetric", "granularity": "tensor"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda raw: raw["sites"][0].update(site=3), "sites[0]"),
+        (lambda raw: raw["sites"][0]["spec"].update(bits=9), "bit width"),
+        (lambda raw: raw["sites"][0]["spec"].update(scheme="affine"), "affine"),
+        (lambda raw: raw["sites"][0].update(role="wieght"), "wieght"),
+        (lambda raw: raw["sites"][0].update(extra=1), "unknown key 'extra'"),
+        (lambda raw: raw.update(schema=99), "schema 99"),
+        (lambda raw: raw.update(extra=1), "unknown key 'extra'"),
+        (lambda raw: raw.pop("target"), "target"),
+    ],
+)
+def test_a_wrong_entry_is_named(edit: object, message: str) -> None:
+    raw = json.loads(to_json(simple()))
+    edit(raw)  # type: ignore[operator]
+    with pytest.raises(PlanError, match=message.replace("[", r"\[").replace("]", r"\]")):
+        from_json(json.dumps(raw), source="plan.json")
+
+
+def test_what_is_no_json_gives_the_line() -> None:
+    with pytest.raises(PlanError, match="plan.json:2"):
+        from_json('{\n"schema": ,}', source="plan.json")

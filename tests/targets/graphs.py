@@ -1,0 +1,185 @@
+"""A float graph for each ORT placement rule, in ONNX's text form, with the operator ORT must make of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import numpy_helper, parser
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
+
+
+def model(text: str, *, weights: dict[str, tuple[int, ...]], seed: int = 0) -> onnx.ModelProto:
+    """Parse a graph and give it seeded random float32 initializers of the shapes named."""
+    proto = parser.parse_model(HEAD + text)
+    rng = np.random.default_rng(seed)
+    for name, shape in weights.items():
+        fan = max(1, int(np.prod(shape[1:])) if len(shape) > 1 else 4)
+        values = (rng.standard_normal(shape) / np.sqrt(fan)).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
+    for k, node in enumerate(proto.graph.node):
+        node.name = node.name or f"{node.op_type.lower()}{k}"
+    onnx.checker.check_model(proto)
+    return proto
+
+
+CONV = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
+
+# rule -> (graph text, weight shapes, operator in ORT's optimized graph, how many)
+GRAPHS: dict[str, tuple[str, dict[str, tuple[int, ...]], str, int]] = {
+    "conv": (
+        f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
+            a = Conv {CONV}(x, w, b)
+            r = Relu(a)
+            y = Conv {CONV}(r, v, c)
+        }}""",
+        {"w": (32, 32, 3, 3), "b": (32,), "v": (32, 32, 3, 3), "c": (32,)},
+        "QLinearConv",
+        2,
+    ),
+    "conv-clip": (
+        f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y)
+            <float low = {{0.0}}, float high = {{0.5}}> {{
+            a = Conv {CONV}(x, w, b)
+            r = Clip(a, low, high)
+            y = Conv {CONV}(r, v, c)
+        }}""",
+        {"w": (32, 32, 3, 3), "b": (32,), "v": (32, 32, 3, 3), "c": (32,)},
+        "QLinearConv",
+        2,
+    ),
+    "gemm": (
+        """g (float[N,256] x) => (float[N,256] y) {
+            y = Gemm <transB=1>(x, w, b)
+        }""",
+        {"w": (256, 256), "b": (256,)},
+        "QGemm",
+        1,
+    ),
+    "gemm-chain": (
+        """g (float[N,256] x) => (float[N,64] y) {
+            a = Gemm <transB=1>(x, w, b)
+            r = Relu(a)
+            y = Gemm(r, v, c)
+        }""",
+        {"w": (256, 256), "b": (256,), "v": (256, 64), "c": (64,)},
+        "QGemm",
+        2,
+    ),
+    "matmul": (
+        """g (float[N,16,128] x) => (float[N,16,256] y) {
+            a = MatMul(x, w)
+            y = Add(a, b)
+        }""",
+        {"w": (128, 256), "b": (256,)},
+        "MatMulIntegerToFloat",
+        1,
+    ),
+    "matmul-static": (
+        """g (float[1,16,128] x) => (float[1,16,256] y) {
+            a = MatMul(x, w)
+            y = Add(a, b)
+        }""",
+        {"w": (128, 256), "b": (256,)},
+        "MatMulIntegerToFloat",
+        1,
+    ),
+    "matmul-2d": (
+        """g (float[16,128] x) => (float[16,256] y) {
+            a = MatMul(x, w)
+            y = Add(a, b)
+        }""",
+        {"w": (128, 256), "b": (256,)},
+        "MatMulIntegerToFloat",
+        1,
+    ),
+    "residual-add": (
+        f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
+            a = Conv {CONV}(x, w)
+            r = Relu(a)
+            s = Conv {CONV}(r, v)
+            t = Add(s, r)
+            u = Relu(t)
+            y = Conv {CONV}(u, z)
+        }}""",
+        {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3), "z": (32, 32, 3, 3)},
+        "QLinearAdd",
+        1,
+    ),
+    "gate-mul": (
+        f"""g (float[N,64,14,14] x) => (float[N,64,14,14] y) {{
+            a = Conv {CONV}(x, w)
+            m = GlobalAveragePool(a)
+            p = Conv(m, v)
+            s = Conv(p, z)
+            t = Mul(a, s)
+            y = Conv {CONV}(t, w)
+        }}""",
+        {"w": (64, 64, 3, 3), "v": (64, 64, 1, 1), "z": (64, 64, 1, 1)},
+        "QLinearMul",
+        1,
+    ),
+    "concat": (
+        f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
+            a = Conv {CONV}(x, w)
+            c = Conv {CONV}(a, v)
+            d = Concat <axis=1>(a, c)
+            y = Conv {CONV}(d, z)
+        }}""",
+        {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3), "z": (32, 64, 3, 3)},
+        "QLinearConcat",
+        1,
+    ),
+    "global-average-pool": (
+        f"""g (float[N,32,14,14] x) => (float[N,64] y) {{
+            a = Conv {CONV}(x, w)
+            m = GlobalAveragePool(a)
+            f = Flatten(m)
+            y = Gemm <transB=1>(f, v, b)
+        }}""",
+        {"w": (32, 32, 3, 3), "v": (64, 32), "b": (64,)},
+        "QLinearGlobalAveragePool",
+        1,
+    ),
+    "max-pool": (
+        f"""g (float[N,32,14,14] x) => (float[N,32,7,7] y) {{
+            a = Conv {CONV}(x, w)
+            m = MaxPool <kernel_shape=[2,2], strides=[2,2]>(a)
+            y = Conv {CONV}(m, v)
+        }}""",
+        {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3)},
+        "QLinearConv",
+        2,
+    ),
+    "leaky-relu": (
+        f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
+            a = Conv {CONV}(x, w)
+            m = LeakyRelu <alpha=0.1>(a)
+            y = Conv {CONV}(m, v)
+        }}""",
+        {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3)},
+        "QLinearLeakyRelu",
+        1,
+    ),
+    "move": (
+        f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
+            a = Conv {CONV}(x, w)
+            m = Transpose <perm=[0,1,3,2]>(a)
+            y = Conv {CONV}(m, v)
+        }}""",
+        {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3)},
+        "QLinearConv",
+        2,
+    ),
+    "resize-nearest": (
+        f"""g (float[1,32,14,14] x) => (float[1,32,28,28] y)
+            <float[4] sizes = {{1.0, 1.0, 2.0, 2.0}}> {{
+            a = Conv {CONV}(x, w)
+            m = Resize <mode="nearest">(a, , sizes)
+            y = Conv {CONV}(m, v)
+        }}""",
+        {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3)},
+        "QLinearConv",
+        2,
+    ),
+}
