@@ -9,5 +9,20 @@ from onnxq.graph.editor import Editor
 from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, opset_of
 from onnxq.graph.load import Model, load_model
 from onnxq.graph.names import name_nodes
+from onnxq.graph.save import save_model
+from onnxq.graph.shapes import infer_shapes
+from onnxq.graph.verify import verify
 
-__all__ = ["Editor", "GraphIndex", "Model", "NodeRef", "ValueInfo", "load_model", "name_nodes", "opset_of"]
+__all__ = [
+    "Editor",
+    "GraphIndex",
+    "Model",
+    "NodeRef",
+    "ValueInfo",
+    "infer_shapes",
+    "load_model",
+    "name_nodes",
+    "opset_of",
+    "save_model",
+    "verify",
+]

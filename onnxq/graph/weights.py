@@ -1,12 +1,13 @@
 """Weights set aside, so that tools which serialize the model or copy it stay fast and work over 2 GB.
 
-`lighten` gives the model with the bytes of its large tensors left out (names, dtypes and dims stay); the originals are
-looked up again by (scope, name), or (scope, node) for Constant nodes, with `Payload`.
+`lighten` gives the model with the bytes of its large tensors left out (names, dtypes and dims stay), `restore` puts
+them back. Places are told by tensor names, which no tool changes: a body by the first output of the node that holds it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import onnx
@@ -14,7 +15,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from onnxq.errors import ModelError
 from onnxq.graph.external import all_tensors, is_external
-from onnxq.graph.scopes import body_scope, function_id
+from onnxq.graph.scopes import bodies, function_id
 
 # Shapes, axes and the like: tools look at their values, so they stay.
 SMALL_BYTES = 4096
@@ -22,7 +23,7 @@ SMALL_BYTES = 4096
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """The original tensors that were left out, by (scope, tensor name) and by (scope, first output of the node)."""
+    """The original tensors that were left out, by (place, tensor name) and by (place, output of the Constant)."""
 
     initializers: dict[tuple[str, str], TensorProto] = field(default_factory=dict)
     constants: dict[tuple[str, str], TensorProto] = field(default_factory=dict)
@@ -79,21 +80,21 @@ def lighten(proto: ModelProto, *, empty: bool = False) -> tuple[ModelProto, Payl
     return light, payload
 
 
-def _light_graph(source: GraphProto, target: GraphProto, scope: str, payload: Payload, empty: bool) -> None:
+def _light_graph(source: GraphProto, target: GraphProto, place: str, payload: Payload, empty: bool) -> None:
     copy_fields(source, target, ("node", "initializer"))
     for tensor in source.initializer:
         if _is_large(tensor):
-            payload.initializers[scope, tensor.name] = tensor
+            payload.initializers[place, tensor.name] = tensor
             _stub(tensor, target.initializer.add(), empty)
         else:
             target.initializer.add().CopyFrom(tensor)
-    _light_nodes(source, target, scope, payload, empty)
+    _light_nodes(source, target, place, payload, empty)
 
 
 def _light_nodes(
     source: GraphProto | FunctionProto,
     target: GraphProto | FunctionProto,
-    scope: str,
+    place: str,
     payload: Payload,
     empty: bool,
 ) -> None:
@@ -101,30 +102,41 @@ def _light_nodes(
         copy = target.node.add()
         copy_fields(node, copy, ("attribute",))
         for attr in node.attribute:
-            _light_attribute(node, attr, copy.attribute.add(), scope, payload, empty)
+            _light_attribute(node, attr, copy.attribute.add(), place, payload, empty)
 
 
 def _light_attribute(
-    node: NodeProto, attr: AttributeProto, copy: AttributeProto, scope: str, payload: Payload, empty: bool
+    node: NodeProto, attr: AttributeProto, copy: AttributeProto, place: str, payload: Payload, empty: bool
 ) -> None:
     copy_fields(attr, copy, ("t", "g", "graphs"))
     if attr.type == AttributeProto.GRAPH:
-        _light_graph(attr.g, copy.g, body_scope(scope, node.name, attr.name), payload, empty)
+        _light_graph(attr.g, copy.g, _inner(place, node, attr.name), payload, empty)
     elif attr.type == AttributeProto.GRAPHS:
         for i, body in enumerate(attr.graphs):
-            _light_graph(body, copy.graphs.add(), body_scope(scope, node.name, f"{attr.name}[{i}]"), payload, empty)
+            _light_graph(body, copy.graphs.add(), _inner(place, node, f"{attr.name}[{i}]"), payload, empty)
     elif attr.HasField("t"):
         if node.op_type == "Constant" and attr.name == "value" and _is_large(attr.t):
-            payload.constants[scope, node.output[0]] = attr.t
+            payload.constants[place, node.output[0]] = attr.t
             _stub(attr.t, copy.t, empty)
         else:
             copy.t.CopyFrom(attr.t)
 
 
+def locate_initializers(proto: ModelProto) -> Iterator[tuple[tuple[str, str], TensorProto]]:
+    """Every initializer under the key a Payload has for it."""
+    waiting: list[tuple[str, GraphProto | FunctionProto]] = [("", proto.graph)]
+    waiting.extend((function_id(function), function) for function in proto.functions)
+    while waiting:
+        place, graph = waiting.pop()
+        if isinstance(graph, GraphProto):
+            yield from (((place, tensor.name), tensor) for tensor in graph.initializer)
+        waiting.extend((_inner(place, node, label), body) for node in graph.node for label, body in bodies(node))
+
+
 def restore(light: ModelProto, payload: Payload) -> ModelProto:
     """A full model from a light one: every tensor of the payload that is still there gets its bytes back.
 
-    The light model may have been edited, as long as scopes keep their names (node names are unique and kept).
+    The light model may have been edited, as long as its tensors keep their names.
     """
     full = ModelProto()
     full.CopyFrom(light)
@@ -134,26 +146,31 @@ def restore(light: ModelProto, payload: Payload) -> ModelProto:
     return full
 
 
-def _restore_graph(graph: GraphProto, scope: str, payload: Payload) -> None:
+def _restore_graph(graph: GraphProto, place: str, payload: Payload) -> None:
     for tensor in graph.initializer:
-        original = payload.initializers.get((scope, tensor.name))
+        original = payload.initializers.get((place, tensor.name))
         if original is not None:
             tensor.CopyFrom(original)
-    _restore_nodes(graph, scope, payload)
+    _restore_nodes(graph, place, payload)
 
 
-def _restore_nodes(graph: GraphProto | FunctionProto, scope: str, payload: Payload) -> None:
+def _restore_nodes(graph: GraphProto | FunctionProto, place: str, payload: Payload) -> None:
     for node in graph.node:
         for attr in node.attribute:
             if attr.type == AttributeProto.GRAPH:
-                _restore_graph(attr.g, body_scope(scope, node.name, attr.name), payload)
+                _restore_graph(attr.g, _inner(place, node, attr.name), payload)
             elif attr.type == AttributeProto.GRAPHS:
                 for i, body in enumerate(attr.graphs):
-                    _restore_graph(body, body_scope(scope, node.name, f"{attr.name}[{i}]"), payload)
+                    _restore_graph(body, _inner(place, node, f"{attr.name}[{i}]"), payload)
             elif node.op_type == "Constant" and attr.name == "value":
-                original = payload.constants.get((scope, node.output[0]))
+                original = payload.constants.get((place, node.output[0]))
                 if original is not None:
                     attr.t.CopyFrom(original)
+
+
+def _inner(place: str, node: NodeProto, label: str) -> str:
+    holder = next((name for name in node.output if name), node.name)
+    return f"{place}/{holder}.{label}"
 
 
 def _is_large(tensor: TensorProto) -> bool:
@@ -161,8 +178,10 @@ def _is_large(tensor: TensorProto) -> bool:
 
 
 def _stub(source: TensorProto, target: TensorProto, empty: bool) -> None:
-    target.name = source.name
-    target.data_type = source.data_type
+    for name in ("name", "data_type", "doc_string"):
+        if source.HasField(name):
+            setattr(target, name, getattr(source, name))
+    target.metadata_props.extend(source.metadata_props)
     target.dims.extend([0] if empty else source.dims)
     if source.data_type != TensorProto.STRING:
         target.raw_data = b""

@@ -1,0 +1,35 @@
+"""Types and shapes of every tensor that onnx can infer, in all scopes, whatever the model's size."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import GraphProto, ModelProto
+
+from onnxq.graph.scopes import walk
+from onnxq.graph.weights import lighten
+
+
+def infer_shapes(proto: ModelProto) -> ModelProto:
+    """A copy with value_info for what onnx.shape_inference (with data propagation) finds out.
+
+    The main graph's inputs and outputs stay as declared. Never fails: what cannot be inferred stays unknown.
+    """
+    result = ModelProto()
+    result.CopyFrom(proto)
+    light, _ = lighten(proto)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(light, check_type=False, strict_mode=False, data_prop=True)
+    except Exception:  # an operator's own inference function may raise anything; the model may run all the same
+        return result
+    for (scope, target), (_, source) in zip(walk(result.graph), walk(inferred.graph), strict=True):
+        del target.value_info[:]
+        target.value_info.extend(source.value_info)
+        if scope:
+            _learn_outputs(target, source)
+    return result
+
+
+def _learn_outputs(target: GraphProto, source: GraphProto) -> None:
+    for old, new in zip(target.output, source.output, strict=True):
+        if new.type.WhichOneof("value"):
+            old.type.CopyFrom(new.type)
