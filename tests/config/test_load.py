@@ -1,0 +1,242 @@
+"""YAML and presets into Config: what is accepted, and that every fault says where it is and what was meant."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnxq.config import Config, QuantWish, load_config, preset_names, preset_text
+from onnxq.errors import ConfigError
+from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
+
+
+def write(folder: Path, text: str, name: str = "c.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def fault(folder: Path, text: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(folder, text))
+    return caught.value
+
+
+def test_default_is_the_preset_ort_int8_and_equals_the_types_defaults():
+    default = load_config()
+    assert default.source == "ort-int8"
+    assert default == load_config("ort-int8")
+    assert default.model_dump(exclude={"source"}) == Config().model_dump(exclude={"source"})
+
+
+EXPECTED = {
+    "ort-int8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "ort-int8-percentile": ("static", "percentile", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "ort-int8-mse": ("static", "mse", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "ort-int8-entropy": ("static", "entropy", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "ort-int8-weights": ("weight-only", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "ort-int4-weights": (
+        "weight-only",
+        "minmax",
+        QuantSpec(bits=4, signed=False, symmetric=False, granularity=PerBlock(0, 32), storage="uint4"),
+    ),
+    "ort-uint16-activations": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+}
+
+
+def test_every_preset_is_listed_here():
+    assert set(preset_names()) == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_preset_says_what_its_name_says(name):
+    config = load_config(name)
+    mode, observer, weights = EXPECTED[name]
+    assert (config.mode, config.activations.observer.name, config.weights.spec(0)) == (mode, observer, weights)
+    bits = 16 if name == "ort-uint16-activations" else 8
+    assert config.activations.spec(None) == QuantSpec(bits=bits, signed=False, symmetric=False)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_preset_is_commented_for_a_person(name):
+    assert preset_text(name).startswith("# ")
+
+
+def test_percentile_preset_sets_its_option():
+    assert load_config("ort-int8-percentile").activations.observer == ObserverSpec(
+        "percentile", (("percentile", 99.999),)
+    )
+
+
+# (what is wrong, text, what the message must say, line)
+FAULTS = [
+    ("typo of a value's name", "activations:\n  symetric: true\n", ["activations.symetric", "scheme: symmetric"], 2),
+    ("typo of a key", "weigths:\n  bits: 8\n", ["unknown key 'weigths'", "'weights'"], 1),
+    ("key of another section", "data:\n  granularity: x\n", ["data.granularity", "known: batch"], 2),
+    ("typo inside a rule", "rules:\n  - nod: x\n    set: {bits: 8}\n", ["rules[0].nod", "'node'"], 2),
+    ("typo inside set", "rules:\n  - node: x\n    set: {bit: 8}\n", ["rules[0].set.bit", "'bits'"], 3),
+    ("typo of a value", "placement: measurd", ["'measurd' is not one of", "'measured'"], 1),
+    ("width nobody has", "weights:\n\n  bits: 9", ["weights.bits", "9 is not one of 2, 3"], 3),
+    ("number as text", "weights:\n  bits: '8'", ["weights.bits", "without quotes"], 2),
+    ("word for a number", "data:\n  samples: many", ["data.samples", "'many'"], 2),
+    ("yes is no number", "data:\n  samples: yes", ["data.samples", "True"], 2),
+    ("float for a number", "data:\n  seed: 1.5", ["data.seed", "1.5"], 2),
+    ("zero samples", "data:\n  samples: 0", ["data.samples", "greater than or equal to 1"], 2),
+    ("block without size", "weights:\n  granularity: block", ["weights", "needs a block_size"], 1),
+    ("size without block", "weights:\n  block_size: 32", ["block_size is only for granularity 'block'"], 1),
+    ("storage too narrow", "weights:\n  storage: int4", ["weights", "cannot hold 8-bit"], 1),
+    ("narrow and unsigned", "activations:\n  signed: false\n  narrow_range: true", ["narrow_range", "unsigned"], 1),
+    ("role nobody has", "rules:\n  - role: wieght\n    set: {bits: 8}", ["rules[0].role", "'weight'"], 2),
+    ("rule without selector", "rules:\n  - set: {bits: 8}", ["rules[0]", "selects nothing"], 2),
+    ("rule without set", "rules:\n  - node: x", ["rules[0].set", "missing"], 2),
+    ("rule that sets nothing", "rules:\n  - node: x\n    set: {}", ["rules[0].set", "sets nothing"], 3),
+    ("float and bits", "rules:\n  - node: x\n    set: {float: true, bits: 8}", ["nothing to quantize", "bits"], 3),
+    ("bad regex", "rules:\n  - node: '/(/'\n    set: {bits: 8}", ["rules[0].node", "regular expression"], 2),
+    ("empty pattern", "rules:\n  - node: ''\n    set: {bits: 8}", ["rules[0].node", "empty"], 2),
+    ("between one thing", "rules:\n  - between: [a]\n    set: {bits: 8}", ["rules[0].between[1]"], 2),
+    ("line is not theirs", "rules:\n  - node: x\n    line: 3\n    set: {bits: 8}", ["unknown key 'line'"], 3),
+    ("source is not theirs", "source: x", ["unknown key 'source'"], 1),
+    ("rules is a list", "rules: 3", ["rules", "must be a valid array"], 1),
+    ("same key twice", "bias: int32\nbias: float", ["bias", "given twice, first in line 1"], 2),
+    ("no YAML", "weights: [1", ["not YAML"], 1),
+    ("no mapping", "- a\n- b", ["must be a mapping"], 1),
+    ("key that is no word", "1: 2", ["a key must be a word"], 1),
+    ("date", "bias: 2020-01-01", ["bias", "date is no configuration value"], 1),
+    ("alias in itself", "data: &a\n  images: *a", ["contains itself"], 1),
+    ("observer without name", "weights:\n  observer: {percentile: 3}", ["weights.observer", "`name`"], 2),
+    ("observer option", "weights:\n  observer: {name: mse, k: [1]}", ["'k' must be a number", "list"], 2),
+    ("std of zero", "data:\n  images:\n    size: 4\n    std: [0, 1, 1]", ["data.images", "std must be above 0"], 2),
+    ("two means", "data:\n  images: {size: 4, mean: [1, 2]}", ["mean has 2 values; RGB has 3"], 2),
+    ("three greys", "data:\n  images: {size: 4, color: GRAY, mean: [1, 2, 3]}", ["GRAY has 1 channel"], 2),
+    ("falling range", "data:\n  images: {size: 4, range: [1, 0]}", ["range must rise"], 2),
+    ("extends no preset", "extends: ort-int9", ["extends", "no preset", "'ort-int8'"], 1),
+    ("extends a list", "extends: [a]", ["extends", "name of a preset"], 1),
+]
+
+
+@pytest.mark.parametrize(("text", "said", "line"), [f[1:] for f in FAULTS], ids=[f[0] for f in FAULTS])
+def test_fault_names_file_line_path_and_fix(tmp_path, text, said, line):
+    error = fault(tmp_path, text)
+    assert error.subject.startswith(f"{tmp_path / 'c.yaml'}:{line}")
+    assert error.fix
+    for part in said:
+        assert part in str(error)
+
+
+def test_all_faults_of_a_file_are_told_at_once(tmp_path):
+    text = str(fault(tmp_path, "weights:\n  bits: 9\nplacment: rules\nbias: int8\n"))
+    assert [f":{line}: " in text for line in (2, 3, 4)] == [True, True, True]
+
+
+def test_missing_file_and_unknown_preset_name_the_nearest(tmp_path):
+    with pytest.raises(ConfigError, match=r"no such file(.|\n)*ort-int8"):
+        load_config(tmp_path / "ort-int8-ms.yaml")
+    with pytest.raises(ConfigError, match=r"no preset(.|\n)*'ort-int8-mse'"):
+        load_config("ort-int8-msee")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path)
+
+
+def test_empty_file_is_the_default(tmp_path):
+    found = load_config(write(tmp_path, "# nothing\n"))
+    assert found.model_dump(exclude={"source"}) == Config().model_dump(exclude={"source"})
+
+
+def test_where_knows_the_line_of_what_was_written(tmp_path):
+    path = write(tmp_path, "weights:\n  observer: mse\n")
+    found = load_config(path)
+    assert found.where("weights.observer") == f"{path}:2: weights.observer"
+    assert found.where("activations.observer") == "activations.observer"
+
+
+def test_extends_keeps_what_is_not_said_and_puts_own_rules_first(tmp_path):
+    write(tmp_path, "extends: ort-int8-mse\nrules:\n  - op: Add\n    set: {float: true}\n", "base.yaml")
+    top = write(
+        tmp_path,
+        "extends: base.yaml\nactivations: {observer: entropy}\nrules:\n  - op: Conv\n    set: {bits: 4}\n",
+        "top.yaml",
+    )
+    found = load_config(top)
+    assert found.activations == QuantWish(scheme="asymmetric", signed=False, observer=ObserverSpec("entropy"))
+    assert found.weights.observer.name == "mse"
+    assert [(rule.op, rule.source, rule.line) for rule in found.rules] == [
+        (("Conv",), str(top), 4),
+        (("Add",), str(tmp_path / "base.yaml"), 3),
+    ]
+    assert found.where("rules[1].op") == f"{tmp_path / 'base.yaml'}:3: rules[1].op"
+
+
+def test_fault_in_an_extended_file_names_that_file(tmp_path):
+    base = write(tmp_path, "\nweights: {bits: 1}", "base.yaml")
+    assert fault(tmp_path, "extends: base.yaml\n").subject == f"{base}:2: weights.bits"
+
+
+def test_extending_in_a_circle_is_an_error(tmp_path):
+    write(tmp_path, "extends: b.yaml", "a.yaml")
+    write(tmp_path, "extends: a.yaml", "b.yaml")
+    with pytest.raises(ConfigError, match="extends itself"):
+        load_config(tmp_path / "a.yaml")
+
+
+def test_overrides_by_dotted_path_or_nested_and_none_is_not_given():
+    found = load_config("ort-int8", {"data.samples": 3, "data": {"seed": 4}, "weights.bits": None, "bias": "float"})
+    assert (found.data.samples, found.data.seed, found.weights.bits, found.bias) == (3, 4, 8, "float")
+    assert load_config(found, {"data.batch": 2}).data.model_dump() == {**found.data.model_dump(), "batch": 2}
+    assert load_config(found) is found
+
+
+def test_override_that_is_wrong_says_so():
+    with pytest.raises(ConfigError, match=r"option: data\.samples: must be greater"):
+        load_config(None, {"data.samples": 0})
+    with pytest.raises(ConfigError, match=r"option: dta: unknown key(.|\n)*'data'"):
+        load_config(None, {"dta.seed": 1})
+
+
+def test_images_square_size_and_defaults(tmp_path):
+    images = load_config(write(tmp_path, "data:\n  images: {size: 224, mean: [0.5], std: [0.2]}\n")).data.images
+    assert images is not None
+    assert (images.size, images.range, images.mean, images.crop) == ((224, 224), (0.0, 1.0), (0.5,), "center")
+
+
+wishes = st.builds(
+    dict,
+    bits=st.sampled_from([2, 3, 4, 5, 6, 7, 8, 16]),
+    scheme=st.sampled_from(["symmetric", "asymmetric"]),
+    signed=st.sampled_from([None, True, False]),
+    granularity=st.sampled_from(["tensor", "channel", "block"]),
+    observer=st.one_of(
+        st.sampled_from(["minmax", "mse"]),
+        st.fixed_dictionaries({"name": st.just("percentile"), "percentile": st.floats(90, 100)}),
+    ),
+)
+
+
+@given(wishes, st.integers(0, 3))
+def test_any_wish_survives_a_file_and_gives_its_spec(tmp_path_factory, wish, axis):
+    if wish["granularity"] == "block":
+        wish = {**wish, "block_size": 32}
+    path = write(tmp_path_factory.mktemp("c"), json.dumps({"weights": wish}))
+    found = load_config(path).weights
+    assert found == QuantWish(**wish)
+    spec = found.spec(axis)
+    grain = {"tensor": PerTensor(), "channel": PerChannel(axis), "block": PerBlock(axis, 32)}[wish["granularity"]]
+    signed = wish["scheme"] == "symmetric" if wish["signed"] is None else wish["signed"]
+    assert (spec.bits, spec.symmetric, spec.signed, spec.granularity) == (
+        wish["bits"],
+        wish["scheme"] == "symmetric",
+        signed,
+        grain,
+    )
+
+
+def test_spec_without_the_axis_it_needs_is_an_error():
+    with pytest.raises(ConfigError, match="no channel axis"):
+        QuantWish(granularity="channel").spec(None)
+
+
+def test_config_is_frozen_and_hashable():
+    config = load_config()
+    with pytest.raises(ValueError, match="frozen"):
+        config.target = "trt"
+    assert hash(config.weights) == hash(load_config().weights)
