@@ -1,0 +1,124 @@
+"""QuantizeLinear and DequantizeLinear in numpy, bit for bit as ONNX Runtime's CPU kernels compute them.
+
+    q = saturate(rint(x / scale) + zero_point, qmin, qmax)      y = (q - zero_point) * scale
+
+The division is float32 also for float16 tensors, whose scale is first rounded to float16 as a float16
+model stores it; rint goes half to even; saturation happens before the zero point is added.
+
++-inf saturates and NaN becomes qmin, as in ONNX Runtime's vector kernel (float32, per tensor). Its scalar loops
+(float16, channels on the last axis, blocks, the odd end of an int4 tensor) compute in int32 and, on x86, wrap to
+the other end of the range once |x / scale| >= 2**31, so for inf and NaN too; here such values saturate, as ONNX says.
+A spec narrower than its storage saturates at its own qmin and qmax; in the emitted model a float Clip with
+`clip_bounds` in front of QuantizeLinear does that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from onnxq.errors import PlanError
+from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
+
+# Sub-byte values travel one to a byte; packing is the writer's business.
+_NUMPY_TYPE = {
+    "int4": np.int8,
+    "uint4": np.uint8,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "int16": np.int16,
+    "uint16": np.uint16,
+    "int32": np.int32,
+}
+
+Aligned = tuple[NDArray[Any], NDArray[np.int32]]
+
+
+def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
+    """Integers in the storage type's numpy dtype (int4 as int8), of x's shape.
+
+    x: float16, or anything that converts to float32. A 32-bit spec (biases) divides in float64, since
+    float32 cannot hold its levels. Raises PlanError if the scale's shape does not fit x.
+    """
+    values = np.asarray(x)
+    scale, zero = align(qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32)
+    width = np.float64 if spec.bits == 32 else np.float32
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        scaled = np.asarray(values.astype(np.float32, copy=False) / scale.astype(width))
+        np.rint(scaled, out=scaled)
+        # fmax and fmin return the number when the other side is NaN.
+        np.fmax(scaled, (spec.qmin - zero).astype(width), out=scaled)
+        np.fmin(scaled, (spec.qmax - zero).astype(width), out=scaled)
+        levels = scaled.astype(np.int32)
+    levels += zero
+    return levels.astype(_NUMPY_TYPE[spec.storage])
+
+
+def dequantize(q: ArrayLike, qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    """Floats of type `dtype` (float32 or float16): multiplied in float32, then rounded to float16 if asked.
+
+    Raises PlanError if the scale's shape does not fit q.
+    """
+    levels = np.asarray(q)
+    scale, zero = align(qparams, spec, levels.shape, dtype)
+    with np.errstate(over="ignore", under="ignore"):
+        values = (levels.astype(np.int32) - zero).astype(np.float32) * scale
+        return np.asarray(values).astype(dtype, copy=False)
+
+
+def fake_quant(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
+    """quantize then dequantize; float16 in, float16 out, everything else gives float32."""
+    values = np.asarray(x)
+    dtype = np.float16 if values.dtype == np.float16 else np.float32
+    return dequantize(quantize(values, qparams, spec), qparams, spec, dtype)
+
+
+def scale_as(qparams: QParams, dtype: DTypeLike) -> NDArray[Any]:
+    """The scale as a model of float type `dtype` stores it. PlanError if float16 turns it into 0 or inf."""
+    with np.errstate(over="ignore", under="ignore"):
+        scale = np.asarray(qparams.scale).astype(dtype)
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
+        raise PlanError(
+            f"scale {np.ravel(qparams.scale)[np.ravel(~(np.isfinite(scale) & (scale > 0)))][0]:g}",
+            f"is 0, negative or not finite as {np.dtype(dtype).name}",
+            "keep this tensor float, or quantize a float32 export",
+        )
+    return scale
+
+
+def align(qparams: QParams, spec: QuantSpec, shape: tuple[int, ...], dtype: DTypeLike) -> Aligned:
+    """Scale (float32, rounded through `dtype`) and zero point, shaped to broadcast over a tensor of `shape`.
+
+    Raises PlanError if the granularity does not fit the shape.
+    """
+    scale = scale_as(qparams, dtype).astype(np.float32, copy=False)
+    zero = np.asarray(qparams.zero_point, np.int32)
+    return _spread(scale, spec, shape), _spread(zero, spec, shape)
+
+
+def _spread(array: NDArray[Any], spec: QuantSpec, shape: tuple[int, ...]) -> NDArray[Any]:
+    grain = spec.granularity
+    if not isinstance(grain, (PerChannel, PerBlock)):
+        if array.size != 1:
+            raise PlanError("scale", f"{array.size} values for a tensor quantized as a whole", "give one value")
+        return array.reshape(())
+    if not -len(shape) <= grain.axis < len(shape):
+        raise PlanError(f"axis {grain.axis}", f"is outside a tensor of shape {shape}", "use an axis the tensor has")
+    axis = grain.axis % len(shape)
+    if isinstance(grain, PerChannel):
+        if array.size != shape[axis]:
+            raise PlanError(
+                "scale", f"{array.size} values for {shape[axis]} channels on axis {axis}", "calibrate again"
+            )
+        return array.reshape([-1 if k == axis else 1 for k in range(len(shape))])
+    wanted = blocked_shape(shape, axis, grain.size)
+    if array.shape != wanted:
+        raise PlanError("scale", f"shape {array.shape} where blocks of {grain.size} need {wanted}", "calibrate again")
+    return np.repeat(array, grain.size, axis=axis).take(np.arange(shape[axis]), axis=axis)
+
+
+def blocked_shape(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    """Shape of scale and zero point of a tensor in blocks of `size` along `axis`."""
+    return tuple(-(-dim // size) if k == axis else dim for k, dim in enumerate(shape))

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from onnxq.errors import PlanError
+from onnxq.numerics import clip_bounds, dequantize, fake_quant, qparams_from_range, quantize, scale_as
+from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+
+STORAGES = ("int8", "uint8", "int16", "uint16", "int4", "uint4")
+SEEDS = st.integers(0, 2**32 - 1)
+Engine = Callable[..., tuple[Any, Any]]
+
+
+WHOLE = PerTensor()
+
+
+def _spec(storage: str, granularity: Granularity = WHOLE) -> QuantSpec:
+    signed, bits = not storage.startswith("u"), int(storage.lstrip("uint"))
+    return QuantSpec(bits=bits, signed=signed, storage=storage, granularity=granularity, symmetric=False)
+
+
+def _same(ours: Any, theirs: Any) -> None:
+    """Equal bit for bit: -0.0 is not 0.0."""
+    assert ours.dtype == theirs.dtype
+    assert ours.shape == theirs.shape
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def _check(engine: Engine, x: Any, numbers: QParams, spec: QuantSpec) -> None:
+    q, y = engine(x, numbers, spec)
+    ours = quantize(x, numbers, spec)
+    np.testing.assert_array_equal(ours.astype(np.int32), q)
+    _same(fake_quant(x, numbers, spec), y)
+    _same(dequantize(ours, numbers, spec, x.dtype), y)
+
+
+@st.composite
+def _numbers(draw: Any, spec: QuantSpec, shape: tuple[int, ...] = ()) -> QParams:
+    """One drawn scale and zero point, the others near it at random."""
+    rng = np.random.default_rng(draw(SEEDS))
+    scale = draw(st.floats(2.0**-20, 2.0**100, width=32)) * rng.uniform(0.0625, 16, shape)
+    zero = draw(st.integers(spec.qmin, spec.qmax))
+    some = rng.integers(spec.qmin, spec.qmax, shape, endpoint=True)
+    return QParams(np.asarray(scale, np.float32), np.asarray(some if shape else zero, np.int32))
+
+
+def _awkward(scale: Any, shape: tuple[int, ...], seed: int) -> Any:
+    """Any bit pattern of float32 (denormals, infinities, NaN), and ties and levels of the scale with their neighbours.
+
+    Drawn by numpy from hypothesis's seed: thousands of values an example instead of dozens.
+    """
+    rng = np.random.default_rng(seed)
+    count = int(np.prod(shape))
+    any_bits = rng.integers(0, 2**32, count, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        steps = rng.integers(-(2 ** rng.integers(2, 18)), 2**18, count).astype(np.float32) / np.float32(2)
+        levels = steps * rng.choice(np.ravel(scale), count)
+        beside = np.nextafter(levels, rng.choice(np.float32([-np.inf, 0, np.inf]), count))
+    return np.choose(rng.integers(0, 3, count), [any_bits, levels, beside]).astype(np.float32).reshape(shape)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_float32_per_tensor_equals_onnxruntime(engine: Engine, storage: str, data: Any) -> None:
+    spec = _spec(storage)
+    numbers = data.draw(_numbers(spec))
+    _check(engine, _awkward(numbers.scale, (2000,), data.draw(SEEDS)), numbers, spec)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_float32_per_channel_and_block_equal_onnxruntime(engine: Engine, storage: str, data: Any) -> None:
+    axis = data.draw(st.integers(0, 2))
+    shape = (6, 9, 8)
+    channel = _spec(storage, PerChannel(axis))
+    numbers = data.draw(_numbers(channel, (shape[axis],)))
+    x = _awkward(numbers.scale, shape, data.draw(SEEDS))
+    # From |x / scale| = 2**31 on the engine's loops for the last axis and for blocks wrap, as its float16 kernel does.
+    most = min(2.0**30 * float(numbers.scale.min()), 2.0**127)
+    x = np.clip(np.nan_to_num(x), np.float32(-most), np.float32(most))
+    _check(engine, x, numbers, channel)
+    _check(engine, x, numbers, _spec(storage, PerChannel(axis - 3)))
+    block = _spec(storage, PerBlock(axis, 2))
+    scales = tuple(-(-dim // 2) if k == axis else dim for k, dim in enumerate(shape))
+    rng = np.random.default_rng(data.draw(SEEDS))
+    steps = (numbers.scale.min() * rng.uniform(1, 256, scales)).astype(np.float32)
+    zeros = rng.integers(block.qmin, block.qmax, scales, endpoint=True).astype(np.int32)
+    _check(engine, x, QParams(steps, zeros), block)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_every_float16_equals_onnxruntime(engine: Engine, storage: str) -> None:
+    """All 65536 values. ONNX Runtime's float16 kernel wraps from |x / scale| = 2**31 on; those follow ONNX here."""
+    spec = _spec(storage)
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    for step in (2.0**-24, 3e-5, 0.1, 0.37, 1.0, 100.0):
+        for zero in (spec.qmin, 0, (spec.qmin + spec.qmax) // 2, spec.qmax):
+            numbers = QParams(np.asarray(step, np.float32), np.asarray(zero, np.int32))
+            stored = float(np.float16(step))
+            with np.errstate(invalid="ignore"):
+                plain = np.abs(every.astype(np.float64) / stored) < 2.0**31 - 2.0**17
+            assert plain.sum() > 40000
+            _check(engine, every[plain], numbers, spec)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_float16_per_channel_and_block_equal_onnxruntime(engine: Engine, storage: str, data: Any) -> None:
+    rng = np.random.default_rng(data.draw(SEEDS))
+    x = rng.integers(0, 2**16, (30, 7)).astype(np.uint16).view(np.float16)
+    x[~np.isfinite(x)] = np.float16(-65504)
+    for grain, shape in ((PerChannel(1), (7,)), (PerBlock(1, 2), (30, 4))):
+        spec = _spec(storage, grain)
+        steps = np.exp2(rng.uniform(-14, 7, shape)).astype(np.float32)
+        zeros = rng.integers(spec.qmin, spec.qmax, shape, endpoint=True).astype(np.int32)
+        _check(engine, x, QParams(steps, zeros), spec)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("storage", STORAGES)
+def test_infinities_saturate_and_nan_is_the_lowest_level(storage: str, dtype: Any) -> None:
+    spec = _spec(storage)
+    middle = (spec.qmin + spec.qmax) // 2
+    numbers = QParams(np.asarray(0.5, np.float32), np.asarray(middle, np.int32))
+    q = quantize(np.array([np.inf, -np.inf, np.nan, 0.0, -0.0], dtype), numbers, spec)
+    assert q.tolist() == [spec.qmax, spec.qmin, spec.qmin, middle, middle]
+
+
+def test_nan_is_the_lowest_level_in_onnxruntime_too(engine: Engine) -> None:
+    for storage in STORAGES:
+        spec = _spec(storage)
+        numbers = QParams(np.asarray(0.5, np.float32), np.asarray((spec.qmin + spec.qmax) // 2, np.int32))
+        # Two of them: the odd end of an int4 tensor goes through the loop that wraps.
+        assert engine(np.array([np.nan] * 2, np.float32), numbers, spec)[0].tolist() == [spec.qmin] * 2
+
+
+def test_rounding_is_half_to_even() -> None:
+    numbers = QParams(np.asarray(1.0, np.float32), np.asarray(0, np.int32))
+    x = np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5], np.float32)
+    assert quantize(x, numbers, QuantSpec()).tolist() == [-2, -2, 0, 0, 2, 2]
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7])
+@settings(max_examples=40)
+@given(data=st.data())
+def test_float_clip_before_eight_bits_equals_the_narrow_type(
+    engine: Engine, bits: int, signed: bool, data: Any
+) -> None:
+    symmetric, narrow = data.draw(st.booleans()), data.draw(st.booleans())
+    spec = QuantSpec(bits=bits, signed=signed, symmetric=symmetric, narrow_range=narrow)
+    ends = st.floats(-(2.0**66), 2.0**66, width=32)
+    lo, hi = sorted(data.draw(st.tuples(ends, ends)))
+    numbers = qparams_from_range(lo, hi, spec)
+    bounds = np.float32(clip_bounds(numbers, spec))
+    around = [np.nextafter(bounds, np.float32(-np.inf)), bounds, np.nextafter(bounds, np.float32(np.inf))]
+    x = np.concatenate([_awkward(numbers.scale, (2000,), data.draw(SEEDS)), *around, np.float32([np.inf, -np.inf])])
+    x = x[~np.isnan(x)]
+    q, y = engine(x, numbers, spec, clip_bounds(numbers, spec))
+    assert q.min() >= spec.qmin
+    assert q.max() <= spec.qmax
+    np.testing.assert_array_equal(quantize(x, numbers, spec).astype(np.int32), q)
+    _same(fake_quant(x, numbers, spec), y)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 7])
+def test_float16_clip_equals_the_narrow_type(engine: Engine, bits: int) -> None:
+    spec = QuantSpec(bits=bits, signed=False, symmetric=False)
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    every = every[~np.isnan(every)]
+    for lo, hi in ((-1.0, 3.0), (0.0, 6.0), (-0.003, 0.001), (-300.0, 20.0)):
+        numbers = qparams_from_range(lo, hi, spec)
+        q, y = engine(every, numbers, spec, clip_bounds(numbers, spec, np.float16))
+        np.testing.assert_array_equal(quantize(every, numbers, spec).astype(np.int32), q)
+        _same(fake_quant(every, numbers, spec), y)
+
+
+@given(hnp.arrays(np.float32, (20,), elements=st.floats(-1e6, 1e6, width=32)), st.sampled_from(STORAGES))
+def test_fake_quant_twice_changes_nothing(x: Any, storage: str) -> None:
+    spec = _spec(storage)
+    numbers = qparams_from_range(x.min(), x.max(), spec)
+    once = fake_quant(x, numbers, spec)
+    _same(fake_quant(once, numbers, spec), once)
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_int32_bias_round_trips_within_half_a_step(count: int) -> None:
+    bias = np.linspace(-3, 3, count, dtype=np.float32)
+    spec = QuantSpec(bits=32, granularity=PerChannel(0))
+    numbers = QParams(np.full(count, 1e-7, np.float32), np.zeros(count, np.int32))
+    q = quantize(bias, numbers, spec)
+    assert q.dtype == np.int32
+    assert np.abs(q * np.float64(np.float32(1e-7)) - bias).max() <= 0.5001e-7
+    far = quantize(np.full(count, 1e9, np.float32), numbers, spec)
+    assert (far == 2**31 - 1).all()
+
+
+def test_int32_dequantize_equals_onnxruntime() -> None:
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    q = np.array([0, 1, -1, 2**24 + 1, 2**31 - 1, -(2**31)], np.int32)
+    node = helper.make_node("DequantizeLinear", ["q", "s"], ["y"])
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [
+            helper.make_tensor_value_info("q", TensorProto.INT32, [6]),
+            helper.make_tensor_value_info("s", TensorProto.FLOAT, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [6])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    scale = np.asarray(3.1e-7, np.float32)
+    numbers = QParams(scale, np.asarray(0, np.int32))
+    _same(dequantize(q, numbers, QuantSpec(bits=32)), session.run(None, {"q": q, "s": scale})[0])
+
+
+def test_float64_and_scalars_are_taken() -> None:
+    numbers = QParams(np.asarray(0.1, np.float32), np.asarray(0, np.int32))
+    q = quantize(np.array([0.25, 1e300, -1e300]), numbers, QuantSpec())
+    assert q.tolist() == [2, 127, -128]
+    assert quantize(0.25, numbers, QuantSpec()).shape == ()
+    assert fake_quant(np.float32(0.25), numbers, QuantSpec()).shape == ()
+
+
+@pytest.mark.parametrize(
+    ("scale", "spec", "shape"),
+    [
+        (np.ones(3), QuantSpec(), (3, 4)),
+        (np.ones(3), QuantSpec(granularity=PerChannel(1)), (3, 4)),
+        (np.ones(3), QuantSpec(granularity=PerChannel(2)), (3, 3)),
+        (np.ones((3, 2)), QuantSpec(granularity=PerBlock(1, 2)), (3, 5)),
+    ],
+)
+def test_a_scale_that_does_not_fit_is_a_plan_error(scale: Any, spec: QuantSpec, shape: tuple[int, ...]) -> None:
+    numbers = QParams(scale.astype(np.float32), np.zeros(scale.shape, np.int32))
+    with pytest.raises(PlanError, match=r"scale|axis"):
+        quantize(np.zeros(shape, np.float32), numbers, spec)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf, 1e-9])
+def test_a_scale_that_is_none_is_a_plan_error(bad: float) -> None:
+    numbers = QParams(np.asarray(bad, np.float32), np.asarray(0, np.int32))
+    with pytest.raises(PlanError, match=r"0, negative or not finite as float16"):
+        scale_as(numbers, np.float16)

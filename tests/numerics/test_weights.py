@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxq.errors import CalibrationError, ConfigError
+from onnxq.numerics import fake_quant, qparams_from_range, weight_qparams
+from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
+
+MSE = ObserverSpec("mse")
+GRAINS = (PerTensor(), PerChannel(0), PerChannel(1), PerChannel(-1), PerBlock(0, 3), PerBlock(1, 4))
+
+
+def _weight(shape: tuple[int, ...] = (6, 10, 3, 3), seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    return (rng.laplace(size=shape) * np.exp(rng.normal(size=shape[0])).reshape(-1, *[1] * (len(shape) - 1))).astype(
+        np.float32
+    )
+
+
+def _rows(w: Any, spec: QuantSpec) -> list[Any]:
+    """What shares a scale, the slow and obvious way."""
+    grain = spec.granularity
+    if isinstance(grain, PerTensor):
+        return [w]
+    if isinstance(grain, PerChannel):
+        return [w.take(k, axis=grain.axis) for k in range(w.shape[grain.axis])]
+    cuts = [range(a, min(a + grain.size, w.shape[grain.axis])) for a in range(0, w.shape[grain.axis], grain.size)]
+    lines = [w.take(cut, axis=grain.axis) for cut in cuts]
+    others = np.moveaxis(np.stack([line.min(axis=grain.axis) for line in lines]), 0, grain.axis).shape
+    rows = []
+    for index in np.ndindex(others):
+        place = tuple(k for axis, k in enumerate(index) if axis != grain.axis)
+        rows.append(np.moveaxis(lines[index[grain.axis]], grain.axis, -1)[place])
+    return rows
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("grain", GRAINS, ids=str)
+def test_minmax_is_the_range_of_each_group(grain: Any, symmetric: bool) -> None:
+    w = _weight()
+    spec = QuantSpec(bits=4, symmetric=symmetric, granularity=grain)
+    numbers = weight_qparams(w, spec)
+    rows = _rows(w, spec)
+    wanted = qparams_from_range([r.min() for r in rows], [r.max() for r in rows], spec)
+    np.testing.assert_array_equal(numbers.scale.ravel(), wanted.scale)
+    np.testing.assert_array_equal(numbers.zero_point.ravel(), wanted.zero_point)
+    assert fake_quant(w, numbers, spec).shape == w.shape  # and the shape is the one quantize wants
+    assert numbers.origin == "weights, minmax"
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("grain", GRAINS, ids=str)
+def test_mse_is_never_worse_than_minmax_in_any_group(grain: Any, symmetric: bool, bits: int) -> None:
+    w = _weight()
+    spec = QuantSpec(bits=bits, symmetric=symmetric, granularity=grain)
+    errors = []
+    for observer in (MSE, None):
+        gap = fake_quant(w, weight_qparams(w, spec, observer=observer), spec) - w
+        errors.append(np.array([np.square(r, dtype=np.float64).sum() for r in _rows(gap, spec)]))
+    assert (errors[0] <= errors[1] * (1 + 1e-6)).all()
+    if bits < 4 and isinstance(grain, (PerTensor, PerChannel)):
+        assert errors[0].sum() < 0.9 * errors[1].sum()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 6])
+def test_mse_finds_what_a_fine_search_finds(bits: int) -> None:
+    w = _weight((4, 500))
+    spec = QuantSpec(bits=bits, granularity=PerChannel(0))
+    found = np.square(fake_quant(w, weight_qparams(w, spec, observer=MSE), spec) - w).sum(axis=1)
+    top = np.abs(w).max(axis=1)
+    least = np.full(4, np.inf)
+    for factor in np.linspace(1, 0.05, 2000):
+        numbers = qparams_from_range(-top * factor, top * factor, spec)
+        least = np.minimum(least, np.square(fake_quant(w, numbers, spec) - w).sum(axis=1))
+    assert (found <= least * 1.01).all()
+
+
+def test_mse_lets_the_ends_of_an_asymmetric_range_move_apart() -> None:
+    rng = np.random.default_rng(1)
+    w = rng.normal(size=(1, 20000)).astype(np.float32)
+    w[0, 0] = 40.0  # one outlier at the upper end only
+    spec = QuantSpec(bits=4, signed=False, symmetric=False)
+    found = np.square(fake_quant(w, weight_qparams(w, spec, observer=MSE), spec) - w).sum()
+    grid = [qparams_from_range(lo, hi, spec) for lo in np.linspace(-4, -1, 40) for hi in np.linspace(2, 12, 60)]
+    assert found <= 1.02 * min(np.square(fake_quant(w, numbers, spec) - w).sum() for numbers in grid)
+
+
+def test_zero_and_empty_weights_have_the_floor() -> None:
+    for w in (np.zeros((3, 4), np.float32), np.zeros((3, 0), np.float32)):
+        for observer in (None, MSE):
+            numbers = weight_qparams(w, QuantSpec(granularity=PerChannel(0)), observer=observer)
+            assert numbers.scale.tolist() == [2.0**-24] * 3
+
+
+def test_float16_weights_are_taken() -> None:
+    w = _weight().astype(np.float16)
+    assert weight_qparams(w, QuantSpec()).scale == np.float32(np.abs(w).max() / np.float64(127))
+
+
+def test_faults_have_their_own_errors() -> None:
+    w = _weight()
+    with pytest.raises(ConfigError, match=r"minmax|mse"):
+        weight_qparams(w, QuantSpec(), observer=ObserverSpec("minmix"))
+    with pytest.raises(ConfigError, match="'steps'"):
+        weight_qparams(w, QuantSpec(), observer=ObserverSpec("mse", (("steps", 3),)))
+    with pytest.raises(ConfigError, match="axis 4"):
+        weight_qparams(w, QuantSpec(granularity=PerChannel(4)))
+    w[0, 0, 0, 0] = np.nan
+    with pytest.raises(CalibrationError, match="NaN"):
+        weight_qparams(w, QuantSpec())
