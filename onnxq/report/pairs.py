@@ -6,15 +6,17 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxq.annotate import PairInfo
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.terminal import scale_range, show, table, write
 from onnxq.spec import PerBlock, PerChannel
+
+if TYPE_CHECKING:
+    from onnxq.annotate import PairInfo
 
 
 class Inspected(Protocol):

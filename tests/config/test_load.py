@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from onnxq.config import Config, QuantWish, load_config, preset_names, preset_text
 from onnxq.errors import ConfigError
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec

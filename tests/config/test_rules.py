@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from onnxq.config import Config, QuantWish, Rule, RuleSet, load_config, matches
 from onnxq.errors import ConfigError
 from onnxq.nearest import did_you_mean, nearest
@@ -79,7 +80,9 @@ def test_apply_names_the_rule_when_the_result_contradicts_itself():
 
 def test_describe_says_selectors_settings_and_place(tmp_path):
     path = tmp_path / "r.yaml"
-    path.write_text("rules:\n  - node: [a, b]\n    between: [c, d]\n    set: {bits: 4}\n  - op: X\n    set: {float: true}\n")
+    path.write_text(
+        "rules:\n  - node: [a, b]\n    between: [c, d]\n    set: {bits: 4}\n  - op: X\n    set: {float: true}\n"
+    )
     first, second = load_config(path).rules
     assert first.describe() == f"rule node=a|b between c and d -> bits=4 ({path}:2)"
     assert second.describe() == f"rule op=X -> float ({path}:5)"

@@ -1,0 +1,218 @@
+"""What people see: nothing missing, nothing wider than the terminal, JSON that any parser reads."""
+
+import io
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from onnxq.report import Latency, OpCount, OutputCheck, Report, SiteLine, StageCost, show_report, to_json
+from onnxq.report.terminal import decibel, milliseconds, scale_range, seconds, size
+from onnxq.sites import Refusal, Role
+
+LONG = "encoder/layer.11/attention/self/query/MatMul_output_0_with_a_name_far_wider_than_a_terminal_of_80_columns"
+REPORT = Report(
+    source="/models/net.onnx",
+    output="/models/net.q.onnx",
+    target="ort",
+    config="ort-int8",
+    data="32 samples from calib.npz",
+    source_bytes=18_600_000,
+    output_bytes=4_800_000,
+    checks=(OutputCheck(name=LONG, sqnr_db=(17.04, 16.91), cosine=(0.99012, 0.98976), agreement_db=52.1),),
+    checked=8,
+    latency=Latency(float_ms=5.31, int8_ms=2.36),
+    pairs=118,
+    roles=(("activation", 60), ("bias", 1), ("weight", 57)),
+    ops=(OpCount(op="Conv", quantized=47, total=49), OpCount(op="Add", quantized=9, total=9)),
+    sites=(SiteLine(site=LONG, role="activation", spec="uint8 asymmetric", scale="0.02", rule="ort.conv"),),
+    refusals=tuple(Refusal(f"{LONG}.{k}", "many groups", "none needed") for k in range(4))
+    + tuple(Refusal(f"n{k}", f"reason {k}") for k in range(8)),
+    rewrites=tuple(f"pass_{k}: 1 (a)" for k in range(9)),
+    kept=("x/QuantizeLinear",),
+    warnings=("opset raised from 12 to 13",),
+    stages=(
+        StageCost(name="prepare", seconds=0.4, peak_bytes=200_000_000),
+        StageCost(name="calibrate", seconds=95.2, peak_bytes=812_000_000),
+    ),
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(report: Report, **how) -> tuple[str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    show_report(report, stream=out, errors=err, **how)
+    return out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_summary_fits_80_columns_and_loses_no_name(verbose):
+    text, _ = shown(REPORT, width=80, verbose=verbose)
+    assert max(map(len, text.splitlines())) <= 80
+    assert LONG in "".join(text.split())
+
+
+def test_summary_says_everything_once():
+    text, err = shown(REPORT)
+    assert err == ""
+    for part in (
+        "net.onnx -> /models/net.q.onnx",
+        "18.6 MB -> 4.8 MB, 3.9x smaller",
+        "5.31 ms -> 2.36 ms, 2.25x faster (median, 1 thread, batch 1)",
+        "17.0 dB  16.9 dB     0.99012    0.98976    52.1 dB",
+        "on 8 held-back samples",
+        "118 Q/DQ pairs: 60 activations, 1 bias, 57 weights",
+        "Conv 47/49, Add 9/9",
+        "and 3 more; -v lists them all",
+        "x/QuantizeLinear",
+        "4 x many groups",
+        "fix: none needed",
+        "1 min 36 s (prepare 0.4 s, calibrate 1 min 35 s), peak memory 812 MB",
+        "warning: opset raised from 12 to 13",
+    ):
+        assert text.count(part) == 1, part
+    assert "slower" not in text.lower()
+
+
+def test_verbose_lists_what_the_summary_counts():
+    brief, _ = shown(REPORT)
+    full, _ = shown(REPORT, verbose=True)
+    assert "and 2 more)" in brief
+    assert "more reasons" in brief
+    for refusal in REPORT.refusals:
+        assert refusal.subject in full
+    assert "pass_8" in full
+    assert "ort.conv" in full
+    assert "more" not in full
+
+
+def test_pipe_gets_plain_text_and_a_terminal_colours():
+    plain, _ = shown(replace(REPORT, synthetic=True))
+    assert "\x1b" not in plain
+    assert all(line == line.rstrip() for line in plain.splitlines())
+    terminal = Terminal()
+    show_report(replace(REPORT, synthetic=True), stream=terminal)
+    assert "\x1b[" in terminal.getvalue()
+
+
+def test_synthetic_data_cannot_be_missed_in_any_form():
+    made_up = replace(REPORT, synthetic=True)
+    text, _ = shown(made_up)
+    last = text.splitlines()[-3:]
+    assert last[0] == last[2] == "!" * 72
+    assert "SYNTHETIC DATA" in last[1]
+    for how in ({"as_json": True}, {"quiet": True}):
+        out, err = shown(made_up, **how)
+        assert "SYNTHETIC DATA" in err
+        assert "!!!!" not in out
+    assert json.loads(shown(made_up, as_json=True)[0])["synthetic"] is True
+
+
+def test_slower_is_shouted_with_its_reason():
+    slow = replace(REPORT, latency=Latency(float_ms=2.0, int8_ms=4.0, reason="12 convolutions ran in float"))
+    text, _ = shown(slow)
+    assert "0.50x: SLOWER than float" in text
+    assert text.splitlines()[-1].endswith("slower than the float one: 12 convolutions ran in float")
+    assert slow.slower
+    assert not REPORT.slower
+    assert not replace(REPORT, latency=None).slower
+
+
+@pytest.mark.parametrize(
+    ("sqnr", "alarm"),
+    [
+        ((17.0, 16.9), None),
+        ((9.0, 9.0), "far from the float model's (9.0 dB)"),
+        ((30.0, 2.0), "far from the float model's (2.0 dB)"),
+        ((math.nan, 40.0), "far from"),
+        ((40.0, math.nan), "far from"),
+        ((-math.inf, -math.inf), "far from"),
+        ((30.0, 20.0), "10.0 dB worse with ONNX Runtime's optimizations on"),
+        ((math.inf, math.inf), None),
+    ],
+)
+def test_lost_accuracy_is_an_alarm(sqnr, alarm):
+    check = OutputCheck(name="y", sqnr_db=sqnr, cosine=(0.9, 0.9), agreement_db=30.0)
+    found = replace(REPORT, checks=(check,)).alarms()
+    assert len(found) == (alarm is not None)
+    if alarm is not None:
+        assert alarm in found[0]
+
+
+def test_json_is_strict_and_complete():
+    exact = OutputCheck(name="y", sqnr_db=(math.inf, math.nan), cosine=(1.0, 1.0), agreement_db=-math.inf)
+    out, err = shown(replace(REPORT, checks=(exact,)), as_json=True)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    found = json.loads(out, parse_constant=refuse)
+    assert found["checks"][0]["sqnr_db"] == ["inf", None]
+    assert found["checks"][0]["agreement_db"] == "-inf"
+    assert found["latency"]["ratio"] == pytest.approx(2.25)
+    assert found["roles"] == {"activation": 60, "bias": 1, "weight": 57}
+    assert len(found["refusals"]) == 12
+    assert found["schema"] == 1
+    assert "opset raised" in err
+
+
+def test_quiet_shows_only_warnings():
+    out, err = shown(REPORT, quiet=True)
+    assert out == ""
+    assert err == "warning: opset raised from 12 to 13\n"
+
+
+def test_an_empty_report_is_shown():
+    text, _ = shown(Report())
+    assert text.startswith("model")
+
+
+def test_letters_the_stream_cannot_encode_do_no_harm():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    show_report(replace(REPORT, source="größe.onnx"), stream=stream)
+    stream.flush()
+    assert b"gr??e.onnx" in raw.getvalue()
+
+
+def test_refusals_are_grouped_most_frequent_first():
+    assert [(reason, len(members)) for reason, members in REPORT.refused()][:2] == [("many groups", 4), ("reason 0", 1)]
+
+
+def test_plain_values():
+    assert to_json({"a": (Role.WEIGHT, None, True, 1.5)}) == '{\n "a": [\n  "weight",\n  null,\n  true,\n  1.5\n ]\n}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (size(0), "0 B"),
+        (size(999), "999 B"),
+        (size(1000), "1.0 kB"),
+        (size(18_640_000), "18.6 MB"),
+        (size(999_960_000), "1.0 GB"),
+        (size(5_000_000_000_000), "5000 GB"),
+        (decibel(16.54), "16.5 dB"),
+        (decibel(math.inf), "exact"),
+        (decibel(-math.inf), "-inf dB"),
+        (decibel(math.nan), "n/a"),
+        (milliseconds(0.3049), "0.305 ms"),
+        (milliseconds(5.314), "5.31 ms"),
+        (milliseconds(120.4), "120 ms"),
+        (milliseconds(0.0), "n/a"),
+        (milliseconds(math.nan), "n/a"),
+        (seconds(0.42), "0.4 s"),
+        (seconds(12.4), "12 s"),
+        (seconds(59.6), "1 min 00 s"),
+        (seconds(185.0), "3 min 05 s"),
+        (scale_range(0.5, 0.5), "0.5"),
+        (scale_range(0.00021, 0.0098), "0.00021..0.0098"),
+    ],
+)
+def test_numbers_as_people_read_them(text, expected):
+    assert text == expected
