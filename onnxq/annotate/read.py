@@ -15,7 +15,7 @@ from onnxq.annotate.files import read_model
 from onnxq.annotate.find import Chain, chains, operators, role_of, site_of
 from onnxq.annotate.model import Inspection, PairInfo
 from onnxq.annotate.notes import Notes, read_notes
-from onnxq.graph import GraphIndex, name_nodes
+from onnxq.graph import GraphIndex, inline_functions, name_nodes
 from onnxq.graph.scopes import function_id
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Role
@@ -48,8 +48,6 @@ def prepare(source: str | Path | ModelProto) -> tuple[ModelProto, tuple[str, ...
     holders = [f for f in proto.functions if any(n.op_type in _PAIR_OPS for n in f.node)]
     if not holders:
         return proto, notes
-    from onnxq.graph import inline_functions
-
     names = ", ".join(function_id(function) for function in holders[:3])
     notes = (*notes, f"functions that hold pairs were inlined, so that each pair has a name of its own: {names}")
     return name_nodes(inline_functions(proto)), notes

@@ -1,0 +1,230 @@
+"""Pairs of every tool are found, named by their site, and their bits read from the right sign."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from onnxq.annotate import Origin, PairInfo, find_pairs, inspect_model
+from onnxq.errors import ModelError
+from onnxq.sites import Edge, Role, TensorId
+from onnxq.spec import PerBlock, PerChannel, PerTensor
+from tests.annotate import models
+
+
+def by_site(proto: onnx.ModelProto) -> dict[str, PairInfo]:
+    pairs = find_pairs(proto)
+    found = {str(pair.site): pair for pair in pairs}
+    assert len(found) == len(pairs)
+    return found
+
+
+def test_sites_roles_bits_and_where_they_were_read():
+    found = by_site(models.two_widths())
+    seen = {name: (str(p.role), p.bits, str(p.origin), p.storage, p.ops) for name, p in found.items()}
+    assert seen == {
+        "x": ("activation", 8, "type", "uint8", ("Conv",)),
+        "w": ("weight", 4, "values", "int8", ("Conv",)),
+        "b": ("bias", 32, "type", "int32", ("Conv",)),
+        "c": ("activation", 4, "clip", "int8", ("Relu",)),
+        "y": ("output", 8, "type", "uint8", ("Relu",)),
+    }
+    assert found["c"].nodes == ("c/Clip", "c/QuantizeLinear", "c/DequantizeLinear")
+    assert found["w"].granularity == PerChannel(0)
+    assert (found["w"].scales, found["w"].scale_min, found["w"].scale_max) == (4, np.float32(0.05), np.float32(0.3))
+    assert found["w"].levels == (-7, 7)
+    assert found["x"].granularity == PerTensor()
+    assert [found[name].scheme for name in "xwc"] == ["symmetric", "symmetric", "symmetric"]
+
+
+def test_order_is_that_of_the_run():
+    assert [str(pair.site) for pair in find_pairs(models.two_widths())] == ["x", "w", "b", "c", "y"]
+
+
+def test_models_of_ort_quantizer(tmp_path):
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):
+        def __init__(self):
+            self.left = iter([{"x": np.random.default_rng(k).normal(size=(1, 4, 8, 8)).astype("f4")} for k in range(2)])
+
+        def get_next(self):
+            return next(self.left, None)
+
+    source, made = tmp_path / "f.onnx", tmp_path / "q.onnx"
+    onnx.save(models.float_conv(), source)
+    quantize_static(
+        source, made, Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
+        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+    )  # fmt: skip
+    found = {str(pair.site): pair for pair in inspect_model(made).pairs}
+    assert {name: (str(p.role), p.bits, p.storage) for name, p in found.items()} == {
+        "x": ("activation", 8, "uint8"),
+        "w1": ("weight", 8, "int8"),
+        "b1": ("bias", 32, "int32"),
+        "r1": ("activation", 8, "uint8"),
+        "w2": ("weight", 8, "int8"),
+        "c2": ("activation", 8, "uint8"),
+        "y": ("output", 8, "uint8"),
+    }
+    assert found["r1"].ops == ("Conv", "Add")
+    assert not found["r1"].symmetric
+    assert found["w1"].symmetric
+
+
+@pytest.mark.parametrize(("low", "high", "bits"), [(-8, 7, 4), (-7, 7, 4), (-128, 127, 8), (0, 1, 2), (-63, 63, 7)])
+def test_integer_clip_of_qcdq(low, high, bits):
+    found = by_site(models.qcdq(low, high))
+    assert (found["x"].bits, found["x"].origin) == (bits, Origin.CLIP if bits < 8 else Origin.TYPE)
+    assert found["x"].ops == ("MatMul",)
+    assert (found["w_int"].bits, found["w_int"].origin) == (2, Origin.CLIP)
+
+
+def test_types_that_say_it_all():
+    found = by_site(models.sub_byte())
+    seen = {name: (p.bits, str(p.origin), p.storage, p.granularity, p.symmetric) for name, p in found.items()}
+    assert seen == {
+        "a": (4, "type", "int4", PerChannel(1), True),
+        "b_int": (4, "type", "uint4", PerBlock(0, 4), False),
+        "y": (8, "type", "float8e4m3fn", PerTensor(), True),
+    }
+
+
+def test_bodies_are_searched_and_captured_tensors_keep_their_scope():
+    found = find_pairs(models.branches())
+    assert [(p.site, p.scope, p.ops) for p in found] == [
+        (TensorId("e_out", "If_0.else_branch"), "If_0.else_branch", ("Abs",)),
+        (TensorId("x"), "If_0.then_branch", ("Neg",)),
+    ]
+    assert not found[1].symmetric
+
+
+def test_dedicated_pairs_are_edges_in_any_domain():
+    found = find_pairs(models.dedicated())
+    assert [(p.site, p.bits, p.storage) for p in found] == [
+        (Edge("relu", 0), 16, "uint16"),
+        (Edge("add", 1), 16, "uint16"),
+    ]
+
+
+def test_a_float_weight_in_front_of_its_pair():
+    found = by_site(models.modelopt())
+    assert (found["w"].role, found["w"].bits, found["w"].levels) == (Role.WEIGHT, 8, (-127, 127))
+    assert found["x"].role is Role.ACTIVATION
+
+
+def test_a_clip_of_the_network_is_no_bit_width():
+    found = by_site(models.relu6(6.0))
+    assert (found["c"].bits, found["c"].origin, found["c"].clip) == (8, Origin.TYPE, "")
+    # Levels 0..25 of 255: the network clips far below the range, which is no width anybody meant.
+    assert by_site(models.relu6(0.6))["c"].bits == 8
+
+
+def test_nodes_without_partner_and_scales_at_run_time():
+    (found,) = find_pairs(models.lone_nodes())
+    assert (found.quantize, found.dequantize, found.scales, found.ops) == ("q", "", 0, ("Cast",))
+    assert np.isnan(found.scale_min)
+
+
+def test_pairs_in_functions_are_found_with_a_word_about_it():
+    seen = inspect_model(models.in_function())
+    assert [str(pair.site) for pair in seen.pairs] == ["x", "y"]
+    assert "local::FakeQuant" in seen.warnings[0]
+
+
+def with_attribute(proto: onnx.ModelProto, bits: int, only: str = "") -> onnx.ModelProto:
+    for node in proto.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear") and only in node.name:
+            node.attribute.append(helper.make_attribute("bits", bits))
+    return proto
+
+
+def test_sparsebits_attribute_is_read_though_the_checker_refuses_the_file(tmp_path):
+    proto = with_attribute(models.two_widths(), 5, "in_")
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path)
+    with pytest.raises(onnx.checker.ValidationError, match="bits"):
+        onnx.checker.check_model(str(path))
+    seen = inspect_model(path)
+    found = {str(pair.site): pair for pair in seen.pairs}
+    assert (found["x"].bits, found["x"].origin) == (5, Origin.ATTRIBUTE)
+    assert (found["c"].bits, found["c"].origin) == (4, Origin.CLIP)
+    assert not any(entry.key.startswith("onnxq") for node in seen.model.graph.node for entry in node.metadata_props)
+
+
+def test_attribute_and_external_data_together(tmp_path):
+    path = tmp_path / "m.onnx"
+    proto = with_attribute(models.two_widths(), 6)
+    onnx.save(proto, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    found = {str(pair.site): pair for pair in inspect_model(path).pairs}
+    assert {name: (p.bits, str(p.origin)) for name, p in found.items()}["x"] == (6, "attribute")
+    assert found["w"].levels == (-7, 7)
+
+
+def test_attribute_that_the_type_cannot_hold_is_not_believed():
+    found = by_site(with_attribute(models.sub_byte(), 8))
+    assert (found["a"].bits, found["a"].origin) == (4, Origin.TYPE)
+
+
+def test_another_fault_beside_the_attribute_is_still_told(tmp_path):
+    proto = with_attribute(models.two_widths(), 5)
+    proto.graph.node.append(helper.make_node("NoSuchOperator", ["x"], ["z"]))
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path)
+    with pytest.raises(ModelError, match="NoSuchOperator"):
+        inspect_model(path)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"in_q": 3}', '{"in_q": {"bits": "many"}}'])
+def test_damaged_metadata_is_told_or_left_alone_never_fatal(text):
+    proto = models.two_widths()
+    proto.metadata_props.add(key="onnxq.bits", value=text)
+    seen = inspect_model(proto)
+    assert {str(p.site): p.bits for p in seen.pairs}["x"] == 8
+    if text in ("{", "[1]"):
+        assert "onnxq.bits" in seen.warnings[0]
+
+
+def test_damaged_plan_is_told():
+    proto = models.two_widths()
+    proto.metadata_props.add(key="onnxq.plan", value='{"schema": 99}')
+    assert "onnxq.plan" in inspect_model(proto).warnings[0]
+
+
+def test_few_or_only_zero_values_say_nothing():
+    for levels in (np.zeros((4, 4, 3, 3), np.int8), np.ones((4, 1, 1, 1), np.int8)):
+        nodes = [
+            helper.make_node("DequantizeLinear", ["w", "s", "z"], ["wd"], name="dq"),
+            helper.make_node("Conv", ["x", "wd"], ["y"], group=4 if levels.shape[1] == 1 else 1),
+        ]
+        inits = [models.tensor("w", levels), models.tensor("s", np.float32(1)), models.tensor("z", np.int8(0))]
+        (found,) = find_pairs(models.model(nodes, inits))
+        assert (found.bits, found.origin) == (8, Origin.TYPE)
+
+
+def test_missing_file_is_a_model_error(tmp_path):
+    with pytest.raises(ModelError):
+        inspect_model(tmp_path / "none.onnx")
+    (tmp_path / "bad.onnx").write_bytes(b"\x08\x07garbage")
+    with pytest.raises(ModelError):
+        inspect_model(tmp_path / "bad.onnx")
+
+
+def test_reading_changes_nothing(tmp_path):
+    path = tmp_path / "m.onnx"
+    onnx.save(models.two_widths(), path)
+    before = path.read_bytes()
+    inspect_model(path)
+    proto = models.dedicated()
+    text = proto.SerializeToString(deterministic=True)
+    find_pairs(proto)
+    assert path.read_bytes() == before
+    assert proto.SerializeToString(deterministic=True) == text
+
+
+def test_signed_and_unsigned_middle():
+    proto = models.two_widths()
+    for init in proto.graph.initializer:
+        if init.name == "xz":
+            init.CopyFrom(helper.make_tensor("xz", TensorProto.UINT8, [], [127]))
+    assert not by_site(proto)["x"].symmetric
