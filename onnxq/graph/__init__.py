@@ -6,23 +6,31 @@ The only user of onnx-graphsurgeon. ModelProto is what stages hand to each other
 from __future__ import annotations
 
 from onnxq.graph.editor import Editor
+from onnxq.graph.functions import inline_functions
+from onnxq.graph.identity import Fingerprint, fingerprint, structural_ids
 from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, opset_of
 from onnxq.graph.load import Model, load_model
 from onnxq.graph.names import name_nodes
+from onnxq.graph.opset import upgrade_opset
 from onnxq.graph.save import save_model
 from onnxq.graph.shapes import infer_shapes
 from onnxq.graph.verify import verify
 
 __all__ = [
     "Editor",
+    "Fingerprint",
     "GraphIndex",
     "Model",
     "NodeRef",
     "ValueInfo",
+    "fingerprint",
     "infer_shapes",
+    "inline_functions",
     "load_model",
     "name_nodes",
     "opset_of",
     "save_model",
+    "structural_ids",
+    "upgrade_opset",
     "verify",
 ]

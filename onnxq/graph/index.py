@@ -71,6 +71,7 @@ class GraphIndex:
         self.functions: tuple[str, ...] = tuple(function_id(function) for function in proto.functions)
         self._parent: dict[str, str] = {}
         self._holder: dict[str, str] = {}
+        self._bodies: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         self._graphs: dict[str, GraphProto] = {}
         self._defined: dict[str, set[str]] = {}
         self._nodes: dict[str, NodeRef] = {}
@@ -160,6 +161,10 @@ class GraphIndex:
         name = self._holder.get(scope)
         return None if name is None else self._nodes[name]
 
+    def bodies(self, node: str) -> tuple[tuple[str, str], ...]:
+        """(label, scope) of the bodies a node holds, sorted by label; () for most nodes."""
+        return tuple(sorted(self._bodies.get(node, ())))
+
     def scope_inputs(self, scope: str) -> tuple[str, ...]:
         """The input names of a body (or of the main graph)."""
         return tuple(value.name for value in self._graph(scope).input)
@@ -182,6 +187,7 @@ class GraphIndex:
                 inner = body_scope(scope, node.name, label)
                 self._parent[inner] = scope
                 self._holder[inner] = node.name
+                self._bodies[node.name].append((label, inner))
                 self._visit(body, inner)
             self._add(node, scope)
         for value in graph.output:

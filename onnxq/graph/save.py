@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto
 from onnxq.errors import OutputError
 from onnxq.graph.encode import encode_tensor
 from onnxq.graph.values import decode_tensor
-from onnxq.graph.weights import lighten, locate_initializers, model_bytes, restore
+from onnxq.graph.weights import is_large, lighten, locate_initializers, model_bytes, restore
 
 # protobuf's limit on one message, less what names and nodes may take.
 _ONE_FILE = 2**31 - 2**24
@@ -26,13 +26,14 @@ _ALIGNMENT = 4096
 def save_model(proto: ModelProto, path: str | Path, *, external: bool | None = None, overwrite: bool = False) -> None:
     """Write a model atomically: first beside the target, then renamed over it. Same model, same bytes.
 
-    external: put initializers of 4 KB and more into `<file name>.data`; by default only over 2 GB. Raises OutputError
-    when the file is there already (unless overwrite), cannot be written, or the disk is full.
+    external: put initializers over 4 KB, if there are any, into `<file name>.data`; by default only over 2 GB. Raises
+    OutputError when the file is there already (unless overwrite), cannot be written, or the disk is full.
     """
     path = Path(path)
     targets = [path]
     if external is None:
         external = model_bytes(proto) > _ONE_FILE
+    external = external and any(is_large(tensor) for _, tensor in locate_initializers(proto))
     if external:
         targets.append(path.with_name(f"{path.name}.data"))
     _check_targets(targets, overwrite)

@@ -64,10 +64,10 @@ def check_tensors(proto: ModelProto, subject: str) -> None:
             )
 
 
-def lighten(proto: ModelProto, *, empty: bool = False) -> tuple[ModelProto, Payload]:
+def lighten(proto: ModelProto, *, empty: bool = False, functions: bool = True) -> tuple[ModelProto, Payload]:
     """The model without its large tensors' bytes, built without ever copying them, and those tensors.
 
-    empty: also give them dims [0], which onnx.checker accepts as a tensor without data.
+    empty: also give them dims [0], which onnx.checker accepts as a tensor without data. functions: functions too.
     """
     payload = Payload()
     light = ModelProto()
@@ -75,6 +75,9 @@ def lighten(proto: ModelProto, *, empty: bool = False) -> tuple[ModelProto, Payl
     _light_graph(proto.graph, light.graph, "", payload, empty)
     for function in proto.functions:
         target = light.functions.add()
+        if not functions:
+            target.CopyFrom(function)
+            continue
         copy_fields(function, target, ("node",))
         _light_nodes(function, target, function_id(function), payload, empty)
     return light, payload
@@ -83,7 +86,7 @@ def lighten(proto: ModelProto, *, empty: bool = False) -> tuple[ModelProto, Payl
 def _light_graph(source: GraphProto, target: GraphProto, place: str, payload: Payload, empty: bool) -> None:
     copy_fields(source, target, ("node", "initializer"))
     for tensor in source.initializer:
-        if _is_large(tensor):
+        if is_large(tensor):
             payload.initializers[place, tensor.name] = tensor
             _stub(tensor, target.initializer.add(), empty)
         else:
@@ -115,7 +118,7 @@ def _light_attribute(
         for i, body in enumerate(attr.graphs):
             _light_graph(body, copy.graphs.add(), _inner(place, node, f"{attr.name}[{i}]"), payload, empty)
     elif attr.HasField("t"):
-        if node.op_type == "Constant" and attr.name == "value" and _is_large(attr.t):
+        if node.op_type == "Constant" and attr.name == "value" and is_large(attr.t):
             payload.constants[place, node.output[0]] = attr.t
             _stub(attr.t, copy.t, empty)
         else:
@@ -173,7 +176,8 @@ def _inner(place: str, node: NodeProto, label: str) -> str:
     return f"{place}/{holder}.{label}"
 
 
-def _is_large(tensor: TensorProto) -> bool:
+def is_large(tensor: TensorProto) -> bool:
+    """True for a tensor that `lighten` leaves out."""
     return is_external(tensor) or tensor_bytes(tensor) > SMALL_BYTES
 
 

@@ -1,0 +1,174 @@
+"""Which tensor of another export is this one: identity from structure, where names do not help.
+
+Every tensor is coloured twice, as in Weisfeiler-Leman refinement, but in one pass each over the acyclic graph: from
+what it is made of (operators, attributes, kinds and shapes of constants, back to the inputs by position) and from what
+becomes of it (down to the outputs by position). Both together, refined once more, tell apart everything that is not an
+exact symmetry of the network. Names, node order, and the values of floating-point weights have no part in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.names import has_unique_names, name_nodes
+from onnxq.graph.scopes import function_id
+from onnxq.sites import TensorId
+
+_ROUNDS = 2
+# Integer constants up to this many entries are structure (axes, shapes, pads); larger ones are weights.
+_STRUCTURAL = 64
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """topology: sha256 of the network's structure, free of names and order. weights: of its constants' values."""
+
+    topology: str
+    weights: str
+
+
+def fingerprint(proto: ModelProto) -> Fingerprint:
+    """What tells a network, and its weights, from others; the same for every export of the same network."""
+    index = _indexed(proto)
+    ids = _refine(index)
+    structure = [ids[TensorId(name, node.scope)] for node in index.nodes for name in node.outputs if name]
+    functions = sorted(
+        _hash(function_id(f), *(n.SerializeToString(deterministic=True) for n in f.node)) for f in proto.functions
+    )
+    interface = [f"{value.dtype}" for value in (*index.inputs, *index.outputs)]
+    values = (
+        _hash(ids[t], array.dtype.str, repr(array.shape), _content(array))
+        for t in ids
+        if (array := index.constant(t)) is not None
+    )
+    return Fingerprint(_hash(*sorted(structure), *interface, *functions), _hash(*sorted(values)))
+
+
+def structural_ids(proto: ModelProto) -> dict[TensorId, str]:
+    """An id for every tensor of every scope (functions are opaque): equal for the same tensor of another export.
+
+    Tensors that are exact mirror images of each other share one. A changed operator or shape upstream or downstream
+    changes an id; retrained weights do not.
+    """
+    return _refine(_indexed(proto))
+
+
+def _indexed(proto: ModelProto) -> GraphIndex:
+    return GraphIndex(proto if has_unique_names(proto) else name_nodes(proto))
+
+
+def _refine(index: GraphIndex) -> dict[TensorId, str]:
+    colours: dict[TensorId, str] = {}
+    for _ in range(_ROUNDS):
+        made = _forward(index, colours)
+        becomes = _backward(index, made)
+        colours = {t: _hash(colour, becomes[t]) for t, colour in made.items()}
+    return colours
+
+
+def _forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[TensorId, str]:
+    colours: dict[TensorId, str] = {}
+    for k, value in enumerate(index.inputs):
+        colours[TensorId(value.name)] = _hash("input", str(k), str(value.dtype))
+
+    def colour(name: str, scope: str) -> str:
+        t = index.resolve(name, scope)
+        if t is None:
+            return "absent"
+        if t not in colours:
+            colours[t] = _hash(_leaf(index, t, colours), known.get(t, ""))
+        return colours[t]
+
+    for node in index.nodes:
+        parts = [_operator(node), *(colour(name, node.scope) for name in node.inputs)]
+        for label, body in index.bodies(node.name):
+            parts.append(label)
+            parts.extend(colour(name, body) for name in index.scope_outputs(body))
+        made = _hash(*parts)
+        for k, name in enumerate(node.outputs):
+            t = TensorId(name, node.scope)
+            if name and index.is_constant(t):
+                # The same whether the exporter wrote an initializer or a Constant node.
+                colours[t] = _hash(_leaf(index, t, colours), known.get(t, ""))
+            elif name:
+                colours[t] = _hash(made, str(k), known.get(t, ""))
+    return colours
+
+
+def _leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> str:
+    """A constant, or the input of a body, which is known by its holder's inputs and its own position."""
+    if index.is_constant(t):
+        shape = index.shape(t) or ()
+        content = b""
+        if all(isinstance(d, int) for d in shape) and np.prod([d for d in shape if isinstance(d, int)]) <= _STRUCTURAL:
+            array = index.constant(t)
+            content = _content(array) if array is not None and array.dtype.kind in "iub" else b""
+        return _hash("constant", str(index.dtype(t)), repr(shape), content)
+    holder = index.holder(t.scope)
+    names = index.scope_inputs(t.scope)
+    if holder is None or t.name not in names:
+        return "unknown"
+    outer = (index.resolve(name, holder.scope) for name in holder.inputs)
+    label = t.scope.rpartition(".")[2]
+    return _hash(
+        "body", _operator(holder), label, str(names.index(t.name)), *(colours.get(o, "") if o else "" for o in outer)
+    )
+
+
+def _backward(index: GraphIndex, made: dict[TensorId, str]) -> dict[TensorId, str]:
+    uses: defaultdict[TensorId, list[str]] = defaultdict(list)
+    for k, value in enumerate(index.outputs):
+        t = index.resolve(value.name, "")
+        if t is not None:
+            uses[t].append(_hash("output", str(k)))
+    for node in reversed(index.nodes):
+        fate = _hash(_operator(node), *(_total(uses[TensorId(name, node.scope)]) for name in node.outputs if name))
+        read = [index.resolve(name, node.scope) for name in node.inputs]
+        around = [made.get(t, "") if t else "" for t in read]
+        for k, t in enumerate(read):
+            if t is not None:
+                uses[t].append(_hash(fate, str(k), *around))
+        for label, body in index.bodies(node.name):
+            for k, name in enumerate(index.scope_outputs(body)):
+                t = index.resolve(name, body)
+                if t is not None:
+                    uses[t].append(_hash(fate, label, str(k)))
+    return {t: _total(uses[t]) for t in made}
+
+
+def _operator(node: NodeRef) -> str:
+    attributes = (f"{key}={_text(node.attrs[key])}" for key in sorted(node.attrs) if node.op_type != "Constant")
+    return _hash(node.domain, node.op_type, *attributes)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return _hash(value.dtype.str, repr(value.shape), _content(value))
+    return repr(value)
+
+
+def _content(array: np.ndarray[Any, Any]) -> bytes:
+    if array.dtype.kind == "O":
+        return repr(array.tolist()).encode()
+    return np.ascontiguousarray(array).tobytes()
+
+
+def _total(parts: Iterable[str]) -> str:
+    return _hash(*sorted(parts))
+
+
+def _hash(*parts: str | bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()

@@ -1,0 +1,101 @@
+"""Newer opsets: onnx's version converter, with everything it loses put back and its result checked."""
+
+from __future__ import annotations
+
+import re
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, helper
+
+from onnxq.errors import ModelError
+from onnxq.graph.index import opset_of
+from onnxq.graph.load import check_structure
+from onnxq.graph.names import assign_names, name_nodes
+from onnxq.graph.scopes import label, walk
+from onnxq.graph.weights import copy_fields, lighten, restore
+
+
+def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
+    """A copy at opset `minimum`, or at its own when that is as new. Nodes are named first if they are not.
+
+    Names, metadata, weights, functions and the types of inputs and outputs stay. Raises ModelError naming the operator
+    that cannot be converted. The numbers are not compared here.
+    """
+    named = name_nodes(proto)
+    opset = opset_of(named)
+    if not opset or opset >= minimum:
+        return named
+    light, payload = lighten(named)
+    bare = ModelProto()
+    copy_fields(light, bare, ("functions",))
+    try:
+        converted = onnx.version_converter.convert_version(bare, minimum)
+    except Exception as error:
+        raise _unconvertible(named, opset, minimum, error) from error
+    result = ModelProto()
+    copy_fields(light, result, ("graph", "opset_import", "ir_version"))
+    result.opset_import.extend(_imports(named, minimum))
+    result.ir_version = max(named.ir_version, helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True))
+    result.graph.CopyFrom(converted.graph)
+    _reattach(light, result)
+    assign_names(result)
+    full = restore(result, payload)
+    try:
+        check_structure(full, f"the model at opset {minimum}")
+    except ModelError as error:
+        fix = "inline its functions first" if named.functions else "export it at a newer opset"
+        raise ModelError(error.subject, error.cause, fix) from error
+    return full
+
+
+def _imports(proto: ModelProto, minimum: int) -> list[onnx.OperatorSetIdProto]:
+    return [
+        helper.make_opsetid(entry.domain, minimum if entry.domain in ("", "ai.onnx") else entry.version)
+        for entry in proto.opset_import
+    ]
+
+
+def _reattach(before: ModelProto, after: ModelProto) -> None:
+    """What the converter drops: metadata, doc strings, quantization annotations, declared types, sparse weights."""
+    originals = {node.name: node for _, graph in walk(before.graph) for node in graph.node}
+    graphs = dict(walk(before.graph))
+    for scope, graph in walk(after.graph):
+        for node in graph.node:
+            original = originals.get(node.name)
+            if original is not None and original.op_type == node.op_type:
+                _reattach_node(original, node)
+        source = graphs.get(scope)
+        if source is not None:
+            _reattach_graph(source, graph, main=not scope)
+
+
+def _reattach_node(original: NodeProto, node: NodeProto) -> None:
+    carried = ("doc_string", "metadata_props", "overload", "device_configurations", "domain")
+    for name in carried:
+        node.ClearField(name)
+    kept = [field.name for field in original.DESCRIPTOR.fields if field.name not in carried]
+    copy_fields(original, node, tuple(kept))
+
+
+def _reattach_graph(source: GraphProto, graph: GraphProto, *, main: bool) -> None:
+    for name in ("name", "doc_string", "metadata_props", "quantization_annotation", "sparse_initializer"):
+        graph.ClearField(name)
+    left = ("node", "initializer", "value_info") + (() if main else ("input", "output"))
+    for name in ("input", "output") if main else ():
+        graph.ClearField(name)
+    copy_fields(source, graph, left)
+    originals = {tensor.name: tensor for tensor in source.initializer}
+    for tensor in graph.initializer:
+        if tensor.name in originals:
+            tensor.CopyFrom(originals[tensor.name])
+
+
+def _unconvertible(proto: ModelProto, opset: int, minimum: int, error: Exception) -> ModelError:
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    # The converter names the operator in some of its messages, never the node.
+    words = set(re.findall(r"\w+", str(error)))
+    culprits = [label(node) for _, graph in walk(proto.graph) for node in graph.node if node.op_type in words]
+    where = f" (such nodes: {', '.join(culprits[:3])})" if culprits else ""
+    return ModelError(
+        f"opset {opset} to {minimum}", f"onnx cannot convert the model: {text}{where}", f"export it at opset {minimum}"
+    )
