@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from measure import table
 from onnxq.config import DataConfig
 from onnxq.data import load_data
-from onnxq.runtime import Session, latency
+from onnxq.runtime import Latency, Session, latency
 
 
 def first_sample(model: Path, data: Path | None, length: int | None) -> dict[str, np.ndarray]:
@@ -37,20 +37,19 @@ def first_sample(model: Path, data: Path | None, length: int | None) -> dict[str
 def compare(
     models: dict[str, Path], sample: dict[str, np.ndarray], args: argparse.Namespace
 ) -> list[dict[str, object]]:
-    """One row per model: median and least milliseconds, ratio of the reference's time to its own, and its range."""
+    """One row per model: median and least milliseconds, and how many times faster than the first, with its range."""
     reference = next(iter(models))
-    medians: dict[str, list[float]] = {name: [] for name in models}
-    least = dict.fromkeys(models, float("inf"))
+    blocks: dict[str, list[Latency]] = {name: [] for name in models}
+    ratios: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(args.blocks):  # fresh sessions each time: where memory lands matters too
-        for name, found in latency(models, sample, threads=args.threads, rounds=args.rounds).items():
-            medians[name].append(found.median_ms)
-            least[name] = min(least[name], found.min_ms)
+        found = latency(models, sample, threads=args.threads, rounds=args.rounds)
+        for name in models:
+            blocks[name].append(found[name])
+            ratios[name].append(found[name].speedup(found[reference]))
     rows: list[dict[str, object]] = []
-    for name, values in medians.items():
-        ratios = [base / own for base, own in zip(medians[reference], values, strict=True)]
-        median = statistics.median(values)
-        spread = {"ratio": statistics.median(ratios), "ratio_low": min(ratios), "ratio_high": max(ratios)}
-        rows.append({"name": name, "median_ms": median, "min_ms": least[name], **spread})
+    for name, own in ratios.items():
+        times = {"median_ms": median(b.median_ms for b in blocks[name]), "min_ms": min(b.min_ms for b in blocks[name])}
+        rows.append({"name": name, **times, "ratio": median(own), "ratio_low": min(own), "ratio_high": max(own)})
     return rows
 
 
