@@ -1,0 +1,296 @@
+"""The command line itself: help, options, exit codes, and that nothing heavy is loaded before it is needed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxq.cli import cli
+from onnxq.cli.group import LazyGroup
+from onnxq.cli.options import size
+from onnxq.errors import ModelError
+
+COMMANDS = ("quantize", "plan", "apply", "inspect", "annotate-bits")
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(cli, [str(arg) for arg in args])
+
+
+def script(*args: object, **how) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "onnxq.cli", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **how)
+
+
+def qdq_model(path: Path) -> Path:
+    inits = [
+        numpy_helper.from_array(np.float32(0.1), "s"),
+        numpy_helper.from_array(np.uint8(0), "z"),
+        numpy_helper.from_array(np.float32(0), "lo"),
+        numpy_helper.from_array(np.float32(1.5), "hi"),
+    ]
+    nodes = [
+        helper.make_node("Clip", ["x", "lo", "hi"], ["c"], name="clip"),
+        helper.make_node("QuantizeLinear", ["c", "s", "z"], ["q"], name="quant"),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], name="dequant"),
+        helper.make_node("Neg", ["d"], ["y"], name="neg"),
+    ]
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4]) for n in "xy"]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], inits)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_help_lists_every_command_and_the_exit_codes():
+    result = run("--help")
+    assert result.exit_code == 0
+    for command in COMMANDS:
+        assert f"  {command} " in result.stdout
+    for code in ("0", "1", "2", "3", "70", "130"):
+        assert f"\n    {code} " in result.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command):
+    result = run(command, "-h")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"Usage: cli {command} ")
+
+
+def test_help_loads_nothing_of_the_engine():
+    code = (
+        "import sys, click\nfrom onnxq.cli import cli\n"
+        "for args in ([], ['quantize'], ['plan'], ['apply'], ['inspect'], ['annotate-bits']):\n"
+        "    try:\n        cli.main([*args, '--help'])\n    except SystemExit as done:\n        assert done.code == 0\n"
+        "bad = {'onnx', 'onnxruntime', 'numpy', 'torch', 'pydantic', 'yaml', 'rich'} & set(sys.modules)\n"
+        "sys.exit(f'loaded: {bad}' if bad else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_top_help_imports_no_unneeded_command_twice_and_version_is_shown():
+    assert run("--version").stdout.startswith("onnxq, version ")
+
+
+USAGE = [
+    ([], ""),
+    (["quantise", "m.onnx"], "did you mean 'quantize'?"),
+    (["quantize"], "Missing argument 'MODEL'"),
+    (["quantize", "m.onnx", "--sampels", "3"], "--samples"),
+    (["quantize", "m.onnx", "--samples", "0"], "x>=1"),
+    (["quantize", "m.onnx", "--target", "trrt"], "'ort'"),
+    (["quantize", "m.onnx", "--placement", "x"], "'measured'"),
+    (["quantize", "m.onnx", "--memory-limit", "3XB"], "512MB, 2GB or 1.5GiB"),
+    (["quantize", "m.onnx", "--memory-limit", "0"], "no amount of memory"),
+    (["apply", "m.onnx"], "Missing argument 'PLAN'"),
+    (["annotate-bits", "m.onnx", "--bits", "x"], "is not PATTERN=N"),
+    (["annotate-bits", "m.onnx", "--bits", "=8"], "is not PATTERN=N"),
+    (["inspect", "a", "b"], "unexpected extra argument"),
+]
+
+
+@pytest.mark.parametrize(("args", "said"), USAGE)
+def test_a_wrong_command_line_exits_with_2(args, said):
+    result = run(*args)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("512MB", 512_000_000),
+        ("2GB", 2_000_000_000),
+        ("1.5GiB", 3 * 2**29),
+        ("64k", 64_000),
+        ("100", 100),
+        (" 1 gb", 10**9),
+    ],
+)
+def test_amounts_of_memory(text, count):
+    option = click.Option(["--memory-limit"])
+    assert size(click.Context(cli), option, text) == count
+
+
+FAULTS = [
+    (["quantize", "{d}/none.onnx"], "there is no such file"),
+    (["quantize", "{d}/broken.onnx"], "broken.onnx"),
+    (["inspect", "{d}/empty.onnx"], "is empty"),
+    (["quantize", "{d}/m.onnx", "-o", "{d}/m.onnx"], "is the input model"),
+    (["quantize", "{d}/m.onnx", "-o", "{d}/m.onnx", "--force"], "is the input model"),
+    (["quantize", "{d}/m.onnx", "-o", "{d}/link.onnx", "--force"], "is the input model"),
+    (["quantize", "{d}/m.onnx", "-o", "{d}/empty.onnx"], "overwrite it with --force"),
+    (["quantize", "{d}/m.onnx", "--plan", "{d}/empty.onnx"], "overwrite it with --force"),
+    (["quantize", "{d}/m.onnx", "--plan", "{d}/m.q.onnx"], "asked for twice"),
+    (["quantize", "{d}/m.onnx", "-o", "{d}/no/such.onnx"], "there is no folder"),
+    (["quantize", "{d}/m.onnx", "-o", "{d}"], "is a folder"),
+    (["plan", "{d}/m.onnx", "-o", "{d}/empty.onnx"], "overwrite it with --force"),
+    (["quantize", "{d}/m.onnx", "--config", "ort-int9"], "'ort-int8'"),
+    (["quantize", "{d}/m.onnx", "--config", "{d}/c.yaml"], "c.yaml:2: weights.bit: unknown key 'bit'"),
+    (["apply", "{d}/m.onnx", "{d}/none.json"], "none.json"),
+    (["annotate-bits", "{d}/m.onnx", "--bits", "zzz=8"], "matches no pair"),
+    (["annotate-bits", "{d}/m.onnx", "-o", "{d}/m.onnx", "--force"], "is the input model"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("faults")
+    qdq_model(path / "m.onnx")
+    (path / "broken.onnx").write_bytes((path / "m.onnx").read_bytes()[:60])
+    (path / "empty.onnx").write_bytes(b"")
+    (path / "link.onnx").symlink_to(path / "m.onnx")
+    (path / "c.yaml").write_text("weights:\n  bit: 8\n")
+    return path
+
+
+@pytest.mark.parametrize(("args", "said"), FAULTS)
+def test_a_users_fault_exits_with_1_says_the_fix_and_leaves_everything(folder, args, said):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    result = run(*(arg.format(d=folder) for arg in args))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("error: ")
+    assert said in result.stderr
+    assert "\n  fix: " in result.stderr
+    assert "Traceback" not in result.stderr
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_inspect_prints_the_table(tmp_path):
+    result = run("inspect", qdq_model(tmp_path / "m.onnx"))
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["site", "op", "bits", "scheme", "granularity", "scale", "origin"]
+    assert lines[1].split() == ["x", "Neg", "4", "asymmetric", "tensor", "0.1", "clip"]
+    assert lines[-1] == "1 pairs: 1 of 4 bits"
+    assert "quant dequant" in run("inspect", tmp_path / "m.onnx", "-v").stdout
+
+
+def test_inspect_prints_one_json_document(tmp_path):
+    result = run("inspect", qdq_model(tmp_path / "m.onnx"), "--json")
+    assert json.loads(result.stdout)["pairs"] == [
+        {
+            "site": "x", "scope": "", "role": "activation", "ops": ["Neg"], "bits": 4, "origin": "clip",
+            "type": "uint8", "scheme": "asymmetric", "granularity": "tensor", "scales": 1,
+            "scale_min": pytest.approx(0.1), "scale_max": pytest.approx(0.1),
+            "quantize": "quant", "dequantize": "dequant", "clip": "clip",
+        }
+    ]  # fmt: skip
+
+
+def test_inspect_fits_a_narrow_terminal(tmp_path):
+    proto = onnx.load(qdq_model(tmp_path / "m.onnx"))
+    long = "encoder/layer.11/attention/self/query/MatMul_output_0_far_too_wide_for_this_terminal"
+    proto.graph.input[0].name = proto.graph.node[0].input[0] = long
+    onnx.save(proto, tmp_path / "m.onnx")
+    from io import StringIO
+
+    from onnxq.annotate import inspect_model
+    from onnxq.report import show_inspection
+
+    stream = StringIO()
+    show_inspection(inspect_model(tmp_path / "m.onnx"), stream=stream, width=80)
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "".join(line.split("  ")[0].strip() for line in lines[1:-2]) == long
+
+
+def test_annotate_bits_writes_beside_the_model_and_says_so(tmp_path):
+    source = qdq_model(tmp_path / "m.onnx")
+    before = source.read_bytes()
+    result = run("annotate-bits", source, "--bits", "x=4", "--bits", "*=8", "--rename")
+    assert result.exit_code == 1  # the second pattern has nothing left: a typo until said otherwise
+    result = run("annotate-bits", source, "--bits", "x=3", "--rename")
+    assert result.exit_code == 0, result.stderr
+    assert f"written: {tmp_path / 'm.bits.onnx'}" in result.stdout
+    assert source.read_bytes() == before
+    names = [node.name for node in onnx.load(tmp_path / "m.bits.onnx").graph.node]
+    assert names == ["x/Clip", "x/QuantizeLinear", "x/DequantizeLinear", "neg"]
+    again = json.loads(run("inspect", tmp_path / "m.bits.onnx", "--json").stdout)["pairs"][0]
+    assert (again["bits"], again["origin"]) == (3, "metadata")
+    assert run("annotate-bits", source).exit_code == 1
+    assert run("annotate-bits", source, "--force").exit_code == 0
+
+
+def test_bits_attribute_is_warned_of_and_still_read(tmp_path):
+    source = qdq_model(tmp_path / "m.onnx")
+    result = run("annotate-bits", source, "--bits-attribute", "-q")
+    assert result.stdout == ""
+    assert "onnx.checker and ONNX Runtime refuse" in result.stderr
+    with pytest.raises(onnx.checker.ValidationError):
+        onnx.checker.check_model(str(tmp_path / "m.bits.onnx"))
+    assert json.loads(run("inspect", tmp_path / "m.bits.onnx", "--json").stdout)["pairs"][0]["bits"] == 4
+
+
+def group(error: BaseException) -> LazyGroup:
+    @click.command("fail")
+    def fail() -> None:
+        raise error
+
+    made = LazyGroup("t", modules={"fail": "nowhere"})
+    made.get_command = lambda ctx, name: fail
+    return made
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said", "traced"),
+    [
+        (ModelError("conv", "is odd", "mend it"), 1, "error: conv: is odd\n  fix: mend it\n", False),
+        (KeyboardInterrupt(), 130, "stopped; nothing half-written is left\n", False),
+        (MemoryError(), 1, "--memory-limit", False),
+        (RuntimeError("surprise"), 70, "please report it", True),
+        (AssertionError(), 70, "defect of onnxq", True),
+        (click.UsageError("no"), 2, "Error: no\n", False),
+        (SystemExit(5), 5, "", False),
+    ],
+)
+def test_every_ending_has_its_code(error, code, said, traced):
+    result = CliRunner().invoke(group(error), ["fail"])
+    assert result.exit_code == code
+    assert said in result.stderr
+    assert ("Traceback" in result.stderr) is traced
+
+
+def test_module_and_script_give_exit_codes_without_traceback(tmp_path):
+    done = script("inspect", tmp_path / "none.onnx")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    assert script("inspect").returncode == 2
+
+
+def test_a_reader_that_leaves_does_no_harm(tmp_path):
+    qdq_model(tmp_path / "m.onnx")
+    command = f"{sys.executable} -m onnxq.cli inspect {tmp_path / 'm.onnx'} --json | true"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_ctrl_c_leaves_nothing(tmp_path):
+    """The command waits for its data in a pipe, so that the signal meets it in the middle of its work."""
+    model, data = qdq_model(tmp_path / "m.onnx"), tmp_path / "slow.py"
+    data.write_text(
+        "import sys, time\ndef load():\n    print('here', file=sys.stderr, flush=True)\n    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-m", "onnxq.cli", "quantize", str(model), "--data", f"{data}:load"]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    while "here" not in child.stderr.readline():
+        assert child.poll() is None
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert "nothing half-written is left" in err
+    assert "Traceback" not in err
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["m.onnx", "slow.py"]
