@@ -229,5 +229,5 @@ def _unbound(pairs: tuple[PairInfo, ...]) -> tuple[str, ...]:
     if not loose:
         return ()
     names = ", ".join(loose[:3]) + (" …" if len(loose) > 3 else "")
-    text = f"{len(loose)} pairs are noted narrower than their type but nothing bounds their levels, so an engine that"
-    return (f"{text} does not read the note computes with all of them: {names}",)
+    text = "noted narrower than their type, but nothing bounds their levels: an engine that does not read the note"
+    return (f"{text} computes with all of them ({len(loose)}: {names})",)

@@ -139,4 +139,4 @@ def _row(pair: PairInfo, verbose: bool) -> tuple[str, ...]:
 def _counts(found: Inspected) -> str:
     widths = Counter(pair.bits for pair in found.pairs)
     parts = ", ".join(f"{count} of {bits} bits" for bits, count in sorted(widths.items()))
-    return f"{len(found.pairs)} pairs: {parts}"
+    return f"{len(found.pairs)} pair{'s' if len(found.pairs) != 1 else ''}: {parts}"

@@ -173,7 +173,7 @@ def test_inspect_prints_the_table(tmp_path):
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["site", "op", "bits", "scheme", "granularity", "scale", "origin"]
     assert lines[1].split() == ["x", "Neg", "4", "asymmetric", "tensor", "0.1", "clip"]
-    assert lines[-1] == "1 pairs: 1 of 4 bits"
+    assert lines[-1] == "1 pair: 1 of 4 bits"
     assert "quant dequant" in run("inspect", tmp_path / "m.onnx", "-v").stdout
 
 
