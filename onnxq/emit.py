@@ -82,44 +82,40 @@ class _Writer:
             names["dequantized"] = tensor.name
         producer = self.index.producer(tensor)
         reader = self.index.node(site.consumers[0].node) if site.consumers else None
-        place = {"after": producer.name} if producer is not None and producer.scope == scope else {}
-        if not place and reader is not None:
-            place = {"before": reader.name}
-        self._rewire(site, TensorId(source, tensor.scope), names["dequantized"], whole)
+        after = producer.name if producer is not None and producer.scope == scope else None
+        before = reader.name if after is None and reader is not None else None
+        made = TensorId(source, tensor.scope)
+        edges = self.editor.consumers(made) if whole else site.consumers or ()
         scale, zero = self._numbers(site, numbers, scope)
         quantizer_input = source
         if not site.spec.fills_storage or site.spec.narrow_range:
-            quantizer_input = self._clip(site, numbers, source, scope, place)
-            place = {"after": self._clip_node}
+            quantizer_input, clip = self._clip(site, numbers, source, before, after)
+            before, after = None, clip
         axis = _axis(site.spec)
         self.editor.insert_node(
             scope, "QuantizeLinear", [quantizer_input, scale, zero], [names["quantized"]],
-            name=names["q_node"], attrs=axis, metadata=self._record(site, names["q_node"]), **place,
+            name=names["q_node"], attrs=axis, metadata=self._record(site, names["q_node"]), before=before, after=after,
         )  # fmt: skip
         self.editor.insert_node(
             scope, "DequantizeLinear", [names["quantized"], scale, zero], [names["dequantized"]],
             name=names["dq_node"], attrs=axis, metadata=self._record(site, names["dq_node"]), after=names["q_node"],
         )  # fmt: skip
+        self.editor.rewire(made, names["dequantized"], consumers=edges, outputs=whole)
 
-    def _rewire(self, site: SitePlan, source: TensorId, new: str, whole: bool) -> None:
-        if not whole:
-            for edge in site.consumers or ():
-                self.editor.replace_input(edge, new)
-            return
-        self.editor.rewire(source, new, outputs=False)
-
-    def _clip(self, site: SitePlan, numbers: QParams, source: str, scope: str, place: dict[str, str]) -> str:
+    def _clip(
+        self, site: SitePlan, numbers: QParams, source: str, before: str | None, after: str | None
+    ) -> tuple[str, str]:
         """Keep the values of a narrow type inside its own range, in float, so that 8-bit kernels still fuse."""
+        scope = self._scope(site)
         low, high = clip_bounds(numbers, site.spec)
         names = self._names(site, ("clip_node", "clipped", "clip_min", "clip_max"))
         for name, value in (("clip_min", low), ("clip_max", high)):
             self.editor.add_initializer(scope, names[name], np.asarray(value, np.float32))
         self.editor.insert_node(
             scope, "Clip", [source, names["clip_min"], names["clip_max"]], [names["clipped"]],
-            name=names["clip_node"], metadata=self._record(site, names["clip_node"]), **place,
+            name=names["clip_node"], metadata=self._record(site, names["clip_node"]), before=before, after=after,
         )  # fmt: skip
-        self._clip_node = names["clip_node"]
-        return names["clipped"]
+        return names["clipped"], names["clip_node"]
 
     def constant(self, site: SitePlan, numbers: QParams) -> None:
         """Integer initializer -> DequantizeLinear -> its readers."""
@@ -190,7 +186,7 @@ def _axis(spec: QuantSpec) -> dict[str, int]:
 
 def _numpy_type(spec: QuantSpec) -> type[np.integer]:
     name = spec.storage if spec.storage_bits >= 8 else spec.storage.replace("int4", "int8")
-    return np.dtype(name).type  # type: ignore[return-value]
+    return np.dtype(name).type
 
 
 def _bias_shape(value: NDArray[np.generic], site: SitePlan) -> NDArray[np.generic]:

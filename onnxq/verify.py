@@ -89,10 +89,15 @@ def compare(
         for label, (reference, other) in pairs.items():
             got = done[id(other)]
             for name, value in done[id(reference)].items():
-                if isinstance(value, np.ndarray) and value.dtype.kind in "fiub" and name in got:
+                if _numeric(value) and name in got:
                     sums[label].setdefault(name, Comparison(name)).update(value, got[name])
         on_sample()
     return {label: tuple(one.result() for one in by_name.values()) for label, by_name in sums.items()}
+
+
+def _numeric(value: object) -> bool:
+    """Sequences and strings are not compared."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
 
 
 def check_interface(before: onnx.ModelProto, after: onnx.ModelProto) -> None:

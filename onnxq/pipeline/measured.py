@@ -104,7 +104,7 @@ def _times(
     return {name: (one.median_ms, one.min_ms) for name, one in found.items()}
 
 
-def _left(draft: Draft, chosen: frozenset[str], name: str) -> Sequence[Refusal]:
+def _left(draft: Draft, chosen: frozenset[str], name: str) -> tuple[Refusal, ...]:
     return tuple(
         Refusal(unit.name, f"float was faster here: placement {name!r} won the timing", rule="measured")
         for unit in draft.units.units

@@ -12,15 +12,14 @@ from onnxq.errors import VerificationError
 from onnxq.graph import (
     GraphIndex,
     Model,
-    computes_in_half,
     infer_shapes,
     inline_functions,
     load_model,
     name_nodes,
     opset_of,
     upgrade_opset,
-    widen_half,
 )
+from onnxq.graph.half import computes_in_half, widen_half
 from onnxq.passes import PASSES, PassReport, prepare
 from onnxq.runtime import Session
 from onnxq.verify import Array, OutputError, compare

@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx
 
 from onnxq.emit import emit
-from onnxq.graph import infer_shapes, opset_of, restore_half, upgrade_opset, verify
+from onnxq.graph import infer_shapes, opset_of, upgrade_opset, verify
+from onnxq.graph.half import restore_half
 from onnxq.passes import guard_float, unfuse_matmul_bias
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.plan import Plan
