@@ -6,6 +6,7 @@ The only user of onnx-graphsurgeon. ModelProto is what stages hand to each other
 from __future__ import annotations
 
 from onnxq.graph.editor import Editor
+from onnxq.graph.fold import fold_constants
 from onnxq.graph.functions import inline_functions
 from onnxq.graph.identity import Fingerprint, fingerprint, structural_ids
 from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, opset_of
@@ -24,6 +25,7 @@ __all__ = [
     "NodeRef",
     "ValueInfo",
     "fingerprint",
+    "fold_constants",
     "infer_shapes",
     "inline_functions",
     "load_model",

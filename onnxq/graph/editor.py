@@ -9,14 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
-from onnx import AttributeProto, ModelProto, NodeProto, helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnxq.errors import ModelError
 from onnxq.graph.encode import encode_tensor
 from onnxq.graph.names import has_unique_names
 from onnxq.graph.restore import export_wiring, renamed
+from onnxq.graph.surgeon import gs
 from onnxq.graph.usage import all_names, leads_to, used
 from onnxq.graph.wiring import BODY_TYPES, Held, Scope, import_wiring
 from onnxq.nearest import did_you_mean
@@ -52,15 +52,41 @@ class Editor:
         self._names.add(name)
         return name
 
+    def is_free(self, name: str, scope: str) -> bool:
+        """True when a tensor of this name can be made in `scope`: none there, around it, or inside it.
+
+        Bodies side by side may both have one.
+        """
+        related = (other for other in self._wiring.scopes if _inside(other, scope) or _inside(scope, other))
+        return not any(TensorId(name, other) in self._wiring.tensors for other in related)
+
     def add_initializer(self, scope: str, name: str, array: NDArray[Any], *, dtype: int | None = None) -> str:
         """A new initializer in `scope`; returns its name.
 
         dtype: an onnx.TensorProto type, by default the array's; sub-byte values are given as ordinary integers.
         """
-        held = self._scope(scope)
-        self._define(name, scope)
-        held.initializers[name] = encode_tensor(name, array, dtype)
+        self.add_tensor(scope, encode_tensor(name, array, dtype))
         return name
+
+    def add_tensor(self, scope: str, tensor: TensorProto) -> None:
+        """A new initializer in `scope`, as it is and under the name it has."""
+        held = self._scope(scope)
+        self._define(tensor.name, scope)
+        held.initializers[tensor.name] = tensor
+        held.value_info.pop(tensor.name, None)
+
+    def is_unread_initializer(self, t: TensorId) -> bool:
+        """True for an initializer that no node reads and no graph or body gives out."""
+        if t not in self._wiring.tensors or t.name not in self._wiring.scopes[t.scope].initializers:
+            return False
+        given = (self._wiring.resolve(v.name, s.name) for s in self._wiring.scopes.values() for v in s.outputs)
+        return not self.consumers(t) and t not in given
+
+    def remove_initializer(self, t: TensorId) -> None:
+        """Take out an initializer that nothing reads."""
+        if not self.is_unread_initializer(t):
+            raise ModelError(str(t), "is not an initializer, or is still read", "rewire its readers first")
+        del self._wiring.tensors[t], self._wiring.scopes[t.scope].initializers[t.name]
 
     def replace_initializer(self, t: TensorId, array: NDArray[Any], *, dtype: int | None = None) -> None:
         """Other values (and, if need be, another shape or type) for an initializer, for all that read it."""
@@ -276,17 +302,14 @@ class Editor:
     def _define(self, name: str, scope: str) -> Any:
         if not name:
             raise ModelError("a new tensor", "needs a name", "take one from fresh()")
-        for other in self._wiring.scopes:
-            # Two bodies side by side may both have it; one inside the other would shadow it.
-            related = other == scope or _inside(other, scope) or _inside(scope, other)
-            if related and TensorId(name, other) in self._wiring.tensors:
-                raise ModelError(name, f"there is a tensor of this name in scope {other!r}", "take one from fresh()")
+        if not self.is_free(name, scope):
+            raise ModelError(name, f"there is a tensor of this name, seen from scope {scope!r}", "use fresh()")
         self._names.add(name)
         return self._wiring.define(TensorId(name, scope))
 
 
 def _inside(scope: str, outer: str) -> bool:
-    return not outer or scope.startswith(f"{outer}/")
+    return not outer or scope == outer or scope.startswith(f"{outer}/")
 
 
 def _attribute(name: str, value: Any) -> AttributeProto:

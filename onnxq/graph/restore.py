@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import onnx_graphsurgeon as gs
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, ValueInfoProto, helper
 
 from onnxq.errors import ModelError
 from onnxq.graph.scopes import in_order
+from onnxq.graph.surgeon import gs
 from onnxq.graph.weights import copy_fields
 from onnxq.graph.wiring import BODY_TYPES, Held, Scope, Wiring
 from onnxq.sites import TensorId

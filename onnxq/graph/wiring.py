@@ -15,15 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import onnx_graphsurgeon as gs
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
-from onnx_graphsurgeon.logger import G_LOGGER
 
 from onnxq.graph.scopes import bodies, body_scope, defined_names
+from onnxq.graph.surgeon import gs
 from onnxq.sites import TensorId
-
-# Its warnings would go to the terminal, which belongs to the report. Errors still raise.
-G_LOGGER.severity = G_LOGGER.CRITICAL
 
 BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 

@@ -1,0 +1,288 @@
+"""Constants computed once: Constant nodes, what follows from constants or static shapes, wrapped weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from dataclasses import dataclass
+
+from onnx import ModelProto, NodeProto, TensorProto
+
+from onnxq.errors import ModelError
+from onnxq.graph.editor import Editor
+from onnxq.graph.encode import encode_tensor
+from onnxq.graph.evaluate import evaluate
+from onnxq.graph.fold_shapes import shape_values
+from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.names import name_nodes
+from onnxq.graph.scopes import walk
+from onnxq.graph.shapes import infer_shapes
+from onnxq.graph.values import constant_attribute
+from onnxq.graph.weights import SMALL_BYTES, lighten, tensor_bytes
+from onnxq.sites import TensorId
+
+# Random, stateful, without a tensor as result, or meant to stay: quantized weights live behind DequantizeLinear.
+_NEVER = frozenset(
+    [
+        *("Bernoulli", "Dropout", "Multinomial"),
+        *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+        *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+        *("Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt", "SequenceConstruct", "SequenceEmpty"),
+        *("SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap", "ConcatFromSequence", "SplitToSequence"),
+    ]
+)
+# A folded tensor may be this much larger than the constants it comes from, or this large: a scalar blown up by Expand
+# or ConstantOfShape is cheaper to compute than to store.
+_GROWTH = 8
+_ALWAYS_BYTES = 2**20
+# Each round can make more shapes static; real models need two or three.
+_ROUNDS = 10
+
+
+def fold_constants(proto: ModelProto) -> ModelProto:
+    """A copy in which whatever does not depend on the inputs is an initializer under its own tensor's name.
+
+    All scopes; bodies that unpack one weight share the result, in the scope around them. Constant nodes become
+    initializers; readers of Identity(constant) read the constant itself; chains of shape arithmetic fold as far as
+    dims are static, by inference from the inputs (value_info in the file may be stale and is not believed). Nodes that
+    make a graph or body output stay, as do Q/DQ, random operators, functions, and whatever would grow the model.
+    Raises MissingDependencyError without onnxruntime.
+    """
+    proto = name_nodes(proto)
+    for _ in range(_ROUNDS):
+        folding = _Folding(proto)
+        plan = folding.plan()
+        if not plan.nodes:
+            break
+        proto = _apply(folding.index, plan, proto)
+    return proto
+
+
+@dataclass(eq=False)
+class _Plan:
+    """nodes: they go. tensors: initializers for what is still read. same: Identity outputs and what they stand for."""
+
+    nodes: dict[str, NodeRef]
+    tensors: dict[TensorId, TensorProto]
+    same: dict[TensorId, TensorId]
+
+
+def _inferred(proto: ModelProto) -> ModelProto:
+    light, _ = lighten(proto)
+    for _, graph in walk(light.graph):
+        del graph.value_info[:]
+    return infer_shapes(light)
+
+
+class _Folding:
+    """One round over one model."""
+
+    def __init__(self, proto: ModelProto) -> None:
+        self.proto = proto
+        # The first knows types and shapes, without the weights; the second holds those, without a copy.
+        self.index = GraphIndex(_inferred(proto))
+        self.weights = GraphIndex(proto)
+        self.shapes = shape_values(self.index)
+        self.protos = {node.name: node for _, graph in walk(proto.graph) for node in graph.node}
+        given_out = (self.index.resolve(name, s) for s in self.index.scopes for name in self.index.scope_outputs(s))
+        self.protected = {t for t in given_out if t is not None}
+        self.bytes: dict[TensorId, int] = {}
+
+    def plan(self) -> _Plan:
+        """What can be folded now; nodes that fail or grow too much are left out with what depends on them."""
+        refused: set[str] = set()
+        while True:
+            nodes = self._foldable(refused)
+            same, wanted = self._wanted(nodes)
+            tensors = {t: self._literal(t) for t in wanted if self._is_literal(t)}
+            computed = [t for t in wanted if t not in tensors]
+            tensors.update(self._compute(nodes, computed))
+            failed = [t for t in computed if t not in tensors or self._too_large(t, tensor_bytes(tensors[t]))]
+            if not failed:
+                return _Plan(nodes, tensors, same)
+            refused.update(self._maker(t).name for t in failed)
+
+    def _foldable(self, refused: set[str]) -> dict[str, NodeRef]:
+        nodes: dict[str, NodeRef] = {}
+        for node in self.index.nodes:
+            outputs = [TensorId(name, node.scope) for name in node.outputs if name]
+            if node.name in refused or not outputs or any(t in self.protected for t in outputs):
+                continue
+            if all(self._is_literal(t) for t in outputs):
+                nodes[node.name] = node
+                continue
+            if node.domain or node.op_type in _NEVER or self.index.bodies(node.name) or not any(node.inputs):
+                continue
+            read = [self.index.resolve(name, node.scope) for name in node.inputs if name]
+            if all(t is not None and self._is_fixed(t, nodes) for t in read):
+                size = sum(self._source_bytes(t) for t in read if t is not None)
+                self.bytes.update(dict.fromkeys(outputs, size))
+                if not any(self._too_large(t, self._inferred_bytes(t)) for t in outputs):
+                    nodes[node.name] = node
+        return nodes
+
+    def _is_fixed(self, t: TensorId, nodes: dict[str, NodeRef]) -> bool:
+        maker = self.index.producer(t)
+        return self.index.is_constant(t) or (maker is not None and maker.name in nodes)
+
+    def _is_literal(self, t: TensorId) -> bool:
+        """A Constant node's output, or a tensor whose value follows from static dims: known without computing."""
+        maker = self.index.producer(t)
+        if maker is None or t in self.shapes:
+            return t in self.shapes
+        attribute = constant_attribute(self.protos[maker.name]) if maker.op_type == "Constant" else None
+        return not maker.domain and attribute is not None and attribute.name != "sparse_value"
+
+    def _literal(self, t: TensorId) -> TensorProto:
+        if t in self.shapes:
+            return encode_tensor(t.name, self.shapes[t])
+        node = self.protos[self._maker(t).name]
+        attribute = constant_attribute(node)
+        if attribute is not None and attribute.name == "value":
+            tensor = TensorProto()
+            tensor.CopyFrom(attribute.t)
+            tensor.name = t.name
+            return tensor
+        return self._encoded(t, t.name)
+
+    def _wanted(self, nodes: dict[str, NodeRef]) -> tuple[dict[TensorId, TensorId], list[TensorId]]:
+        """Identities to bypass, and the folded tensors that must exist because something else reads them."""
+        same: dict[TensorId, TensorId] = {}
+        wanted: dict[TensorId, None] = {}
+        for node in nodes.values():
+            for name in filter(None, node.outputs):
+                t = TensorId(name, node.scope)
+                if any(edge.node not in nodes for edge in self.index.consumers(t)):
+                    source = self._unwrapped(t, nodes)
+                    if source != t:
+                        same[t] = source
+                    maker = self.index.producer(source)
+                    if maker is not None and maker.name in nodes:
+                        wanted[source] = None
+        return same, list(wanted)
+
+    def _unwrapped(self, t: TensorId, nodes: dict[str, NodeRef]) -> TensorId:
+        """What an Identity, or a chain of them, stands for: tied weights must stay one tensor."""
+        while (maker := self.index.producer(t)) is not None and maker.name in nodes and maker.op_type == "Identity":
+            source = self.index.resolve(maker.inputs[0], maker.scope)
+            if source is None or t in self.shapes:
+                break
+            t = source
+        return t
+
+    def _compute(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> dict[TensorId, TensorProto]:
+        """The part of the model that makes `wanted`, in names that fit one scope, computed."""
+        if not wanted:
+            return {}
+        names: dict[TensorId, str] = {}
+        constants: dict[str, TensorProto] = {}
+        part: list[NodeProto] = []
+        for ref in self._makers(nodes, wanted):
+            node = NodeProto()
+            node.CopyFrom(self.protos[ref.name])
+            for k, name in enumerate(ref.inputs):
+                t = self.index.resolve(name, ref.scope)
+                if t is not None and t not in names:
+                    names[t] = f"t{len(names)}"
+                    constants[names[t]] = self._literal(t) if t in self.shapes else self._encoded(t, names[t])
+                node.input[k] = names[t] if t is not None else ""
+            for k, name in enumerate(ref.outputs):
+                names[TensorId(name, ref.scope)] = node.output[k] = f"t{len(names)}" if name else ""
+            part.append(node)
+        values = evaluate(self.proto, part, constants, [names[t] for t in wanted])
+        return {t: encode_tensor(t.name, values[names[t]]) for t in wanted if names[t] in values}
+
+    def _makers(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> list[NodeRef]:
+        needed: dict[str, NodeRef] = {}
+        waiting = list(wanted)
+        while waiting:
+            t = waiting.pop()
+            maker = self.index.producer(t)
+            if maker is None or maker.name in needed or maker.name not in nodes or self._is_literal(t):
+                continue
+            needed[maker.name] = maker
+            read = (self.index.resolve(name, maker.scope) for name in maker.inputs)
+            waiting.extend(source for source in read if source is not None)
+        return sorted(needed.values(), key=lambda node: node.order)
+
+    def _encoded(self, t: TensorId, name: str) -> TensorProto:
+        array = self.weights.constant(t)
+        if array is None:
+            raise ModelError(str(t), "is taken for a constant but has no value", "report this as a defect of onnxq")
+        return encode_tensor(name, array, self.index.dtype(t) or None)
+
+    def _maker(self, t: TensorId) -> NodeRef:
+        maker = self.index.producer(t)
+        if maker is None:
+            raise ModelError(str(t), "is taken for a node's output but has no producer", "report this as a defect")
+        return maker
+
+    def _source_bytes(self, t: TensorId) -> int:
+        return self.bytes[t] if t in self.bytes else self._inferred_bytes(t)
+
+    def _inferred_bytes(self, t: TensorId) -> int:
+        """What the tensor takes if its shape is static, else 0."""
+        shape, dtype = self.index.shape(t), self.index.dtype(t)
+        if shape is None or not dtype or dtype == TensorProto.STRING or not all(isinstance(d, int) for d in shape):
+            return 0
+        return tensor_bytes(TensorProto(data_type=dtype, dims=[int(d) for d in shape if d is not None]))
+
+    def _too_large(self, t: TensorId, size: int) -> bool:
+        return size > max(_ALWAYS_BYTES, _GROWTH * self.bytes.get(t, 0))
+
+
+def _apply(index: GraphIndex, plan: _Plan, proto: ModelProto) -> ModelProto:
+    editor = Editor(proto)
+    for t, source in plan.same.items():
+        outside = [edge for edge in index.consumers(t) if edge.node not in plan.nodes]
+        editor.rewire(t, source.name, consumers=outside)
+    for name in plan.nodes:
+        editor.remove_node(name)
+    for t, tensor in plan.tensors.items():
+        editor.add_tensor(t.scope, tensor)
+    for node in plan.nodes.values():
+        for name in node.inputs:
+            read = index.resolve(name, node.scope)
+            if read is not None and editor.is_unread_initializer(read):
+                editor.remove_initializer(read)
+    _share(index, plan, editor)
+    return editor.export()
+
+
+def _share(index: GraphIndex, plan: _Plan, editor: Editor) -> None:
+    """Make large results that are equal one initializer: branches that unpack one weight must not double it."""
+    equal: defaultdict[tuple[int, tuple[int, ...], bytes], list[TensorId]] = defaultdict(list)
+    for t, tensor in plan.tensors.items():
+        maker = index.producer(t)
+        if tensor_bytes(tensor) > SMALL_BYTES and maker is not None and maker.op_type != "Constant":
+            digest = hashlib.sha256(tensor.raw_data).digest()
+            equal[tensor.data_type, tuple(tensor.dims), digest].append(t)
+    for group in equal.values():
+        if len(group) == 1:
+            continue
+        edges = [edge for t in group for edge in editor.consumers(t)]
+        for edge in edges:
+            editor.replace_input(edge, "")
+        for t in group:
+            editor.remove_initializer(t)
+        shared = TensorProto()
+        shared.CopyFrom(plan.tensors[group[0]])
+        scope = _common_scope(index, [t.scope for t in group])
+        shared.name = group[0].name if editor.is_free(group[0].name, scope) else editor.fresh(group[0].name)
+        editor.add_tensor(scope, shared)
+        for edge in edges:
+            editor.replace_input(edge, shared.name)
+
+
+def _common_scope(index: GraphIndex, scopes: list[str]) -> str:
+    """The innermost scope that is, or lies around, all of these."""
+    paths: list[list[str]] = [_path(index, scope) for scope in scopes]
+    shared = [level[0] for level in zip(*paths, strict=False) if len(set(level)) == 1]
+    return shared[-1]
+
+
+def _path(index: GraphIndex, scope: str) -> list[str]:
+    path = [scope]
+    while (holder := index.holder(path[0])) is not None:
+        path.insert(0, holder.scope)
+    return path
