@@ -1,0 +1,83 @@
+"""Affine maps through the weights of linear operators, on arrays.
+
+A Conv, ConvTranspose, Gemm or MatMul computes y = L(W, x) + b, linear in W and x. With a and c one number per output
+channel, and s and t scalars,
+
+    a·y + c        = L(a·W, x) + (a·b + c)                 (a along W's output channels)
+    L(W, s·x) + b  = L(s·W, x) + b                         (always: padding is zero, and s·0 = 0)
+    L(W, x + t) + b = L(W, x) + (b + t·ΣW)                 (only where no padding enters; ΣW over all but the output)
+
+Everything is computed in float64 and rounded once, to the weight's own type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Array64 = NDArray[np.float64]
+
+
+def scale_outputs(weight: NDArray[Any], factor: Array64, axis: int, groups: int = 1) -> NDArray[Any] | None:
+    """a·W. factor: [channels] or []; axis: W's output axis (ConvTranspose: 1, where channels = groups * W.shape[1]).
+
+    None when the result does not fit W's type.
+    """
+    wide = weight.astype(np.float64)
+    if factor.ndim == 0:
+        return rounded(wide * factor, weight.dtype)
+    if groups > 1 and axis == 1:
+        split = wide.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+        scaled = split * factor.reshape(groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
+        return rounded(scaled.reshape(weight.shape), weight.dtype)
+    shape = [1] * weight.ndim
+    shape[axis] = -1
+    return rounded(wide * factor.reshape(shape), weight.dtype)
+
+
+def sum_inputs(weight: NDArray[Any], axis: int) -> Array64:
+    """ΣW: what every output channel gains when the input grows by one; [channels along axis]."""
+    return np.asarray(weight.astype(np.float64).sum(axis=tuple(k for k in range(weight.ndim) if k != axis)))
+
+
+def batchnorm(
+    scale: NDArray[Any], bias: NDArray[Any], mean: NDArray[Any], var: NDArray[Any], epsilon: float
+) -> tuple[Array64, Array64] | None:
+    """(a, c) of a BatchNormalization in inference, a·y + c; [channels] each. None for a variance below -epsilon."""
+    spread = var.astype(np.float64) + epsilon
+    if not (spread > 0).all():
+        return None
+    a = scale.astype(np.float64) / np.sqrt(spread)
+    return a, bias.astype(np.float64) - mean.astype(np.float64) * a
+
+
+def per_channel(value: NDArray[Any], rank: int, axis: int, channels: int) -> Array64 | None:
+    """A constant that broadcasts onto a tensor [.., channels at `axis`, ..] of `rank` without changing its shape.
+
+    Returns [channels] or [] as float64; None when it varies along another axis or would raise the rank.
+    """
+    if value.ndim > rank:
+        return None
+    shape = (1,) * (rank - value.ndim) + value.shape
+    if any(dim != 1 for k, dim in enumerate(shape) if k != axis % rank):
+        return None
+    flat = value.astype(np.float64).reshape(-1)
+    if flat.size not in (1, channels) or not np.isfinite(flat).all():
+        return None
+    return flat if flat.size == channels and channels > 1 else flat.reshape(())
+
+
+def rounded(value: Array64, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """`value` in a float type; None when it overflows, or sinks so low that it loses digits that count.
+
+    (float16 has none to spare below 6e-5: a weight times 1/255 may end there.)
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = value.astype(dtype)
+    wide = narrow.astype(np.float64)
+    largest = float(np.abs(value).max(initial=0.0))
+    limit = float(ml_dtypes.finfo(dtype).eps) * largest  # type: ignore[no-untyped-call]
+    return narrow if bool(np.all(np.abs(wide - value) <= limit)) else None

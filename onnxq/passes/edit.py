@@ -1,0 +1,103 @@
+"""The edits that passes share, on top of the Editor. Nodes and tensors that survive keep names and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from onnxq.graph import Editor, NodeRef
+from onnxq.graph.scopes import walk
+from onnxq.passes.view import View
+from onnxq.sites import Edge, TensorId
+
+
+class Edit:
+    """One import, edits in the vocabulary of passes, one export."""
+
+    def __init__(self, proto: ModelProto) -> None:
+        self._editor = Editor(proto)
+        self._rewritten: set[str] = set()
+
+    def export(self) -> ModelProto:
+        """The edited model, without the nodes and initializers that nothing depends on any more."""
+        self._editor.remove_unused()
+        proto = self._editor.export()
+        _trim(proto, self._rewritten)
+        return proto
+
+    def become(
+        self, node: NodeRef, op_type: str, inputs: Sequence[str], attrs: Mapping[str, Any], domain: str = ""
+    ) -> None:
+        """Make a node another operation with these inputs and attributes only; name and outputs stay."""
+        self._editor.set_op(node.name, op_type, domain)
+        for name in node.attrs:
+            self._editor.set_attr(node.name, name, None)
+        self.attrs(node, attrs)
+        for k in range(max(len(inputs), len(node.inputs))):
+            self._editor.replace_input(Edge(node.name, k, node.scope), inputs[k] if k < len(inputs) else "")
+        self._rewritten.add(node.name)
+
+    def attrs(self, node: NodeRef, attrs: Mapping[str, Any]) -> None:
+        """Set attributes; None takes one away."""
+        for name, value in attrs.items():
+            self._editor.set_attr(node.name, name, value)
+
+    def read(self, edge: Edge, tensor: str) -> None:
+        """Let one input read another tensor."""
+        self._editor.replace_input(edge, tensor)
+
+    def absorb(self, node: NodeRef, chain: Sequence[NodeRef]) -> None:
+        """Take out a chain of nodes behind `node`, which from now on writes what the last of them wrote.
+
+        The tensor keeps the name that had this value before: the last one's.
+        """
+        final = TensorId(chain[-1].outputs[0], chain[-1].scope)
+        readers = self._editor.consumers(final)
+        for follower in chain:
+            self._editor.remove_node(follower.name)
+        self._editor.rename_tensor(TensorId(node.outputs[0], node.scope), final.name)
+        for edge in readers:
+            self._editor.replace_input(edge, final.name)
+
+    def bypass(self, node: NodeRef, source: TensorId) -> None:
+        """Take out a node that merely repeats `source`: its readers read that."""
+        self._editor.rewire(TensorId(node.outputs[0], node.scope), source.name)
+        self._editor.remove_node(node.name)
+
+    def remove(self, node: NodeRef) -> None:
+        """Take out a node nobody reads any more."""
+        self._editor.remove_node(node.name)
+
+    def insert_before(
+        self, node: NodeRef, op_type: str, inputs: Sequence[str], attrs: Mapping[str, Any], tensor: str
+    ) -> str:
+        """A new node in front of another, writing a tensor of about this name, which is also the node's; returns it."""
+        made = self._editor.fresh(tensor)
+        name = self._editor.fresh(f"{made}/{op_type}")
+        self._editor.insert_node(node.scope, op_type, inputs, [made], name=name, attrs=attrs, before=node.name)
+        return made
+
+    def constant(self, scope: str, base: str, value: NDArray[Any]) -> str:
+        """A new initializer of about this name."""
+        return self._editor.add_initializer(scope, self._editor.fresh(base), value)
+
+    def set_constant(self, view: View, edge: Edge, value: NDArray[Any]) -> None:
+        """Give one reader of a constant another value: in place where nobody else reads it, else a copy of its own."""
+        node = view.index.node(edge.node)
+        held = view.tensor(node, edge.index)
+        if held is not None and view.owned(held):
+            self._editor.replace_initializer(held, value)
+            return
+        base = f"{node.name}/{'weight' if edge.index == 1 else 'bias'}" if held is None else f"{held.name}/{node.name}"
+        self._editor.replace_input(edge, self.constant(edge.scope, base, value))
+
+
+def _trim(proto: ModelProto, names: set[str]) -> None:
+    """Drop the trailing empty inputs of rewritten nodes: an operator may take fewer inputs than the one it replaces."""
+    for _, graph in walk(proto.graph):
+        for node in graph.node:
+            while node.name in names and node.input and not node.input[-1]:
+                del node.input[-1]

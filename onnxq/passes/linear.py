@@ -1,0 +1,188 @@
+"""Conv, ConvTranspose, Gemm and MatMul with constant weights, seen alike: weight, output channels, bias."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.graph import NodeRef
+from onnxq.passes.affine_core import Array64, batchnorm, per_channel
+from onnxq.passes.view import View, is_float
+from onnxq.sites import TensorId
+
+ARITHMETIC = frozenset({"Mul", "Div", "Add", "Sub"})
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """y = L(weight, x) + bias.
+
+    axis: the weight's output axis; channels: of y, along y's `channel_axis`; rank: y's, or what it is at least.
+    last: the node that writes y: `node`, or the Add that gives a MatMul its bias. bias_at: the (node, input) that holds
+    the bias or can take one; None for a MatMul without Add.
+    """
+
+    node: NodeRef
+    weight: NDArray[Any]
+    axis: int
+    groups: int
+    channels: int
+    channel_axis: int
+    rank: int
+    rank_known: bool
+    last: NodeRef
+    bias_at: tuple[NodeRef, int] | None
+    bias: Array64
+
+
+def linear(view: View, node: NodeRef) -> Linear | None:
+    """The linear operator a node is, None when its weight or bias is computed at run time or has another form."""
+    if node.domain or node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        return None
+    weight = view.constant(node, 1)
+    if weight is None or not is_float(weight) or weight.ndim < 2 or view.is_constant(node, 0):
+        return None
+    if node.op_type == "MatMul":
+        return _matmul(view, node, weight) if weight.ndim == 2 else None
+    bias = view.constant(node, 2)
+    if bias is None and view.tensor(node, 2) is not None:
+        return None
+    return _gemm(node, weight, bias) if node.op_type == "Gemm" else _conv(node, weight, bias)
+
+
+def _conv(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | None) -> Linear | None:
+    axis = 0 if node.op_type == "Conv" else 1
+    groups = int(node.attrs.get("group", 1)) if axis else 1
+    channels = weight.shape[axis] * groups
+    if weight.ndim < 3 or weight.shape[0] % groups or (bias is not None and bias.shape != (channels,)):
+        return None
+    held = np.zeros(()) if bias is None else bias.astype(np.float64)
+    return Linear(node, weight, axis, groups, channels, 1, weight.ndim, True, node, (node, 2), held)
+
+
+def _gemm(node: NodeRef, weight: NDArray[Any], bias: NDArray[Any] | None) -> Linear | None:
+    axis = 0 if node.attrs.get("transB", 0) else 1
+    held = np.zeros(())
+    if bias is not None:
+        column = per_channel(bias, 2, 1, weight.shape[axis])
+        if column is None:  # a C that differs by row is no bias
+            return None
+        held = column * float(node.attrs.get("beta", 1.0))
+    return Linear(node, weight, axis, 1, weight.shape[axis], 1, 2, True, node, (node, 2), held)
+
+
+def _matmul(view: View, node: NodeRef, weight: NDArray[Any]) -> Linear:
+    channels, out = weight.shape[1], view.output(node)
+    known = view.rank(out)
+    source = view.tensor(node, 0)
+    rank = known or max(1, view.least_rank(source) if source is not None else 1)
+    last, bias_at, bias = node, None, np.zeros(())
+    reader = view.sole_reader(out)
+    if reader is not None and reader[0].op_type == "Add" and not reader[0].domain:
+        add, k = reader
+        value = view.constant(add, 1 - k)
+        held = None if value is None or not is_float(value) else per_channel(value, rank, -1, channels)
+        if held is not None:
+            last, bias_at, bias = add, (add, 1 - k), held
+    return Linear(node, weight, 1, 1, channels, -1, rank, known is not None, last, bias_at, bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """a·y + c behind a linear operator: the nodes it is made of, in order. a and c: [channels] or []."""
+
+    a: Array64
+    c: Array64
+    nodes: tuple[NodeRef, ...] = ()
+
+
+def followers(view: View, op: Linear, kinds: frozenset[str]) -> Affine:
+    """The longest affine map of nodes of these kinds that alone read an operator's output."""
+    found = Affine(np.ones(()), np.zeros(()))
+    tensor = view.output(op.last)
+    while (reader := view.sole_reader(tensor)) is not None:
+        node, k = reader
+        if node.domain or node.op_type not in kinds:
+            break
+        step = _batchnorm(view, op, node, k) if node.op_type == "BatchNormalization" else _step(view, op, node, k)
+        if step is None:
+            break
+        a, c = step
+        following = Affine(found.a * a, found.c * a + c, (*found.nodes, node))
+        if op.bias_at is None and np.any(following.c):  # a bare MatMul has nowhere to put it
+            break
+        found, tensor = following, view.output(node)
+    return found
+
+
+def _step(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Array64, Array64] | None:
+    value = view.constant(node, 1 - k)
+    if value is None or not is_float(value):
+        return None
+    held = per_channel(value, op.rank, op.channel_axis, op.channels)
+    if held is None or (node.op_type == "Div" and (k != 0 or not np.all(held))):
+        return None
+    one, zero = np.ones(()), np.zeros(())
+    if node.op_type in ("Mul", "Div"):
+        return (held if node.op_type == "Mul" else 1.0 / held), zero
+    if node.op_type == "Add":
+        return one, held
+    return (one, -held) if k == 0 else (-one, held)
+
+
+def _batchnorm(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Array64, Array64] | None:
+    if k != 0 or any(node.outputs[1:]) or node.attrs.get("training_mode", 0) or not node.attrs.get("spatial", 1):
+        return None
+    if op.channel_axis != 1 and not (op.rank_known and op.rank == 2):  # BatchNormalization's channel axis is 1
+        return None
+    held = [view.constant(node, i) for i in range(1, 5)]
+    if any(value is None or value.shape != (op.channels,) for value in held):
+        return None
+    scale, bias, mean, var = (value for value in held if value is not None)
+    return batchnorm(scale, bias, mean, var, float(node.attrs.get("epsilon", 1e-5)))
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """s·x + t in front of a linear operator: the nodes it is made of, in order, and x."""
+
+    s: float
+    t: float
+    x: TensorId
+    nodes: tuple[NodeRef, ...]
+
+
+def scalar_source(view: View, op: Linear) -> Source | None:
+    """The scalar arithmetic that only this operator's data input reads, as far back as it goes."""
+    s, t, tensor = 1.0, 0.0, view.tensor(op.node, 0)
+    nodes: list[NodeRef] = []
+    while tensor is not None:
+        reader = view.sole_reader(tensor)
+        node = view.producer(tensor, *sorted(ARITHMETIC))
+        if reader is None or node is None or node.scope != op.node.scope:
+            break
+        k = 1 if view.scalar(node, 0) is not None else 0
+        constant, x = view.scalar(node, 1 - k), view.tensor(node, k)
+        if constant is None or x is None or constant[1] > view.least_rank(x):
+            break
+        step = _scalar_step(node.op_type, constant[0], k)
+        if step is None:
+            break
+        s, t = s * step[0], t + s * step[1]
+        nodes.insert(0, node)
+        tensor = x
+    return Source(s, t, tensor, tuple(nodes)) if nodes and tensor is not None else None
+
+
+def _scalar_step(op_type: str, value: float, k: int) -> tuple[float, float] | None:
+    """(s, t) of one node whose input k is the tensor."""
+    if op_type == "Mul":
+        return value, 0.0
+    if op_type == "Div":
+        return (1.0 / value, 0.0) if k == 0 and value else None
+    if op_type == "Add":
+        return 1.0, value
+    return (1.0, -value) if k == 0 else (-1.0, value)

@@ -1,0 +1,47 @@
+"""ReduceMean over all spatial axes becomes GlobalAveragePool, which has a quantized kernel in ORT; ReduceMean has none.
+
+mean([2, 3]) without kept dims becomes GlobalAveragePool and Flatten (a passthrough on integers).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxq.graph import NodeRef
+from onnxq.passes.base import Context, PassReport
+from onnxq.passes.edit import Edit
+from onnxq.passes.view import FLOATS, View
+from onnxq.sites import TensorId
+
+
+def pool(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
+    """Every such ReduceMean over a float [N, C, spatial...] tensor of known rank."""
+    view = View(proto)
+    matches = [(node, x) for node in view.index.nodes if (x := _pooled(view, node)) is not None]
+    if not matches:
+        return proto, PassReport("pool")
+    edit, changed = Edit(proto), []
+    for node, x in matches:
+        if node.attrs.get("keepdims", 1):
+            edit.become(node, "GlobalAveragePool", (x.name,), {})
+        else:
+            pooled = edit.insert_before(node, "GlobalAveragePool", (x.name,), {}, f"{node.outputs[0]}/pooled")
+            edit.become(node, "Flatten", (pooled,), {"axis": 1})
+        changed.append(f"{node.name}: GlobalAveragePool instead of ReduceMean")
+    return edit.export(), PassReport("pool", tuple(changed))
+
+
+def _pooled(view: View, node: NodeRef) -> TensorId | None:
+    if node.op_type != "ReduceMean" or node.domain:
+        return None
+    x = view.tensor(node, 0)
+    rank = None if x is None else view.rank(x)
+    axes: Any = node.attrs.get("axes")
+    if axes is None:
+        axes = view.constant(node, 1)
+    if x is None or rank is None or rank < 3 or axes is None or view.index.dtype(x) not in FLOATS:
+        return None
+    return x if sorted(int(a) % rank for a in np.asarray(axes).reshape(-1)) == list(range(2, rank)) else None

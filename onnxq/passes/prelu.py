@@ -1,0 +1,44 @@
+"""PRelu with a constant slope becomes LeakyRelu (one slope) or Max(x, slope·x) (slopes of at most 1).
+
+ORT's PRelu kernel is slow and has no quantized form: four 1x1 convolutions of 64 channels at 28x28 take 0.66 ms with
+PRelu, 0.14 with LeakyRelu, 0.18 with Max; int8 with pairs on both sides 0.71, 0.095 (QLinearLeakyRelu) and 0.15.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxq.graph import NodeRef
+from onnxq.passes.base import Context, PassReport
+from onnxq.passes.edit import Edit
+from onnxq.passes.view import View, is_float
+
+
+def prelu(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
+    """Every PRelu whose slope is constant and does not raise the rank of its input."""
+    view = View(proto)
+    edit, changed = Edit(proto), []
+    for node in view.index.nodes:
+        what = _rewrite(view, edit, node) if node.op_type == "PRelu" and not node.domain else ""
+        if what:
+            changed.append(f"{node.name}: {what}")
+    return (edit.export() if changed else proto), PassReport("prelu", tuple(changed))
+
+
+def _rewrite(view: View, edit: Edit, node: NodeRef) -> str:
+    x, slope_at, slope = view.tensor(node, 0), view.tensor(node, 1), view.constant(node, 1)
+    if x is None or slope_at is None or slope is None or not is_float(slope) or slope.size == 0:
+        return ""
+    wide = slope.astype(np.float64)
+    if not np.isfinite(wide).all() or slope.ndim > view.least_rank(x):
+        return ""
+    if np.all(wide == wide.flat[0]):
+        edit.become(node, "LeakyRelu", (x.name,), {"alpha": float(wide.flat[0])})
+        return "LeakyRelu, its slopes are one"
+    # Max would choose the other branch for x < 0 where a slope exceeds 1; with infinities a slope of 0 gives NaN.
+    if wide.max() > 1 or np.any(wide == 0):
+        return ""
+    scaled = edit.insert_before(node, "Mul", (x.name, slope_at.name), {}, f"{node.outputs[0]}/scaled")
+    edit.become(node, "Max", (x.name, scaled), {})
+    return "Max(x, slope·x)"

@@ -1,0 +1,78 @@
+"""Patterns that end in one node replaced by an operation that says the same, raising the opset where it must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from onnxq.errors import OnnxqError
+from onnxq.graph import NodeRef, infer_shapes, opset_of, upgrade_opset
+from onnxq.passes.base import PassReport
+from onnxq.passes.edit import Edit
+from onnxq.passes.view import View
+from onnxq.sites import Refusal, TensorId
+
+# Above opset 20 ORT refuses some int8 graphs that are fine below, and no pattern here needs more.
+NEWEST = 20
+_FIX = "export the model with a newer opset"
+
+
+@dataclass(frozen=True, eq=False)
+class Replacement:
+    """`last` becomes `op_type` reading `inputs` and, behind them, new constants; the other `nodes` go.
+
+    opset: the version of the standard domain (or of `domain`) that brought the operation.
+    """
+
+    last: NodeRef
+    nodes: frozenset[str]
+    op_type: str
+    inputs: tuple[TensorId, ...]
+    attrs: Mapping[str, Any]
+    domain: str = ""
+    opset: int = 1
+    constants: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+Finder = Callable[[View], list[Replacement]]
+
+
+def apply_replacements(proto: ModelProto, name: str, find: Finder) -> tuple[ModelProto, PassReport]:
+    """Apply all that a finder finds. What needs a newer opset than the model can be raised to is left and reported."""
+    matches = find(View(proto))
+    proto, failure = _raised(proto, matches)
+    version = opset_of(proto)
+    skipped = tuple(
+        Refusal(match.last.name, f"{match.op_type} needs opset {match.opset}: {failure}", _FIX, name)
+        for match in matches
+        if not match.domain and match.opset > version
+    )
+    if matches:
+        matches = [match for match in find(View(proto)) if match.domain or match.opset <= version]
+    if not matches:
+        return proto, PassReport(name, (), skipped)
+    edit, changed = Edit(proto), []
+    for match in matches:
+        made = [
+            edit.constant(match.last.scope, f"{match.last.name}/{key}", value) for key, value in match.constants.items()
+        ]
+        inputs = [*(tensor.name for tensor in match.inputs), *made]
+        edit.become(match.last, match.op_type, inputs, match.attrs, match.domain)
+        changed.append(f"{match.last.name}: {match.op_type} instead of {len(match.nodes)} nodes")
+    return edit.export(), PassReport(name, tuple(changed), skipped)
+
+
+def _raised(proto: ModelProto, matches: list[Replacement]) -> tuple[ModelProto, str]:
+    """The model at the highest opset its matches need and it can be converted to, and why not higher."""
+    failure = ""
+    needed = {match.opset for match in matches if not match.domain and opset_of(proto) < match.opset <= NEWEST}
+    for version in sorted(needed, reverse=True):
+        try:
+            return infer_shapes(upgrade_opset(proto, version)), failure
+        except OnnxqError as error:
+            failure = failure or error.cause
+    return proto, failure

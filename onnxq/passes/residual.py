@@ -1,0 +1,37 @@
+"""A residual Add in front of LayerNormalization becomes Sum, for ORT.
+
+ORT fuses Add and LayerNormalization into SkipLayerNormalization wherever it can tell the shapes, and on the CPU that
+kernel is slower than the two (1.31, one thread, 6-layer encoder, 96 tokens: float 12.7 → 11.1 ms, int8 6.2 → 4.5 with
+Sum). Sum of two tensors is the same addition, bit for bit, and no fusion looks for it.
+"""
+
+from __future__ import annotations
+
+from onnx import ModelProto
+
+from onnxq.graph import NodeRef
+from onnxq.passes.base import Context, PassReport
+from onnxq.passes.edit import Edit
+from onnxq.passes.view import FLOATS, View
+
+
+def residual(proto: ModelProto, context: Context) -> tuple[ModelProto, PassReport]:
+    """Every Add of two computed tensors that a LayerNormalization reads."""
+    view = View(proto)
+    matches = [node for node in view.index.nodes if _is_residual(view, node)] if context.target == "ort" else []
+    if not matches:
+        return proto, PassReport("residual")
+    edit = Edit(proto)
+    for node in matches:
+        edit.become(node, "Sum", node.inputs, {})
+    return edit.export(), PassReport("residual", tuple(f"{node.name}: Sum instead of Add" for node in matches))
+
+
+def _is_residual(view: View, node: NodeRef) -> bool:
+    if node.op_type != "Add" or node.domain or any(view.is_constant(node, k) for k in (0, 1)):
+        return False
+    out = view.output(node)
+    readers = [view.index.node(edge.node) for edge in view.index.consumers(out) if edge.index == 0]
+    return view.index.dtype(out) in FLOATS and any(
+        reader.op_type == "LayerNormalization" and not reader.domain for reader in readers
+    )

@@ -1,0 +1,144 @@
+"""Small models in ONNX's text form, the passes one by one, and what ORT computes of a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, helper, numpy_helper, parser
+
+from onnxq.graph import GraphIndex, infer_shapes, name_nodes
+from onnxq.passes import Context, PassReport, prepare
+
+Array = NDArray[np.generic]
+Pass = Callable[[ModelProto, Context], tuple[ModelProto, PassReport]]
+
+
+def parse(text: str, opset: int = 17, **arrays: Array | float) -> ModelProto:
+    """A model of `text` with initializers (Python numbers become float32 scalars); a "[..] x => y" graph text."""
+    head = f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>\n'
+    proto = parser.parse_model(head + text)
+    for name, value in arrays.items():
+        array = value if isinstance(value, (np.ndarray, np.generic)) else np.float32(value)
+        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    onnx.checker.check_model(proto)
+    return name_nodes(proto)
+
+
+def body(text: str, **arrays: Array | float) -> GraphProto:
+    """A graph of `text`, for a branch of an If."""
+    graph = parser.parse_graph(text)
+    for name, value in arrays.items():
+        array = value if isinstance(value, (np.ndarray, np.generic)) else np.float32(value)
+        graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    return graph
+
+
+def in_branch(model: ModelProto) -> ModelProto:
+    """The same computation inside the then-branch of an If; inputs are captured, initializers lie in the branch."""
+    inner = GraphProto()
+    inner.CopyFrom(model.graph)
+    names = [value.name for value in inner.input]
+    shaped = list(inner.input)
+    del inner.input[:]
+    outer_outputs = [onnx.ValueInfoProto(name=f"{value.name}_if", type=value.type) for value in inner.output]
+    other = helper.make_graph(
+        [helper.make_node("Identity", [names[0]], [f"{v.name}_else"]) for v in inner.output],
+        "other",
+        [],
+        [onnx.ValueInfoProto(name=f"{value.name}_else") for value in inner.output],
+    )
+    for value in other.output:
+        value.type.CopyFrom(outer_outputs[0].type)
+    node = helper.make_node(
+        "If", ["flag"], [v.name for v in outer_outputs], name="branch", then_branch=inner, else_branch=other
+    )
+    for value in outer_outputs:
+        for k, dim in enumerate(value.type.tensor_type.shape.dim):
+            dim.dim_param = f"{value.name}_{k}"
+    flag = helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, [])
+    graph = helper.make_graph([node], "outer", [flag, *shaped], outer_outputs)
+    made = helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=8)
+    return name_nodes(made)
+
+
+def apply(run: Pass, model: ModelProto, target: str = "ort", skip: Iterable[str] = ()) -> tuple[ModelProto, PassReport]:
+    """One pass on a model with inferred shapes."""
+    result, report = run(infer_shapes(model), Context(target, frozenset(skip)))
+    onnx.checker.check_model(result)
+    return result, report
+
+
+def ops(model: ModelProto) -> Counter[str]:
+    """How many nodes of each type, in all scopes."""
+    return Counter(node.op_type for node in GraphIndex(name_nodes(model)).nodes)
+
+
+def infer(model: ModelProto, feeds: Mapping[str, Array], optimize: bool = False) -> list[Array]:
+    """What ORT computes."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, dict(feeds)))
+
+
+def feeds_for(model: ModelProto, seed: int = 0, scale: float = 2.0, free: int = 3) -> dict[str, Array]:
+    """Random data for every input; symbolic dimensions become `free`, booleans True."""
+    rng = np.random.default_rng(seed)
+    feeds: dict[str, Array] = {}
+    for value in model.graph.input:
+        tensor = value.type.tensor_type
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        shape = [dim.dim_value if dim.HasField("dim_value") else free for dim in tensor.shape.dim]
+        data = rng.standard_normal(shape) * scale
+        feeds[value.name] = np.ones(shape, bool) if dtype == np.bool_ else data.astype(dtype)
+    return feeds
+
+
+def assert_same(before: ModelProto, after: ModelProto, rtol: float = 2e-6, seed: int = 0, scale: float = 2.0) -> None:
+    """Both compute the same within rounding: `rtol` of each output's largest value; names and types are kept."""
+    assert [v.name for v in before.graph.input] == [v.name for v in after.graph.input]
+    assert [v.name for v in before.graph.output] == [v.name for v in after.graph.output]
+    feeds = feeds_for(before, seed, scale)
+    for old, new in zip(infer(before, feeds), infer(after, feeds), strict=True):
+        assert old.dtype == new.dtype
+        assert old.shape == new.shape
+        wide_old, wide_new = old.astype(np.float64), new.astype(np.float64)
+        limit = rtol * max(1e-3, float(np.abs(wide_old).max(initial=0.0)))
+        np.testing.assert_allclose(wide_new, wide_old, rtol=0, atol=limit)
+
+
+def assert_untouched(run: Pass, model: ModelProto) -> PassReport:
+    """The pass changes nothing: same nodes, same weights."""
+    typed = infer_shapes(model)
+    result, report = apply(run, model)
+    assert not report.changed
+    assert [n.SerializeToString(deterministic=True) for n in result.graph.node] == [
+        n.SerializeToString(deterministic=True) for n in typed.graph.node
+    ]
+    return report
+
+
+def prepared(model: ModelProto) -> ModelProto:
+    """The model after all passes, checked."""
+    result = prepare(model).proto
+    onnx.checker.check_model(result)
+    return result
+
+
+def constant(model: ModelProto, node: str, k: int) -> Array:
+    """The constant input k of a node."""
+    index = GraphIndex(model)
+    ref = index.node(node)
+    tensor = index.resolve(ref.inputs[k], ref.scope)
+    assert tensor is not None
+    value = index.constant(tensor)
+    assert value is not None
+    return value
