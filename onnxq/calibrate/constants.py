@@ -1,0 +1,90 @@
+"""Numbers that need no data: those of weights, and of biases, which follow from their weight and input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from onnxq.errors import OnnxqError, PlanError
+from onnxq.graph import GraphIndex
+from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
+from onnxq.plan import SitePlan
+from onnxq.sites import Role, Site, TensorId
+from onnxq.spec import QParams
+
+Numbers = Mapping[Site, QParams]
+
+
+def tensor_of(index: GraphIndex, site: Site) -> TensorId:
+    """The tensor a site quantizes. Raises PlanError when the model does not have it."""
+    if isinstance(site, TensorId):
+        if index.resolve(site.name, site.scope) != site:
+            raise PlanError(str(site), "the model has no such tensor", "plan this model again")
+        return site
+    node = index.node(site.node)
+    name = node.inputs[site.index] if site.index < len(node.inputs) else ""
+    found = index.resolve(name, node.scope)
+    if found is None:
+        raise PlanError(str(site), "this input is not connected in the model", "plan this model again")
+    return found
+
+
+def weight_numbers(
+    index: GraphIndex, missing: Iterable[SitePlan], biases: Iterable[SitePlan], numbers: Numbers
+) -> dict[Site, QParams]:
+    """Numbers of the missing weight sites, with scales raised where an int32 bias would overflow otherwise.
+
+    biases: sites whose scale derives from weights. numbers: those known already, activations included.
+    Raises PlanError when a weight is no constant, CalibrationError for NaN or inf in it.
+    """
+    found: dict[Site, QParams] = {}
+    for site in missing:
+        if site.role is Role.WEIGHT:
+            with _about(site):
+                found[site.site] = weight_qparams(_constant(index, site), site.spec, observer=site.observer)
+    for bias in biases:
+        if bias.derived is None:
+            continue
+        x, w = bias.derived
+        if w in found and x in numbers:
+            with _about(bias):
+                scale = floor_weight_scale(found[w].scale, numbers[x].scale, _constant(index, bias))
+            found[w] = replace(found[w], scale=scale)
+    return found
+
+
+def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], numbers: Numbers) -> dict[Site, QParams]:
+    """Numbers of the missing bias sites whose input and weight have theirs."""
+    found: dict[Site, QParams] = {}
+    for site in missing:
+        if site.role is not Role.BIAS:
+            continue
+        if site.derived is None:
+            raise PlanError(str(site.site), "a bias needs the activation and the weight it derives from", "plan again")
+        x, w = site.derived
+        if x in numbers and w in numbers:
+            with _about(site):
+                found[site.site] = bias_qparams(numbers[x], numbers[w], _constant(index, site).size)
+    return found
+
+
+def _constant(index: GraphIndex, site: SitePlan) -> NDArray[Any]:
+    value = index.constant(tensor_of(index, site.site))
+    if value is None:
+        raise PlanError(str(site.site), f"is not a constant, as a {site.role} must be", "plan this model again")
+    return value
+
+
+@contextmanager
+def _about(site: SitePlan) -> Iterator[None]:
+    """Name the site in what numerics, which only sees arrays, has to say."""
+    try:
+        yield
+    except OnnxqError as error:
+        if error.subject in ("weight", "bias"):
+            raise type(error)(str(site.site), error.cause, error.fix) from error
+        raise

@@ -1,0 +1,144 @@
+"""calibrate(): every number a plan lacks, from the samples, from the weights, or derived from both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import onnx
+
+from onnxq.calibrate.activations import Progress, Task, Want, Watch, observe
+from onnxq.calibrate.constants import bias_numbers, tensor_of, weight_numbers
+from onnxq.data import Dataset
+from onnxq.errors import PlanError
+from onnxq.graph import GraphIndex
+from onnxq.numerics import qparams_from_range
+from onnxq.plan import Plan, SitePlan
+from onnxq.sites import Refusal, Role, Site
+from onnxq.spec import PerTensor, QParams
+
+# The values of one run's taps, at most; what the model itself needs comes on top.
+DEFAULT_MEMORY_LIMIT = 2**30
+
+_MEASURED = (Role.ACTIVATION, Role.OUTPUT)
+
+
+class _Nobody:
+    def advance(self, steps: int = 1) -> None:
+        """Nobody is looking."""
+
+
+@contextmanager
+def _unseen(description: str, total: int | None = None) -> Iterator[Task]:
+    yield _Nobody()
+
+
+def calibrate(
+    proto: onnx.ModelProto,
+    plan: Plan,
+    dataset: Dataset | None = None,
+    *,
+    batch: int | None = None,
+    memory_limit: int | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """The plan with scale and zero point at every site that had none; given numbers stay.
+
+    proto: the prepared model the plan was made for, nodes named. dataset: needed only for activation sites.
+    batch: samples per run (None: 1); the result does not depend on it. memory_limit: bytes that the tapped values of
+    one run may take (None: 1 GiB); beyond it the taps are taken in groups, one pass over the data each.
+    A site whose tensor never came to be (a branch no sample reached) or cannot be observed keeps None, and a Refusal
+    says so; so does a bias derived from it.
+    Raises CalibrationError naming tensor and sample for NaN and inf, PlanError for a site that is not in the model,
+    ModelError and DataError from the runs.
+    """
+    index = GraphIndex(proto)
+    numbers: dict[Site, QParams] = {site.site: site.qparams for site in plan.sites if site.qparams is not None}
+    numbers.update(_shared(plan))
+    missing = [site for site in plan.sites if site.site not in numbers]
+    watch, wants = _watch(index, [site for site in missing if site.role in _MEASURED])
+    unseen: tuple[Refusal, ...] = ()
+    if watch.readers:
+        if dataset is None:
+            raise PlanError(str(next(iter(wants))), "has no scale, and there are no samples", "give calibration data")
+        limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
+        unseen = observe(
+            proto,
+            watch,
+            dataset,
+            batch=batch,
+            memory_limit=limit,
+            progress=progress if progress is not None else _unseen,
+        )
+    told = f" over {len(dataset)} samples" if dataset is not None and len(dataset) != 1 else ""
+    numbers.update(_ranges(missing, wants, watch, told))
+    refusals = _refused(index, wants, numbers, {refusal.subject: refusal for refusal in unseen})
+    biases = [site for site in plan.sites if site.role is Role.BIAS]
+    numbers.update(weight_numbers(index, missing, biases, numbers))
+    numbers.update(bias_numbers(index, missing, numbers))
+    sites = tuple(replace(site, qparams=numbers.get(site.site)) for site in plan.sites)
+    return replace(plan, sites=sites, refusals=(*plan.refusals, *refusals))
+
+
+def _shared(plan: Plan) -> dict[Site, QParams]:
+    """Numbers that members of a sharing group have from one that brought them."""
+    given = {site.group: site.qparams for site in plan.sites if site.group and site.qparams is not None}
+    return {site.site: given[site.group] for site in plan.sites if site.group in given and site.qparams is None}
+
+
+def _watch(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch, dict[Site, Want]]:
+    """An observer for each tensor, or for each sharing group, and which one a site asks for."""
+    watch = Watch()
+    wants: dict[Site, Want] = {}
+    groups: dict[str, SitePlan] = {}
+    for site in sites:
+        first = groups.setdefault(site.group, site) if site.group else site
+        if first.spec != site.spec:
+            raise PlanError(
+                str(site.site), f"shares its scale with {first.site} but has another spec", "make them equal"
+            )
+        if not isinstance(site.spec.granularity, PerTensor):
+            raise PlanError(str(site.site), "activations have one scale per tensor", "ask for granularity: tensor")
+        tensor = tensor_of(index, site.site)
+        want = Want(f"group {site.group}" if site.group else f"tensor {tensor}", first.observer, first.spec)
+        wants[site.site] = want
+        value = index.constant(tensor)
+        if value is None:
+            watch.add(want, tensor)
+        else:
+            watch.add_constant(want, value)
+    return watch, wants
+
+
+def _ranges(sites: Sequence[SitePlan], wants: Mapping[Site, Want], watch: Watch, told: str) -> dict[Site, QParams]:
+    """Scale and zero point of every site whose observer saw something; one for all sites of a group."""
+    made: dict[object, QParams] = {}
+    found: dict[Site, QParams] = {}
+    for site in sites:
+        want = wants.get(site.site)
+        if want is None or not watch.observers[want].count:
+            continue
+        key = (want, None if site.group else site.bound)
+        if key not in made:
+            low, high = watch.observers[want].range()
+            made[key] = qparams_from_range(low, high, site.spec, origin=f"{want.observer.name}{told}", bound=site.bound)
+        found[site.site] = made[key]
+    return found
+
+
+def _refused(
+    index: GraphIndex, wants: Mapping[Site, Want], numbers: Mapping[Site, QParams], unseen: Mapping[str, Refusal]
+) -> list[Refusal]:
+    """Why sites got no numbers: not observable, or nothing ever came through."""
+    refusals = []
+    for site in wants:
+        if site in numbers:
+            continue
+        tensor = tensor_of(index, site)
+        known = unseen.get(str(tensor))
+        reason = f"calibration never ran the branch it lies in ({tensor.scope})" if tensor.scope else "was always empty"
+        reason = known.reason if known is not None else reason
+        fix = known.fix if known is not None else "give samples that reach it"
+        refusals.append(Refusal(str(site), reason, fix, "calibrate"))
+    return refusals

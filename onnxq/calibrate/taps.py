@@ -1,0 +1,155 @@
+"""The model run with inner tensors as outputs, so many at a time as the memory limit allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.data import Batch
+from onnxq.errors import ModelError
+from onnxq.graph import GraphIndex
+from onnxq.runtime import Feeds, Session, ShapeProbe, Tapped, tap
+from onnxq.sites import Refusal, TensorId
+
+Array = NDArray[Any]
+Group = tuple[TensorId, ...]
+Singles = Callable[[], Iterable[Feeds]]
+Signature = tuple[tuple[str, tuple[int, ...]], ...]
+
+_BYTES: dict[int, int] = {onnx.TensorProto.DOUBLE: 8, onnx.TensorProto.FLOAT16: 2, onnx.TensorProto.BFLOAT16: 2}
+# Nothing in common networks grows faster with its input than attention does.
+_GROWTH = 2.0
+
+
+class Taps:
+    """A model whose tensors `tensors` are wanted. refusals: those that cannot be led out, with the reason."""
+
+    def __init__(self, proto: onnx.ModelProto, tensors: Sequence[TensorId], memory_limit: int) -> None:
+        self._proto, self._index, self._limit = proto, GraphIndex(proto), memory_limit
+        whole = tap(proto, tensors, only=True)
+        self.refusals: tuple[Refusal, ...] = whole.refusals
+        self.tensors: Group = tuple(whole.outputs)
+        self._whole: Tapped | None = whole
+        self._sizes: dict[Signature, dict[TensorId, int]] = {}
+        self._probe: ShapeProbe | None = None
+
+    def groups(self, batch: Batch) -> list[Group]:
+        """The tensors in groups whose values for this batch stay below the limit, none split, in order."""
+        return self._packed(self.tensors, batch)
+
+    def run(
+        self, group: Group, batches: Iterable[Batch], singles: Callable[[Batch], Iterable[Feeds]]
+    ) -> Iterator[tuple[Batch, TensorId, Array]]:
+        """Every non-empty value of the group's tensors, batch by batch; who takes one owns it.
+
+        A batch that the model cannot take whole (a 1 written in a Reshape, say) goes through as its `singles`, one
+        whose values would pass the limit in smaller groups. Raises ModelError or DataError when a sample fails.
+        """
+        main = self._runner(group)
+        for batch in batches:
+            parts = self._packed(group, batch)
+            for part in parts:
+                runner = main if len(parts) == 1 else self._runner(part)
+                for tensor, value in runner.values(batch, singles):
+                    yield batch, tensor, value
+
+    def _runner(self, group: Group) -> _Runner:
+        whole, self._whole = self._whole, None
+        return _Runner(whole if whole is not None and group == self.tensors else tap(self._proto, group, only=True))
+
+    def _packed(self, group: Group, batch: Batch) -> list[Group]:
+        sizes = self._bytes(batch)
+        packs: list[list[TensorId]] = [[]]
+        used = 0
+        for tensor in group:
+            if packs[-1] and used + sizes[tensor] > self._limit:
+                packs.append([])
+                used = 0
+            packs[-1].append(tensor)
+            used += sizes[tensor]
+        return [tuple(pack) for pack in packs]
+
+    def _bytes(self, batch: Batch) -> Mapping[TensorId, int]:
+        """Bytes of each tensor in this batch: as declared, else bounded from a batch seen before, else observed."""
+        signature = tuple((name, value.shape) for name, value in sorted(batch.feeds.items()))
+        if signature not in self._sizes:
+            self._sizes[signature] = self._declared(batch.feeds) or self._bounded(signature) or self._observed(batch)
+        return self._sizes[signature]
+
+    def _declared(self, feeds: Feeds) -> dict[TensorId, int] | None:
+        known: dict[str, int] = {}
+        for value in self._index.inputs:
+            for symbol, size in zip(value.shape or (), feeds[value.name].shape, strict=False):
+                if isinstance(symbol, str):
+                    known[symbol] = size
+        found = {}
+        for tensor in self.tensors:
+            shape = self._index.shape(tensor)
+            dims = [None] if shape is None else [known.get(dim) if isinstance(dim, str) else dim for dim in shape]
+            sizes = [dim for dim in dims if dim is not None]
+            if len(sizes) < len(dims):
+                return None
+            found[tensor] = math.prod(sizes) * self._item(tensor)
+        return found
+
+    def _bounded(self, signature: Signature) -> dict[TensorId, int] | None:
+        """An upper bound from an observed batch, if everything fits the limit even so."""
+        for seen, sizes in self._sizes.items():
+            ratio = max(1.0, _elements(signature) / max(_elements(seen), 1)) ** _GROWTH
+            if ratio * sum(sizes.values()) <= self._limit:
+                return {tensor: int(ratio * size) for tensor, size in sizes.items()}
+        return None
+
+    def _observed(self, batch: Batch) -> dict[TensorId, int]:
+        if self._probe is None:
+            self._probe = ShapeProbe(self._proto, self.tensors)
+        try:
+            shapes = self._probe.shapes(batch.feeds)
+        except ModelError:
+            if batch.count == 1:
+                raise
+            # The batch cannot run whole; its singles will, and are smaller.
+            return dict.fromkeys(self.tensors, 0)
+        return {t: math.prod(shapes.get(t, (0,))) * self._item(t) for t in self.tensors}
+
+    def _item(self, tensor: TensorId) -> int:
+        return _BYTES.get(self._index.dtype(tensor), 4)
+
+
+class _Runner:
+    """One tapped session."""
+
+    def __init__(self, tapped: Tapped) -> None:
+        self._outputs = tapped.outputs
+        # NOTE: without optimizations a tensor's bits do not depend on what else is tapped or on the batch, for about
+        # a tenth of the time: most of it goes into the observers.
+        self._session = Session(tapped.proto, optimize=False, arena=False)
+
+    def values(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[tuple[TensorId, Array]]:
+        """The tensors' values, each handed over as it is yielded."""
+        for found in self._runs(batch, singles):
+            for tensor, name in self._outputs.items():
+                value = found.pop(name)
+                if value.size:
+                    yield tensor, value
+
+    def _runs(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[dict[str, Array]]:
+        names = list(self._outputs.values())
+        if batch.count > 1:
+            try:
+                whole = self._session.run(batch.feeds, names)
+            except ModelError:
+                pass
+            else:
+                yield whole
+                return
+        for feeds in singles(batch) if batch.count > 1 else (batch.feeds,):
+            yield self._session.run(feeds, names)
+
+
+def _elements(signature: Signature) -> int:
+    return sum(math.prod(shape) for _, shape in signature)

@@ -1,0 +1,7 @@
+"""Calibration data from wherever people keep it, checked against the model's inputs, read sample by sample."""
+
+from onnxq.data.dataset import Batch, Dataset
+from onnxq.data.load import load_data
+from onnxq.data.synthetic import synthetic
+
+__all__ = ["Batch", "Dataset", "load_data", "synthetic"]

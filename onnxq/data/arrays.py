@@ -1,0 +1,119 @@
+"""Arrays in .npy and .npz files, mapped into memory rather than read. Pickled objects are never loaded."""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from onnxq.data.fit import Array
+from onnxq.errors import DataError
+
+# Compressed arrays up to this many bytes together are unpacked in memory, larger ones into a temporary file.
+_IN_MEMORY = 64 * 2**20
+_COPY_BYTES = 4 * 2**20
+_LOCAL_HEADER = 30
+_DAMAGED = "copy or make it again; it may be truncated"
+
+
+def load_npy(path: Path) -> Array:
+    """The array of a .npy file, mapped. Raises DataError when it is damaged or holds Python objects."""
+    with _reading(str(path)), path.open("rb") as stream:
+        dtype, shape, order = _header(stream, str(path))
+        return _mapped(path, dtype, shape, order, stream.tell(), str(path))
+
+
+def load_npz(path: Path) -> dict[str, Array]:
+    """The arrays of a .npz file by name.
+
+    Stored arrays are mapped where they lie; compressed ones are unpacked, beyond 64 MiB into a temporary file that
+    goes away with the arrays. Raises DataError for a damaged file, Python objects, or one that is empty.
+    """
+    found: dict[str, Array] = {}
+    left = _IN_MEMORY
+    with _reading(str(path)), zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            where = f"{path}, array {name!r}"
+            with archive.open(info) as stream:
+                dtype, shape, order = _header(stream, where)
+                start = stream.tell()
+                size = _bytes(dtype, shape)
+                if start + size != info.file_size:
+                    raise DataError(where, f"holds {info.file_size - start} bytes, its header says {size}", _DAMAGED)
+                if info.compress_type == zipfile.ZIP_STORED:
+                    found[name] = _mapped(path, dtype, shape, order, _data_start(path, info) + start, where)
+                elif size <= left:
+                    left -= size
+                    data = bytearray(stream.read())
+                    found[name] = np.frombuffer(data, dtype).reshape(shape, order="F" if order else "C")
+                else:
+                    found[name] = _unpacked(stream, dtype, shape, order)
+    if not found:
+        raise DataError(str(path), "is empty: it holds no arrays", "save at least one array per model input")
+    return found
+
+
+def _header(stream: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """dtype, shape and Fortran order of the .npy data the stream stands at; the stream then stands at the values."""
+    version = npy.read_magic(stream)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, order, dtype = read(stream)
+    if dtype.hasobject:
+        raise DataError(
+            where, "holds Python objects, which are never loaded: a file could run code", "save plain numeric arrays"
+        )
+    if dtype.names is not None:
+        raise DataError(where, "is a structured array", "save one plain array per model input")
+    return dtype, shape, order
+
+
+def _bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    count = 1
+    for dim in shape:
+        count *= dim
+    return count * dtype.itemsize
+
+
+def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], order: bool, offset: int, where: str) -> Array:
+    size = _bytes(dtype, shape)
+    if offset + size > path.stat().st_size:
+        raise DataError(where, f"is truncated: {path.stat().st_size - offset} of {size} bytes are there", _DAMAGED)
+    if size == 0:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, "r", offset, shape, "F" if order else "C")
+
+
+def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
+    """Where a stored member's bytes begin: behind its local header, whose name and extra field may be longer."""
+    with path.open("rb") as stream:
+        stream.seek(info.header_offset)
+        header = stream.read(_LOCAL_HEADER)
+    name, extra = (int.from_bytes(header[k : k + 2], "little") for k in (26, 28))
+    return info.header_offset + _LOCAL_HEADER + name + extra
+
+
+def _unpacked(stream: Any, dtype: np.dtype[Any], shape: tuple[int, ...], order: bool) -> Array:
+    """The values in an unnamed temporary file, mapped; the file lives as long as the array."""
+    file = tempfile.TemporaryFile(prefix="onnxq-")  # noqa: SIM115 - it goes away with the array that maps it
+    while block := stream.read(_COPY_BYTES):
+        file.write(block)
+    file.flush()
+    return np.memmap(file, dtype, "r", 0, shape, "F" if order else "C")
+
+
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Say which file could not be read, and why."""
+    try:
+        yield
+    except (ValueError, EOFError, zipfile.BadZipFile, KeyError, NotImplementedError) as error:
+        raise DataError(where, f"is not a readable array file ({error})", _DAMAGED) from error
+    except OSError as error:
+        raise DataError(where, f"cannot be read ({error.strerror or error})", "check its permissions") from error

@@ -1,0 +1,112 @@
+"""How samples lie in an array: stacked along one axis more, side by side along the batch axis, or one for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxq.data.fit import Array, check_dims, rank_error, shape_text
+from onnxq.errors import DataError
+from onnxq.graph import ValueInfo
+
+
+@dataclass(frozen=True)
+class Cut:
+    """`count` samples along `axis`, `size` rows each, or stacked (one per leading index).
+
+    count None: the array itself, for every sample.
+    """
+
+    count: int | None
+    axis: int = 0
+    size: int = 1
+    stacked: bool = False
+    left_over: int = 0
+
+    def take(self, array: Array, i: int) -> Array:
+        """Sample i of the array, a view."""
+        if self.count is None:
+            return array
+        if self.stacked:
+            return np.asarray(array[i])
+        rows = slice(i * self.size, (i + 1) * self.size)
+        return np.asarray(array[(slice(None),) * self.axis + (rows,)])
+
+
+def batch_symbols(inputs: Sequence[ValueInfo]) -> frozenset[str]:
+    """The names inputs give their dynamic axis 0."""
+    return frozenset(value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str))
+
+
+def batch_axis(value: ValueInfo, symbols: frozenset[str]) -> int | None:
+    """The dynamic axis along which samples are put side by side: axis 0, or where its fixed-size neighbours' symbol is.
+
+    None when there is none (a scalar, a fixed batch).
+    """
+    if not value.shape:
+        return None
+    if not isinstance(value.shape[0], int):
+        return 0
+    return next((axis for axis, dim in enumerate(value.shape) if dim in symbols), None)
+
+
+def cut(shape: Sequence[int], value: ValueInfo, symbols: frozenset[str], where: str, *, feed: bool) -> Cut:
+    """Find out how samples lie in an array of this shape.
+
+    One dimension more than the input: one sample per leading index. The input's own rank: samples along the batch
+    axis, of size 1 where that is dynamic, else of the model's own size. feed: the array was given for one run, so a
+    dynamic axis is cut only when its symbol says that it is the batch.
+    Raises DataError for any other rank, a fixed dim that differs, no sample at all, or less than the model's batch.
+    """
+    rank = len(shape) if value.shape is None else len(value.shape)
+    if len(shape) == rank + 1:
+        check_dims(shape, value, where, offset=1)
+        return _some(Cut(shape[0], stacked=True), value, where)
+    if len(shape) != rank:
+        raise rank_error(shape, value, where)
+    if rank == 0:
+        return Cut(None)
+    axis = 0 if value.shape is None else batch_axis(value, symbols)
+    if axis is None:
+        check_dims(shape, value, where, skip=1)
+        return _fixed(shape[0], value, where)
+    check_dims(shape, value, where)
+    if feed and not (value.shape is not None and is_batch(value.shape[axis])):
+        return Cut(None)
+    return _some(Cut(shape[axis], axis), value, where)
+
+
+def fits_whole(shape: Sequence[int], value: ValueInfo) -> bool:
+    """True when the array as it is can be fed."""
+    if value.shape is None:
+        return True
+    return len(shape) == len(value.shape) and all(
+        got == want for got, want in zip(shape, value.shape, strict=True) if isinstance(want, int)
+    )
+
+
+def is_batch(symbol: object) -> bool:
+    """True when the name of a dynamic axis can only mean the batch."""
+    name = str(symbol or "").lower()
+    return name in ("n", "b", "bs") or "batch" in name
+
+
+def _some(found: Cut, value: ValueInfo, where: str) -> Cut:
+    if found.count == 0:
+        raise DataError(f"{where}, input {value.name!r}", "is empty: it has no samples", "give it at least one")
+    return found
+
+
+def _fixed(rows: int, value: ValueInfo, where: str) -> Cut:
+    size = value.shape[0] if value.shape else 1
+    if rows == size or not isinstance(size, int):
+        return Cut(None)
+    if rows < size or size < 1:
+        raise DataError(
+            f"{where}, input {value.name!r}",
+            f"has {rows} rows; the model takes {size} at a time, {shape_text(value)}" if rows else "is empty",
+            f"give at least {size}",
+        )
+    return Cut(rows // size, size=size, left_over=rows % size)

@@ -1,0 +1,144 @@
+"""Which kind of data a path is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from onnxq.config import DataConfig
+from onnxq.data.arrays import load_npy, load_npz
+from onnxq.data.fit import Array
+from onnxq.data.images import SUFFIXES, image_source, images_in
+from onnxq.data.protobuf import read_set, read_tensor, sets_in
+from onnxq.data.scripts import feeds_from_json
+from onnxq.data.sources import ArraySource, JoinedSource, LazySource, Source
+from onnxq.errors import DataError
+from onnxq.graph import ValueInfo
+from onnxq.nearest import nearest
+
+_KINDS = (
+    ".npz, .npy, .pb or Polygraphy .json files, folders of them, ONNX test_data_set_* folders, folders of images, or "
+    "script.py[:function]"
+)
+
+
+def open_path(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
+    """The samples behind a path. Raises DataError for a path that is not there or of no known kind."""
+    if path.is_dir():
+        return _folder(path, inputs, config)
+    if not path.exists():
+        close = nearest(path.name, (p.name for p in path.parent.iterdir())) if path.parent.is_dir() else ()
+        hint = f"did you mean {' or '.join(repr(str(path.parent / name)) for name in close)}?" if close else ""
+        raise DataError(str(path), "there is no such file or folder", hint)
+    reader = _READERS.get(path.suffix.lower())
+    if reader is not None:
+        return reader(path, inputs)
+    if path.suffix.lower() in SUFFIXES:
+        return image_source([path], path.parent, inputs, config.images)
+    raise DataError(str(path), "is of no kind that samples are read from", f"use {_KINDS}")
+
+
+def _npz(path: Path, inputs: Sequence[ValueInfo]) -> Source:
+    return ArraySource(load_npz(path), inputs, path.name)
+
+
+def _npy(path: Path, inputs: Sequence[ValueInfo]) -> Source:
+    if len(inputs) != 1:
+        names = ", ".join(value.name for value in inputs)
+        raise DataError(str(path), f"holds one array, the model has {len(inputs)} inputs: {names}", "use a .npz file")
+    return ArraySource({inputs[0].name: load_npy(path)}, inputs, path.name)
+
+
+def _pb(path: Path, inputs: Sequence[ValueInfo]) -> Source:
+    name, array = read_tensor(path)
+    alone = name if len(inputs) != 1 else inputs[0].name
+    return ArraySource({alone: array}, inputs, path.name, feed=True)
+
+
+def _json(path: Path, inputs: Sequence[ValueInfo]) -> Source:
+    feeds = feeds_from_json(path)
+    named = ((f"{path.name}, item {k}", feed) for k, feed in enumerate(feeds))
+    return JoinedSource([ArraySource(feed, inputs, where, feed=True) for where, feed in named])
+
+
+_READERS: dict[str, Callable[[Path, Sequence[ValueInfo]], Source]] = {
+    ".npz": _npz,
+    ".npy": _npy,
+    ".pb": _pb,
+    ".json": _json,
+}
+
+
+def _folder(folder: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
+    sets = sets_in(folder)
+    files = sorted((p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")), key=_natural)
+    kinds = {suffix: [p for p in files if p.suffix.lower() == suffix] for suffix in (".npz", ".npy", ".json")}
+    by_input = {value.name: folder / _file_name(value.name) for value in inputs}
+    images = images_in(folder)
+    found = {
+        "ONNX test data (input_*.pb)": bool(sets),
+        ".npz files": bool(kinds[".npz"]),
+        ".npy files": bool(kinds[".npy"]),
+        "a folder for each input": all(path.is_dir() for path in by_input.values()),
+        "images": bool(images) and (config.images is not None or not (sets or kinds[".npz"] or kinds[".npy"])),
+        "Polygraphy .json files": bool(kinds[".json"]) and not (kinds[".npz"] or kinds[".npy"] or images or sets),
+    }
+    told = [kind for kind, there in found.items() if there]
+    if not told:
+        raise DataError(str(folder), "is empty: there are no samples in it", f"use {_KINDS}")
+    if len(told) > 1:
+        raise DataError(str(folder), f"holds {' and '.join(told)}", "keep one kind of samples in a folder")
+    openers: dict[str, Callable[[], Source]] = {
+        "ONNX test data (input_*.pb)": lambda: LazySource(
+            sets, lambda path: read_set(path, inputs), lambda path: str(path.name)
+        ),
+        ".npz files": lambda: JoinedSource([_npz(path, inputs) for path in kinds[".npz"]]),
+        ".npy files": lambda: _npy_files(folder, kinds[".npy"], inputs),
+        "a folder for each input": lambda: _input_folders(by_input, inputs, str(folder)),
+        "images": lambda: image_source(images, folder, inputs, config.images),
+        "Polygraphy .json files": lambda: JoinedSource([_json(path, inputs) for path in kinds[".json"]]),
+    }
+    return openers[told[0]]()
+
+
+def _npy_files(folder: Path, files: Sequence[Path], inputs: Sequence[ValueInfo]) -> Source:
+    """Files named after the inputs hold an array each; otherwise every file holds samples of the only input."""
+    named = {_file_name(value.name): value.name for value in inputs}
+    if all(stem in {p.stem for p in files} for stem in named):
+        arrays: dict[str, Array] = {named.get(path.stem, path.stem): load_npy(path) for path in files}
+        return ArraySource(arrays, inputs, folder.name)
+    if len(inputs) != 1:
+        raise DataError(
+            str(folder),
+            f"has no .npy file for each input ({', '.join(f'{stem}.npy' for stem in named)})",
+            "name the files after the inputs, or use .npz files with one array per input",
+        )
+    return JoinedSource([_npy(path, inputs) for path in files])
+
+
+def _input_folders(by_input: dict[str, Path], inputs: Sequence[ValueInfo], where: str) -> Source:
+    """input_name/0001.npy …: the k-th file of every folder makes one item."""
+    listed = {name: sorted(path.glob("*.npy"), key=_natural) for name, path in by_input.items()}
+    counts = {name: len(files) for name, files in listed.items()}
+    if len(set(counts.values())) != 1 or not next(iter(counts.values()), 0):
+        told = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
+        raise DataError(where, f"the inputs' folders do not hold the same number of .npy files: {told}")
+    rows = zip(*listed.values(), strict=True)
+    return JoinedSource(
+        [
+            ArraySource({name: load_npy(path) for name, path in zip(listed, row, strict=True)}, inputs, row[0].name)
+            for row in rows
+        ]
+    )
+
+
+def _file_name(name: str) -> str:
+    """An input's name as a file name: what no file system takes becomes "_"."""
+    return re.sub(r"[^\w.-]", "_", name)
+
+
+def _natural(path: Path) -> list[tuple[int, int, str]]:
+    """2.npy before 10.npy."""
+    parts = re.split(r"(\d+)", path.name)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]

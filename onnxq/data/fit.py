@@ -1,0 +1,166 @@
+"""Does an array fit a model's input: name, rank, fixed dims, kind of dtype, finite values. DataError says where not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.errors import DataError
+from onnxq.graph import ValueInfo
+from onnxq.nearest import did_you_mean
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+
+_KINDS = {"i": "int", "u": "int", "b": "bool", "U": "string", "S": "string", "O": "string"}
+
+
+def wanted_dtype(value: ValueInfo) -> np.dtype[Any] | None:
+    """The numpy dtype of an input (object for strings); None when the model does not say."""
+    if value.dtype == 0:
+        return None
+    if value.dtype == onnx.TensorProto.STRING:
+        return np.dtype(object)
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
+
+
+def kind(dtype: np.dtype[Any]) -> str:
+    """ "float", "int", "bool", "string" or the dtype's own name."""
+    if dtype.kind == "f" or dtype.name.startswith(("bfloat", "float")):
+        return "float"
+    return _KINDS.get(dtype.kind, dtype.name)
+
+
+def shape_text(value: ValueInfo) -> str:
+    """[N, 3, 224, ?] as the model declares it."""
+    if value.shape is None:
+        return "of any shape"
+    return "[" + ", ".join("?" if dim is None else str(dim) for dim in value.shape) + "]"
+
+
+def by_input(inputs: Sequence[ValueInfo], given: Arrays, where: str) -> tuple[dict[str, Array], tuple[str, ...]]:
+    """The arrays in the order of the model's inputs, and the names nobody asked for.
+
+    One array without a name (numpy calls it arr_0) is taken by a model with one input.
+    Raises DataError naming an input that has no array, with the nearest given name.
+    """
+    names = [value.name for value in inputs]
+    if len(names) == 1 and names[0] not in given and len(given) == 1 and next(iter(given)) in ("", "arr_0"):
+        return {names[0]: next(iter(given.values()))}, ()
+    extra = tuple(name for name in given if name not in names)
+    for name in names:
+        if name not in given:
+            raise DataError(
+                where,
+                f"has no array for the model's input {name!r}" + (f" (it has {_listed(given)})" if given else ""),
+                f"name the arrays after the inputs: {_listed(names)}"
+                if not extra
+                else f"{did_you_mean(name, extra)} Name the arrays after the inputs: {_listed(names)}",
+            )
+    return {name: given[name] for name in names}, extra
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def check_kind(array_dtype: np.dtype[Any], value: ValueInfo, where: str) -> str:
+    """Raise DataError unless the dtype can become the input's without changing its kind.
+
+    Returns a line for the account when a conversion is needed, else "".
+    """
+    want = wanted_dtype(value)
+    if want is None or array_dtype == want:
+        return ""
+    if kind(array_dtype) != kind(want):
+        raise DataError(
+            f"{where}, input {value.name!r}",
+            f"is {array_dtype}, the model wants {_name(want)}",
+            f"convert it first, e.g. {value.name}.astype({_name(want)!r}), if that is what its values mean",
+        )
+    return "" if kind(want) == "string" else f"input {value.name}: {array_dtype} converted to {want}"
+
+
+def _name(dtype: np.dtype[Any]) -> str:
+    return "string" if dtype.kind == "O" else dtype.name
+
+
+def check_dims(shape: Sequence[int], value: ValueInfo, where: str, *, skip: int = 0, offset: int = 0) -> None:
+    """Raise DataError unless `shape`, from axis `offset` on, has the input's fixed dims (the first `skip` left out)."""
+    if value.shape is None:
+        return
+    for axis, want in enumerate(value.shape):
+        got = shape[axis + offset]
+        if axis < skip or not isinstance(want, int) or got == want:
+            continue
+        raise DataError(
+            f"{where}, input {value.name!r}",
+            f"axis {axis + offset} of its shape {list(shape)} is {got}, the model wants {want} in {shape_text(value)}",
+            _layout_hint(shape[offset:], value),
+        )
+
+
+def _layout_hint(shape: Sequence[int], value: ValueInfo) -> str:
+    """NHWC where NCHW is wanted, or the other way round: the mistake everybody makes once."""
+    if value.shape is None or len(value.shape) != 4:
+        return "give it the shape the model declares"
+    for name, order in (("NHWC", (0, 3, 1, 2)), ("NCHW", (0, 2, 3, 1))):
+        turned = [shape[axis] for axis in order]
+        fits = [got == want for got, want in zip(turned[1:], value.shape[1:], strict=True) if isinstance(want, int)]
+        if fits and all(fits):
+            return f"it looks like {name}: transpose it with .transpose{order}"
+    return "give it the shape the model declares"
+
+
+def rank_error(shape: Sequence[int], value: ValueInfo, where: str) -> DataError:
+    """The shape is neither one input nor a stack of them."""
+    rank = len(value.shape or ())
+    near = "add the batch axis, e.g. array[None]" if len(shape) == rank - 1 else "give it the shape the model declares"
+    return DataError(
+        f"{where}, input {value.name!r}",
+        f"its shape {list(shape)} has {len(shape)} dimensions; the model wants {rank}, {shape_text(value)},"
+        f" or {rank + 1} with one sample per leading index",
+        near,
+    )
+
+
+def ready(array: Array, value: ValueInfo, where: str) -> Array:
+    """One sample's array as the model takes it: dims checked, converted within its kind, finite, contiguous.
+
+    Raises DataError when a fixed dim differs, the conversion would lose the value, or a NaN or inf is in it.
+    """
+    if value.shape is not None and array.ndim != len(value.shape):
+        raise rank_error(array.shape, value, where)
+    check_dims(array.shape, value, where)
+    check_kind(array.dtype, value, where)
+    want = wanted_dtype(value) or array.dtype
+    if kind(want) == "float":
+        _check_finite(array, value, where)
+    if want == array.dtype:
+        # Arrays mapped from inside a zip archive may start anywhere; ascontiguousarray would make a scalar [1].
+        return np.require(array, requirements=("C", "A", "E"))
+    if kind(want) == "int" and array.size:
+        limits = np.iinfo(want)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            raise DataError(f"{where}, input {value.name!r}", f"holds values that {want} cannot", "check the data")
+    with np.errstate(over="ignore"):
+        out = np.array(array, dtype=want, order="C")
+    if kind(want) == "float" and not np.isfinite(out).all():
+        raise DataError(f"{where}, input {value.name!r}", f"holds values too large for {want}", "scale the data")
+    return out
+
+
+def _check_finite(array: Array, value: ValueInfo, where: str) -> None:
+    bad = ~np.isfinite(np.asarray(array))
+    if bad.any():
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        kinds = "NaN" if np.isnan(array).any() else "inf"
+        raise DataError(
+            f"{where}, input {value.name!r}",
+            f"holds {kinds} ({int(bad.sum())} of {array.size} values, the first at {list(place)})",
+            "remove the sample or mend how it was made",
+        )

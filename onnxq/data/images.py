@@ -1,0 +1,139 @@
+"""Image files, preprocessed as the configuration says. Pillow is loaded when the first image is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxq.config import ImageConfig
+from onnxq.data.fit import Array, kind, shape_text, wanted_dtype
+from onnxq.data.sources import LazySource
+from onnxq.errors import DataError, MissingDependencyError
+from onnxq.graph import ValueInfo
+from onnxq.nearest import did_you_mean
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
+
+
+def images_in(folder: Path) -> list[Path]:
+    """Every image file below the folder, in the order of their paths."""
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+
+
+def image_source(
+    files: Sequence[Path], folder: Path, inputs: Sequence[ValueInfo], config: ImageConfig | None
+) -> LazySource:
+    """A sample for each image.
+
+    Raises DataError without a preprocessing to follow, for an input that cannot take images, or when the model has
+    other inputs beside it.
+    """
+    if config is None:
+        raise DataError(
+            str(folder),
+            "is a folder of images, and nothing says how they become the model's input",
+            "give a configuration with `data: {images: {size: [224, 224], mean: […], std: […]}}`",
+        )
+    value = _input(inputs, config, str(folder))
+    _pillow()
+    return LazySource(
+        files, lambda path: {value.name: read_image(path, config, value)}, lambda path: str(path.relative_to(folder))
+    )
+
+
+def _input(inputs: Sequence[ValueInfo], config: ImageConfig, where: str) -> ValueInfo:
+    names = [value.name for value in inputs]
+    if config.input and config.input not in names:
+        raise DataError(
+            f"data.images.input {config.input!r}", "the model has no such input", did_you_mean(config.input, names)
+        )
+    if len(inputs) != 1:
+        raise DataError(
+            where, f"gives images for one input, the model has {len(inputs)}: {', '.join(names)}", "use .npz files"
+        )
+    value = inputs[0]
+    if value.shape is not None and len(value.shape) != 4:
+        raise DataError(f"input {value.name!r}", f"does not take images: it is {shape_text(value)}", "use .npz files")
+    return value
+
+
+def read_image(path: Path, config: ImageConfig, value: ValueInfo) -> Array:
+    """[1, C, H, W] or [1, H, W, C] in the input's dtype: pixels scaled to `range`, minus mean, divided by std.
+
+    An integer input gets the pixels themselves (0 … 255). Raises DataError naming the file.
+    """
+    pixels = _pixels(path, config)
+    want = wanted_dtype(value) or np.dtype(np.float32)
+    if kind(want) == "int":
+        array: Array = pixels.astype(want)
+        if config.mean or config.std:
+            raise DataError(
+                f"input {value.name!r}", f"is {want}: it takes pixels as they are", "leave mean and std out"
+            )
+    else:
+        low, high = config.range
+        scaled = pixels.astype(np.float32) * np.float32((high - low) / 255.0) + np.float32(low)
+        scaled -= np.asarray(config.mean or (0.0,), np.float32)
+        scaled /= np.asarray(config.std or (1.0,), np.float32)
+        array = scaled.astype(want)
+    if config.layout == "NCHW":
+        array = array.transpose(2, 0, 1)
+    return np.ascontiguousarray(array[None])
+
+
+def _pixels(path: Path, config: ImageConfig) -> Array:
+    """[H, W, C] uint8 of the configured size and colour order."""
+    image_module = _pillow()
+    try:
+        with image_module.open(path) as opened:
+            image = opened.convert("L" if config.color == "GRAY" else "RGB")
+    except (OSError, SyntaxError, ValueError, image_module.DecompressionBombError) as error:
+        raise DataError(str(path), f"is not a readable image ({error})", "remove or replace it") from error
+    pixels = np.asarray(_placed(image_module, image, config), np.uint8)
+    if config.color == "GRAY":
+        return pixels[:, :, None]
+    return pixels[:, :, ::-1] if config.color == "BGR" else pixels
+
+
+def _placed(image_module: Any, image: Any, config: ImageConfig) -> Any:
+    """The image at the configured size: cut out of the middle, fitted and padded, or stretched."""
+    height, width = config.size
+    method = getattr(image_module.Resampling, config.interpolation.upper())
+    if config.crop == "none":
+        return image.resize((width, height), method)
+    ratios = (height / image.height, width / image.width)
+    if config.crop == "pad":
+        inner = _scaled(image, min(ratios), (height, width), method)
+        canvas = image_module.new(image.mode, (width, height), _fill(image.mode, config.fill))
+        canvas.paste(inner, ((width - inner.width) // 2, (height - inner.height) // 2))
+        return canvas
+    ratio = config.resize / min(image.size) if config.resize is not None else max(ratios)
+    resized = _scaled(image, ratio, None if config.resize is not None else (height, width), method)
+    left, top = round((resized.width - width) / 2.0), round((resized.height - height) / 2.0)
+    # Outside a smaller image, crop gives black.
+    return resized.crop((left, top, left + width, top + height))
+
+
+def _scaled(image: Any, ratio: float, reach: tuple[int, int] | None, method: Any) -> Any:
+    """Resize by a ratio as torchvision does (the longer side truncated); the side that sets the ratio hits `reach`."""
+    height, width = int(image.height * ratio + 1e-6), int(image.width * ratio + 1e-6)
+    if reach is not None:
+        exact = (round(image.height * ratio), round(image.width * ratio))
+        height = reach[0] if exact[0] == reach[0] else height
+        width = reach[1] if exact[1] == reach[1] else width
+    return image.resize((max(width, 1), max(height, 1)), method)
+
+
+def _fill(mode: str, value: int) -> Any:
+    return value if mode == "L" else (value, value, value)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingDependencyError("Pillow", "is needed to read images", "pip install 'onnxq[images]'") from error
+    return Image

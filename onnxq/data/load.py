@@ -1,0 +1,108 @@
+"""One door for every kind of data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxq.config import DataConfig
+from onnxq.data.dataset import Dataset
+from onnxq.data.files import open_path
+from onnxq.data.fit import check_kind
+from onnxq.data.scripts import DEFAULT_FUNCTION, call
+from onnxq.data.sources import ArraySource, JoinedSource, Source
+from onnxq.data.spool import named, spool
+from onnxq.data.synthetic import SAMPLES, synthetic
+from onnxq.errors import DataError
+from onnxq.graph import ValueInfo
+
+
+def load_data(source: Any, inputs: Sequence[ValueInfo], config: DataConfig | None = None) -> Dataset:
+    """Samples for a model with these inputs.
+
+    source: a path (.npz, .npy, .pb, Polygraphy .json; a folder of these, of ONNX test data or of images; script.py or
+    script.py:function), a mapping {name: array of many samples}, one array, an iterable of {name: array} for one run
+    each, a function returning any of these, a Dataset, or None for synthetic inputs.
+    config.samples: at most so many. Of a source that has more, a seeded choice; of a stream, the first.
+    Raises DataError for what does not fit the model, before anything is computed with it where that can be told.
+    """
+    wished = config or DataConfig()
+    if source is None:
+        return synthetic(inputs, samples=wished.samples or SAMPLES, seed=wished.seed)
+    if isinstance(source, Dataset):
+        return _same_inputs(source, inputs)
+    if not inputs:
+        raise DataError("data", "the model has no inputs to feed", "leave --data out")
+    opened, title = _open(source, inputs, wished)
+    return _chosen(opened, title, inputs, wished)
+
+
+def _open(source: Any, inputs: Sequence[ValueInfo], config: DataConfig) -> tuple[Source, str]:
+    if isinstance(source, (str, os.PathLike)):
+        return _open_path(str(source), inputs, config)
+    if isinstance(source, np.ndarray) or (hasattr(source, "__array__") and not isinstance(source, Mapping)):
+        return ArraySource(named(source, inputs, "data"), inputs, "data"), "array"
+    if isinstance(source, Mapping):
+        return ArraySource(named(source, inputs, "data"), inputs, "data"), "arrays"
+    if isinstance(source, (list, tuple)):
+        items = [(f"item {k}", named(one, inputs, f"item {k}")) for k, one in enumerate(source)]
+        return JoinedSource([ArraySource(item, inputs, where, feed=True) for where, item in items]), "samples"
+    if isinstance(source, Iterable):
+        return spool(source, inputs, "data", config.samples), "stream"
+    if callable(source):
+        return _open(source(), inputs, config)
+    raise DataError(
+        "data", f"is a {type(source).__name__}", "give a path, arrays by input name, or an iterable of {name: array}"
+    )
+
+
+def _open_path(text: str, inputs: Sequence[ValueInfo], config: DataConfig) -> tuple[Source, str]:
+    script, colon, function = text.rpartition(":")
+    if not (colon and script.endswith(".py")):
+        script, function = text, DEFAULT_FUNCTION
+    if not script.endswith(".py"):
+        return open_path(Path(text), inputs, config), Path(text).name
+    path = Path(script)
+    if not path.is_file():
+        raise DataError(script, "there is no such file")
+    title = f"{path.name}:{function}"
+    given = call(path, function)
+    if isinstance(given, Dataset):
+        raise DataError(title, "returns a Dataset", "return arrays by input name or an iterable of {name: array}")
+    if isinstance(given, Iterable) and not isinstance(given, (str, os.PathLike, Mapping, list, tuple, np.ndarray)):
+        return spool(given, inputs, title, config.samples), title
+    return _open(given, inputs, config)[0], title
+
+
+def _chosen(source: Source, title: str, inputs: Sequence[ValueInfo], config: DataConfig) -> Dataset:
+    """The samples asked for. The first one is read now: what does not fit should be known before work begins."""
+    total = len(source)
+    if total == 0:
+        raise DataError(title, "is empty: it has no samples", "give it at least one sample")
+    raw = source.sample(0)
+    notes = [check_kind(np.asarray(raw[value.name]).dtype, value, source.name(0)) for value in inputs]
+    source.notes = tuple(dict.fromkeys([*source.notes, *(note for note in notes if note)]))
+    chosen, spare = list(range(total)), []
+    if config.samples is not None and config.samples < total:
+        order = np.random.default_rng(config.seed).choice(total, size=config.samples, replace=False)
+        chosen = sorted(int(i) for i in order)
+        taken = frozenset(chosen)
+        spare = [i for i in range(total) if i not in taken]
+    dataset = Dataset(source, inputs, chosen, spare=spare, title=title)
+    dataset[0]
+    return dataset
+
+
+def _same_inputs(dataset: Dataset, inputs: Sequence[ValueInfo]) -> Dataset:
+    if {value.name for value in dataset.inputs} != {value.name for value in inputs}:
+        raise DataError(
+            "data",
+            f"was loaded for inputs {', '.join(v.name for v in dataset.inputs)}; "
+            f"the model has {', '.join(v.name for v in inputs)}",
+            "load it with this model's inputs",
+        )
+    return dataset

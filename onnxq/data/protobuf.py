@@ -1,0 +1,65 @@
+"""ONNX test data: test_data_set_*/input_0.pb, one TensorProto per model input."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+
+from onnxq.data.fit import Array
+from onnxq.errors import DataError
+from onnxq.graph import ValueInfo
+
+_NUMBER = re.compile(r"input_(\d+)\.pb$")
+
+
+def sets_in(folder: Path) -> list[Path]:
+    """The folders with input_*.pb: `folder` itself or the test_data_set_* in it, in numeric order."""
+    if _files(folder):
+        return [folder]
+    found = [path for path in folder.iterdir() if path.is_dir() and _files(path)]
+    return sorted(found, key=lambda path: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", path.name)])
+
+
+def read_set(folder: Path, inputs: Sequence[ValueInfo]) -> dict[str, Array]:
+    """One sample: the files' tensors by their own names where these are the inputs', else in the order of the inputs.
+
+    Raises DataError for a damaged file or when files and inputs do not match.
+    """
+    tensors = [read_tensor(path) for path in _files(folder)]
+    names = [value.name for value in inputs]
+    if {name for name, _ in tensors} == set(names):
+        return dict(tensors)
+    if len(tensors) != len(names):
+        raise DataError(
+            str(folder), f"has {len(tensors)} input files, the model has {len(names)} inputs ({', '.join(names)})"
+        )
+    return {name: array for name, (_, array) in zip(names, tensors, strict=True)}
+
+
+def read_tensor(path: Path) -> tuple[str, Array]:
+    """Name and values of a TensorProto file."""
+    tensor = onnx.TensorProto()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(str(path), f"cannot be read ({error.strerror or error})") from error
+    try:
+        tensor.ParseFromString(data)
+    except Exception as error:  # protobuf's DecodeError; its package has no types
+        raise DataError(str(path), "is not an ONNX tensor", "sequences and maps are not supported") from error
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise DataError(str(path), "keeps its values in another file", "save the tensor with its values inside")
+    if tensor.data_type not in onnx.TensorProto.DataType.values() or tensor.data_type == 0:
+        raise DataError(str(path), "is not an ONNX tensor", "sequences and maps are not supported")
+    try:
+        return tensor.name, onnx.numpy_helper.to_array(tensor)
+    except (ValueError, TypeError) as error:
+        raise DataError(str(path), f"is damaged ({error})", "copy or make it again") from error
+
+
+def _files(folder: Path) -> list[Path]:
+    found = [(int(match[1]), path) for path in folder.glob("input_*.pb") if (match := _NUMBER.search(path.name))]
+    return [path for _, path in sorted(found)]

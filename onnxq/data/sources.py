@@ -1,0 +1,115 @@
+"""Where samples come from: a source gives one sample at a time, by number, and reads nothing it is not asked for."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+from onnxq.data.cuts import Cut, batch_symbols, cut, fits_whole
+from onnxq.data.fit import Array, Arrays, by_input, check_kind
+from onnxq.errors import DataError
+from onnxq.graph import ValueInfo
+
+
+class Source(Protocol):
+    """Samples by number. notes: what a person should know of how they are read."""
+
+    notes: tuple[str, ...]
+
+    def __len__(self) -> int: ...
+
+    def sample(self, i: int) -> dict[str, Array]:
+        """The arrays of sample i by input name, with the input's own rank, not yet converted."""
+        ...
+
+    def name(self, i: int) -> str:
+        """What messages call sample i."""
+        ...
+
+
+class ArraySource:
+    """Arrays by input name, cut into samples (see `onnxq.data.cuts`).
+
+    feed: the arrays were given for one run of the model; they are cut only where that cannot change what they mean.
+    """
+
+    def __init__(self, given: Arrays, inputs: Sequence[ValueInfo], where: str, *, feed: bool = False) -> None:
+        self._where = where
+        self._arrays, extra = by_input(inputs, given, where)
+        notes = [f"array {name!r} is no input of the model: not used" for name in extra]
+        notes += [check_kind(self._arrays[value.name].dtype, value, where) for value in inputs]
+        symbols = batch_symbols(inputs)
+        shapes = {value.name: self._arrays[value.name].shape for value in inputs}
+        self._cuts = {v.name: cut(shapes[v.name], v, symbols, where, feed=feed) for v in inputs}
+        uneven = _uneven(self._cuts)
+        same = [name for name, one in self._cuts.items() if one.count is None and len(shapes[name]) > 0]
+        several = any((one.count or 1) > 1 for one in self._cuts.values())
+        if feed and (uneven or (several and same)) and all(fits_whole(shapes[v.name], v) for v in inputs):
+            self._cuts = {value.name: Cut(None) for value in inputs}
+        elif uneven:
+            raise DataError(where, f"the inputs disagree on the number of samples: {uneven}", "give each as many")
+        self._count = next((one.count for one in self._cuts.values() if one.count is not None), 1)
+        left = {one.left_over for one in self._cuts.values()} - {0}
+        notes += [f"{rows} rows left over that do not fill the model's batch: not used" for rows in sorted(left)]
+        if self._count > 1:
+            notes += [f"input {name}: one array, used for every sample" for name in same]
+        self.notes: tuple[str, ...] = tuple(note for note in notes if note)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def sample(self, i: int) -> dict[str, Array]:
+        return {name: self._cuts[name].take(array, i) for name, array in self._arrays.items()}
+
+    def name(self, i: int) -> str:
+        return self._where if self._count == 1 else f"{self._where}, sample {i}"
+
+
+def _uneven(cuts: Mapping[str, Cut]) -> str:
+    counts = {name: one.count for name, one in cuts.items() if one.count is not None}
+    return ", ".join(f"{name!r} has {n}" for name, n in counts.items()) if len(set(counts.values())) > 1 else ""
+
+
+class JoinedSource:
+    """Several sources one after another."""
+
+    def __init__(self, parts: Sequence[Source], notes: Sequence[str] = ()) -> None:
+        self._parts = tuple(parts)
+        self._ends = list(accumulate(len(part) for part in self._parts))
+        self.notes: tuple[str, ...] = tuple(dict.fromkeys([*notes, *(n for part in self._parts for n in part.notes)]))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def sample(self, i: int) -> dict[str, Array]:
+        part, k = self._find(i)
+        return part.sample(k)
+
+    def name(self, i: int) -> str:
+        part, k = self._find(i)
+        return part.name(k)
+
+    def _find(self, i: int) -> tuple[Source, int]:
+        p = bisect_right(self._ends, i)
+        return self._parts[p], i - (self._ends[p - 1] if p else 0)
+
+
+class LazySource:
+    """One sample per item, read when it is asked for."""
+
+    def __init__(
+        self, items: Sequence[Any], read: Callable[[Any], dict[str, Array]], label: Callable[[Any], str]
+    ) -> None:
+        self._items, self._read, self._label = tuple(items), read, label
+        self.notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def sample(self, i: int) -> dict[str, Array]:
+        return self._read(self._items[i])
+
+    def name(self, i: int) -> str:
+        return self._label(self._items[i])

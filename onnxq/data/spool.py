@@ -1,0 +1,106 @@
+"""Samples that come only once: kept in memory while they are few, in a temporary folder when they are many."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxq.data.fit import Array, Arrays
+from onnxq.data.scripts import user_code
+from onnxq.data.sources import ArraySource, JoinedSource
+from onnxq.errors import DataError
+from onnxq.graph import ValueInfo
+
+# Up to here in memory. One item more than this may be alive while it is written.
+_IN_MEMORY = 256 * 2**20
+
+
+def named(item: Any, inputs: Sequence[ValueInfo], where: str) -> dict[str, Array]:
+    """{input name: array} of one item: a mapping, or a bare array when the model has one input.
+
+    Raises DataError for anything else, and for values that are no arrays.
+    """
+    if isinstance(item, np.ndarray) or (hasattr(item, "__array__") and not isinstance(item, dict)):
+        if len(inputs) != 1:
+            names = ", ".join(value.name for value in inputs)
+            raise DataError(where, "is one array without a name", f"the model has several inputs: {names}")
+        return {inputs[0].name: np.asarray(item)}
+    if not hasattr(item, "keys"):
+        raise DataError(where, f"is a {type(item).__name__}, not a mapping", "give {input name: array} for each sample")
+    found = {str(name): np.asarray(item[name]) for name in item}
+    for name, array in found.items():
+        if array.dtype.kind == "O" and not all(isinstance(one, (str, bytes)) for one in array.flat):
+            raise DataError(f"{where}, array {name!r}", "is ragged or holds Python objects", "give numeric arrays")
+    return found
+
+
+def spool(items: Iterable[Any], inputs: Sequence[ValueInfo], where: str, limit: int | None) -> JoinedSource:
+    """Go through the items once and keep them; no further than `limit` samples, so an endless stream ends.
+
+    Raises DataError for an item that does not fit, one that the code behind the items raised, or when there is none.
+    """
+    parts: list[ArraySource] = []
+    store = _Store()
+    count = 0
+    for k, item in enumerate(_guarded(items, where)):
+        label = f"{where}, item {k}"
+        kept = store.keep(named(item, inputs, label))
+        parts.append(ArraySource(kept, inputs, label, feed=True))
+        count += len(parts[-1])
+        if limit is not None and count >= limit:
+            break
+    if not parts:
+        raise DataError(where, "is empty: it gave no samples", "give it at least one sample")
+    source = JoinedSource(parts)
+    if store.folder is not None:
+        weakref.finalize(source, shutil.rmtree, store.folder, ignore_errors=True)
+    return source
+
+
+def _guarded(items: Iterable[Any], where: str) -> Iterator[Any]:
+    """The items, with what their code raises told as theirs."""
+    with user_code(where):
+        iterator = iter(items)
+    while True:
+        with user_code(where):
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+        yield item
+
+
+class _Store:
+    """Keeps copies: the giver may fill the same buffer again for its next item."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self._used = 0
+        self._files = 0
+
+    def keep(self, arrays: Arrays) -> dict[str, Array]:
+        return {name: self._one(array) for name, array in arrays.items()}
+
+    def _one(self, array: Array) -> Array:
+        if self._used + array.nbytes <= _IN_MEMORY or array.dtype.kind not in "biuf" or array.size == 0:
+            self._used += array.nbytes
+            return np.array(array)
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="onnxq-data-"))
+        path = self.folder / f"{self._files}.npy"
+        self._files += 1
+        try:
+            np.save(path, array, allow_pickle=False)
+        except OSError as error:
+            raise DataError(
+                str(path),
+                f"the samples do not fit into the temporary folder ({error.strerror or error})",
+                "free space, set TMPDIR, or take fewer with --samples",
+            ) from error
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

@@ -1,0 +1,106 @@
+"""Random inputs that fit a model, for when there is no data: good for trying things out, never for real ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from onnxq.data.dataset import Dataset
+from onnxq.data.fit import Array, kind, shape_text, wanted_dtype
+from onnxq.errors import DataError
+from onnxq.graph import ValueInfo
+
+SAMPLES = 16
+# Sizes for dynamic axes, by a part of the axis' symbol or of the input's name; first match wins.
+_SIZES = (
+    ("batch", 1),
+    ("past", 8),
+    ("height", 224),
+    ("width", 224),
+    ("channel", 3),
+    ("seq", 32),
+    ("len", 32),
+    ("time", 64),
+    ("frame", 64),
+    ("sample", 16000),
+)
+_IMAGE_SIDE = 224
+_OTHER_SIZE = 16
+
+
+def synthetic(
+    inputs: Sequence[ValueInfo], *, samples: int = SAMPLES, seed: int = 0, dims: Mapping[str, int] | None = None
+) -> Dataset:
+    """Seeded random samples: floats standard normal, ints 0 or 1 (masks all 1), booleans even.
+
+    A dynamic axis gets 1 on axis 0, else a size its name suggests; one symbol has one size everywhere. dims: sizes by
+    symbol, or by "input:axis" for an axis without one.
+    Raises DataError for an input of unknown type or rank, or of strings.
+    """
+    sizes = dict(dims or {})
+    shapes: dict[str, tuple[int, ...]] = {}
+    for value in inputs:
+        want = wanted_dtype(value)
+        if value.shape is None or want is None or kind(want) not in ("float", "int", "bool"):
+            raise DataError(
+                f"input {value.name!r}", f"no random values can be made for it ({shape_text(value)})", "give --data"
+            )
+        shapes[value.name] = tuple(_size(value, axis, sizes) for axis in range(len(value.shape)))
+    source = _RandomSource(inputs, shapes, samples, seed)
+    return Dataset(source, inputs, range(samples), title="SYNTHETIC random inputs", synthetic=True)
+
+
+def _size(value: ValueInfo, axis: int, sizes: dict[str, int]) -> int:
+    """Size of an axis; what is guessed for a symbol is remembered in `sizes`."""
+    dim = (value.shape or ())[axis]
+    if isinstance(dim, int):
+        return dim
+    key = dim if dim is not None else f"{value.name}:{axis}"
+    if key not in sizes:
+        sizes[key] = _guess(value, axis, key.lower())
+    return sizes[key]
+
+
+def _guess(value: ValueInfo, axis: int, symbol: str) -> int:
+    if axis == 0:
+        return 1
+    rank = len(value.shape or ())
+    for part, size in _SIZES:
+        if part in symbol:
+            return size
+    if rank == 4:
+        channels_last = (value.shape or ())[-1] in (1, 3, 4)
+        if axis == (3 if channels_last else 1):
+            return 3
+        return _IMAGE_SIDE
+    return 32 if rank == 2 and kind(wanted_dtype(value) or np.dtype(float)) == "int" else _OTHER_SIZE
+
+
+class _RandomSource:
+    """Sample i depends on the seed and i only."""
+
+    def __init__(
+        self, inputs: Sequence[ValueInfo], shapes: Mapping[str, tuple[int, ...]], samples: int, seed: int
+    ) -> None:
+        self._inputs, self._shapes, self._samples, self._seed = tuple(inputs), shapes, samples, seed
+        told = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        self.notes: tuple[str, ...] = (f"seed {seed}", told)
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def sample(self, i: int) -> dict[str, Array]:
+        rng = np.random.default_rng((self._seed, i))
+        return {value.name: self._values(rng, value) for value in self._inputs}
+
+    def name(self, i: int) -> str:
+        return f"synthetic sample {i}"
+
+    def _values(self, rng: np.random.Generator, value: ValueInfo) -> Array:
+        shape, want = self._shapes[value.name], wanted_dtype(value) or np.dtype(np.float32)
+        if kind(want) == "float":
+            return np.asarray(rng.standard_normal(shape)).astype(want)
+        if kind(want) == "int" and "mask" in value.name.lower():
+            return np.ones(shape, want)
+        return np.asarray(rng.integers(0, 2, shape)).astype(want)

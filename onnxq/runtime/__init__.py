@@ -1,0 +1,20 @@
+"""ONNX Runtime: sessions, tapped runs, shapes, timings. The only user of onnxruntime, which loads at first use."""
+
+from onnxq.runtime.graphs import optimized_graph
+from onnxq.runtime.session import Feeds, Session
+from onnxq.runtime.shapes import ShapeProbe, observe_shapes
+from onnxq.runtime.tap import Tapped, tap
+from onnxq.runtime.timing import Latency, latency, node_times
+
+__all__ = [
+    "Feeds",
+    "Latency",
+    "Session",
+    "ShapeProbe",
+    "Tapped",
+    "latency",
+    "node_times",
+    "observe_shapes",
+    "optimized_graph",
+    "tap",
+]

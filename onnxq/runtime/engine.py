@@ -1,0 +1,86 @@
+"""onnxruntime itself: imported at first use, asked for quiet sessions, its absence explained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from onnxq.errors import ConfigError, MissingDependencyError
+from onnxq.nearest import did_you_mean
+
+CPU = "CPUExecutionProvider"
+# Only FATAL reaches stderr: what ORT logs below that it also raises, and we translate what it raises.
+_QUIET = 4
+
+
+def engine() -> Any:
+    """The module onnxruntime. Raises MissingDependencyError with the install line when it is missing or damaged."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise _missing(f"cannot be imported ({error})") from error
+    # Uninstalling one of onnxruntime and onnxruntime-gpu beside the other leaves a folder without a module in it.
+    if not hasattr(onnxruntime, "InferenceSession"):
+        raise _missing("is damaged: several of its packages were installed over each other")
+    return onnxruntime
+
+
+def _missing(cause: str) -> MissingDependencyError:
+    return MissingDependencyError(
+        "onnxruntime", cause, "pip install 'onnxq[cpu]'  (with an NVIDIA GPU: 'onnxq[gpu]'; never both)"
+    )
+
+
+@lru_cache(maxsize=1)
+def faults() -> tuple[type[Exception], ...]:
+    """Everything ORT raises when it cannot load or run a model."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    return (*own, ValueError, RuntimeError, TypeError, MemoryError)
+
+
+def checked_providers(providers: Sequence[str] | None) -> list[str]:
+    """The providers asked for, or the CPU. Raises ConfigError where ORT would print a line and take the CPU."""
+    if providers is None:
+        return [CPU]
+    known = engine().get_available_providers()
+    for name in providers:
+        if name not in known:
+            raise ConfigError(f"provider {name!r}", "this onnxruntime does not have it", did_you_mean(name, known))
+    return list(providers)
+
+
+def session_options(
+    *,
+    optimize: bool,
+    threads: int,
+    arena: bool = True,
+    shapes_first: bool = False,
+    save: Path | None = None,
+    profile: Path | None = None,
+) -> Any:
+    """Quiet options. Spinning is off: idle threads of one session must not slow down the next one measured."""
+    ort = engine()
+    options = ort.SessionOptions()
+    options.log_severity_level = _QUIET
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if not arena:
+        # Buffers go back to the system as soon as they are free: the peak is what is alive, not what ever was.
+        options.enable_cpu_mem_arena = False
+        options.enable_mem_pattern = False
+    if shapes_first:
+        # Shape nodes run as soon as they can; in the default order they may run last and keep every tensor alive.
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    if save is not None:
+        options.optimized_model_filepath = str(save)
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
+    return options

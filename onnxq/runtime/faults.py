@@ -1,0 +1,79 @@
+"""ORT's messages, turned into ours: which node or input, what is wrong, what to do."""
+
+from __future__ import annotations
+
+import re
+
+from onnxq.errors import DataError, ModelError, OnnxqError
+
+_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : -?\d+ : [A-Z_]+ : ")
+_SOURCE = re.compile(r"/\S+\.(?:cc|h|cpp)(?::\d+)? .*?\) ")
+# The innermost node is named last: an If that failed quotes the node inside that did.
+_RUNNING = re.compile(r"while running (\S+) node\. Name:'([^']*)' Status Message: ")
+_LOADING = (
+    re.compile(r"In Node, \(\"(?P<name>[^\"]*)\", (?P<op>[^,]+),"),
+    re.compile(r"Node ?\((?P<name>[^)]*)\) Op \((?P<op>[^)]*)\)"),
+    re.compile(r"(?:for the|for) (?:node )?(?P<op>\w+)\(\d+\) node with name '(?P<name>[^']*)'"),
+    re.compile(r"operator \((?P<op>\w+)\) in node \((?P<name>[^)]*)\)"),
+)
+_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
+
+_DIMS = re.compile(r"Got invalid dimensions for input: (?P<name>.+?) for the following indices(?P<rest>.*)", re.DOTALL)
+_INDEX = re.compile(r"index: (\d+) Got: (-?\d+) Expected: (-?\d+)")
+_RANK = re.compile(r"Invalid rank for input: (?P<name>.+?) Got: (?P<got>\d+) Expected: (?P<want>\d+)")
+
+
+def clean(error: BaseException) -> str:
+    """The message without ORT's error code and the source file it came from."""
+    text = _PREFIX.sub("", str(error)).strip()
+    return _SOURCE.sub("", text, count=1).strip() or type(error).__name__
+
+
+def loading(error: Exception, model: str) -> OnnxqError:
+    """Why ORT refused a model, naming the node where ORT does."""
+    text = clean(error)
+    if _out_of_memory(error, text):
+        return ModelError(model, "ONNX Runtime ran out of memory loading it", "free memory or use a larger machine")
+    for pattern in _LOADING:
+        found = pattern.search(text)
+        if found and found["name"]:
+            return ModelError(f"node {found['name']!r} ({found['op']})", f"ONNX Runtime cannot load it: {text}")
+    return ModelError(model, f"ONNX Runtime cannot load it: {text}", "does onnx.checker accept it? is its opset known?")
+
+
+def running(error: Exception, model: str) -> OnnxqError:
+    """Why a run failed: an input that does not fit, or a node that could not compute."""
+    text = clean(error)
+    if _out_of_memory(error, text):
+        return ModelError(model, "ONNX Runtime ran out of memory", "use a smaller --batch or --memory-limit")
+    return _bad_input(text) or _bad_node(text, model)
+
+
+def _bad_input(text: str) -> OnnxqError | None:
+    dims = _DIMS.search(text)
+    if dims:
+        found = _INDEX.findall(dims["rest"])
+        wrong = "; ".join(f"axis {axis} has {got}, the model wants {want}" for axis, got, want in found)
+        return DataError(f"input {dims['name']!r}", wrong or text, "give it the shape the model declares")
+    rank = _RANK.search(text)
+    if rank:
+        cause = f"has {rank['got']} dimensions, the model wants {rank['want']}"
+        return DataError(f"input {rank['name']!r}", cause, "give it the shape the model declares")
+    return None
+
+
+def _bad_node(text: str, model: str) -> OnnxqError:
+    nodes = _RUNNING.findall(text)
+    if not nodes:
+        return ModelError(model, f"ONNX Runtime cannot run it: {text}")
+    op, name = nodes[-1]
+    cause = _SOURCE.sub("", _RUNNING.split(text)[-1].strip(), count=1).strip()
+    return ModelError(
+        f"node {name!r} ({op})" if name else f"an unnamed {op} node",
+        f"failed in ONNX Runtime: {cause}",
+        "do the samples fit the model: sizes, index ranges, lengths that belong together?",
+    )
+
+
+def _out_of_memory(error: Exception, text: str) -> bool:
+    return isinstance(error, MemoryError) or any(sign in text for sign in _MEMORY)

@@ -1,0 +1,158 @@
+"""A model loaded in ONNX Runtime, fed and read by name."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.errors import DataError, ModelError
+from onnxq.graph import ValueInfo
+from onnxq.graph.weights import model_bytes
+from onnxq.nearest import did_you_mean
+from onnxq.runtime.engine import checked_providers, engine, faults, session_options
+from onnxq.runtime.faults import loading, running
+
+Feeds = Mapping[str, NDArray[Any]]
+
+_DTYPES = {
+    "float": onnx.TensorProto.FLOAT,
+    "float16": onnx.TensorProto.FLOAT16,
+    "bfloat16": onnx.TensorProto.BFLOAT16,
+    "double": onnx.TensorProto.DOUBLE,
+    "int4": onnx.TensorProto.INT4,
+    "uint4": onnx.TensorProto.UINT4,
+    "int8": onnx.TensorProto.INT8,
+    "uint8": onnx.TensorProto.UINT8,
+    "int16": onnx.TensorProto.INT16,
+    "uint16": onnx.TensorProto.UINT16,
+    "int32": onnx.TensorProto.INT32,
+    "uint32": onnx.TensorProto.UINT32,
+    "int64": onnx.TensorProto.INT64,
+    "uint64": onnx.TensorProto.UINT64,
+    "bool": onnx.TensorProto.BOOL,
+    "string": onnx.TensorProto.STRING,
+}
+# protobuf stops at 2 GiB; what is near it goes through files.
+_LARGE = 2**31 - 2**24
+
+
+class Session:
+    """One model, ready to run.
+
+    model: a ModelProto or a path. optimize: all of ORT's graph optimizations, or none (the file as it says).
+    threads: 0 takes ORT's default, all cores. providers: None takes the CPU. arena: False hands every buffer back
+    as soon as it is free (lower peak memory, slower small runs). shapes_first: run Shape nodes as early as possible.
+    save_optimized: where to write the graph ORT made. profile: prefix of the profile that `end_profiling` finishes.
+    Raises ModelError when ORT refuses the model, ConfigError for a provider it lacks, MissingDependencyError
+    without onnxruntime.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto | str | Path,
+        *,
+        optimize: bool = True,
+        threads: int = 0,
+        providers: Sequence[str] | None = None,
+        arena: bool = True,
+        shapes_first: bool = False,
+        save_optimized: Path | None = None,
+        profile: Path | None = None,
+    ) -> None:
+        ort = engine()
+        chosen = checked_providers(providers)
+        options = session_options(
+            optimize=optimize,
+            threads=threads,
+            arena=arena,
+            shapes_first=shapes_first,
+            save=save_optimized,
+            profile=profile,
+        )
+        self._label = "the model" if isinstance(model, onnx.ModelProto) else str(model)
+        try:
+            with _Source(model) as source:
+                self._session = ort.InferenceSession(source, options, providers=chosen)
+        except faults() as error:
+            raise loading(error, self._label) from error
+        self.inputs: tuple[ValueInfo, ...] = tuple(_value(arg) for arg in self._session.get_inputs())
+        self.outputs: tuple[ValueInfo, ...] = tuple(_value(arg) for arg in self._session.get_outputs())
+        self._types = {arg.name: arg.type for arg in self._session.get_inputs()}
+
+    def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+        """Run once; the outputs by name (all of them when `outputs` is None), sequences as lists.
+
+        Raises DataError naming the input that does not fit, ModelError naming the node that failed.
+        """
+        names = [value.name for value in self.outputs] if outputs is None else list(outputs)
+        ready: dict[str, Any] = {name: np.asarray(value) for name, value in feeds.items()}
+        self._check(ready)
+        try:
+            values = self._session.run(names, ready)
+        except faults() as error:
+            raise running(error, self._label) from error
+        return dict(zip(names, values, strict=True))
+
+    def end_profiling(self) -> Path:
+        """Stop profiling and return the file with its events."""
+        return Path(self._session.end_profiling())
+
+    def _check(self, feeds: Feeds) -> None:
+        """What ORT reports without a name: missing, unknown and wrongly typed inputs."""
+        for name in feeds:
+            if name not in self._types:
+                raise DataError(f"input {name!r}", "the model has no such input", did_you_mean(name, self._types))
+        for name, type_name in self._types.items():
+            if name not in feeds:
+                raise DataError(f"input {name!r}", "was not given a value", did_you_mean(name, feeds))
+            value = feeds[name]
+            if value.dtype.kind in "OUS" or not type_name.startswith("tensor("):
+                continue
+            want = _element(type_name)
+            got = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+            if want and got != want:
+                wanted = type_name.removeprefix("tensor(").removesuffix(")")
+                raise DataError(f"input {name!r}", f"is {value.dtype}, the model wants {wanted}", "convert it first")
+
+
+class _Source:
+    """What ORT is given: bytes, a path, or for models too large for protobuf a file that goes away again."""
+
+    def __init__(self, model: onnx.ModelProto | str | Path) -> None:
+        self.model = model
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> bytes | str:
+        if not isinstance(self.model, onnx.ModelProto):
+            if not Path(self.model).is_file():
+                raise ModelError(str(self.model), "there is no such file")
+            return str(self.model)
+        if model_bytes(self.model) < _LARGE:
+            return bytes(self.model.SerializeToString())
+        from onnxq.graph import save_model
+
+        self._folder = tempfile.TemporaryDirectory(prefix="onnxq-")
+        path = Path(self._folder.name) / "model.onnx"
+        save_model(self.model, path, external=True)
+        return str(path)
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def _element(type_name: str) -> int:
+    found = re.fullmatch(r"tensor\((\w+)\)", type_name)
+    return int(_DTYPES.get(found[1], 0)) if found else 0
+
+
+def _value(arg: Any) -> ValueInfo:
+    element = _element(arg.type)
+    return ValueInfo(arg.name, element, tuple(arg.shape) if element else None)

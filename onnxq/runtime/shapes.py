@@ -1,0 +1,71 @@
+"""The shapes tensors really have, without holding a single one of them: only their Shape comes out of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+from onnx import ModelProto, TensorProto
+
+from onnxq.graph import GraphIndex
+from onnxq.runtime.session import Feeds, Session
+from onnxq.runtime.tap import Probe, Tapped, tap
+from onnxq.sites import TensorId
+
+Shape = tuple[int, ...]
+
+# No tensor has the shape [-1]: it says that the branch did not run.
+_SHAPE = Probe(op_type="Shape", dtype=TensorProto.INT64, absent=(-1,), loops=False)
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+
+
+class ShapeProbe:
+    """A session that tells the shapes of some tensors for given feeds."""
+
+    def __init__(self, proto: ModelProto, tensors: Iterable[TensorId], *, threads: int = 0) -> None:
+        tapped: Tapped = tap(proto, tensors, only=True, probe=_SHAPE)
+        self._outputs = tapped.outputs
+        self._session: Session | None = None
+        if tapped.outputs:
+            self._session = Session(tapped.proto, optimize=False, threads=threads, arena=False, shapes_first=True)
+
+    def shapes(self, feeds: Feeds) -> dict[TensorId, Shape]:
+        """Shapes of the tensors that came to be."""
+        if self._session is None:
+            return {}
+        values = self._session.run(feeds, list(self._outputs.values()))
+        found = {tensor: tuple(int(dim) for dim in values[name]) for tensor, name in self._outputs.items()}
+        return {tensor: shape for tensor, shape in found.items() if shape != (-1,)}
+
+
+def observe_shapes(proto: ModelProto, feeds: Feeds | Iterable[Feeds]) -> dict[TensorId, Shape]:
+    """Shapes of all float tensors of the main graph and of the If bodies that ran, constants left out.
+
+    feeds: one sample or several; each tensor's shape is of the first sample that made it. A tensor missing from the
+    result lies in a branch no sample reached, or in the body of a Loop or Scan.
+    """
+    index = GraphIndex(proto)
+    samples = [cast(Feeds, feeds)] if isinstance(feeds, Mapping) else list(feeds)
+    probe = ShapeProbe(proto, float_tensors(index))
+    found: dict[TensorId, Shape] = {}
+    for sample in samples:
+        for tensor, shape in probe.shapes(sample).items():
+            found.setdefault(tensor, shape)
+    return found
+
+
+def float_tensors(index: GraphIndex) -> list[TensorId]:
+    """Graph inputs and node outputs of a float type that are not constants and not inside a Loop or Scan."""
+    ids = [TensorId(value.name) for value in index.inputs]
+    for node in index.nodes:
+        if not _looped(index, node.scope):
+            ids.extend(TensorId(name, node.scope) for name in node.outputs if name)
+    return [tensor for tensor in ids if index.dtype(tensor) in _FLOATS and not index.is_constant(tensor)]
+
+
+def _looped(index: GraphIndex, scope: str) -> bool:
+    while (holder := index.holder(scope)) is not None:
+        if holder.op_type != "If":
+            return True
+        scope = holder.scope
+    return False

@@ -1,0 +1,190 @@
+"""Taps: a copy of a model whose inner tensors are outputs too, those inside bodies led out through their holders.
+
+If      the other branch gives a dummy (by default zero-size), so a branch that did not run can be told
+Loop    the values of all iterations come out stacked along a new first axis; they must have one shape
+Scan    likewise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from onnxq.errors import ModelError
+from onnxq.graph import GraphIndex
+from onnxq.graph.scopes import bodies, body_scope, reads, topological, walk
+from onnxq.nearest import did_you_mean
+from onnxq.sites import Refusal, TensorId
+
+_SCAN_LISTS = ("scan_output_axes", "scan_output_directions")
+
+
+class Tapped(NamedTuple):
+    """proto: for ORT only (its new outputs have no declared type). outputs: the output that carries each tensor."""
+
+    proto: ModelProto
+    outputs: dict[TensorId, str]
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is led out of a tensor: itself, or what `op_type` makes of it.
+
+    dtype: of the result, 0 for the tensor's own. absent: the dummy of a branch that does not run.
+    """
+
+    op_type: str = "Identity"
+    dtype: int = 0
+    absent: tuple[int, ...] = ()
+    loops: bool = True
+
+
+VALUE = Probe()
+
+
+def tap(proto: ModelProto, tensors: Iterable[TensorId], *, only: bool = False, probe: Probe = VALUE) -> Tapped:
+    """A copy of the model that gives these tensors as outputs too; with `only`, instead of its own outputs.
+
+    Tensors that cannot be led out (bodies of unknown operators, an If inside a Loop, unknown types) come back as
+    refusals. Raises ModelError for a tensor the model does not have. Nodes must be named (see name_nodes).
+    """
+    index = GraphIndex(proto)
+    wanted = list(dict.fromkeys(tensors))
+    known = {scope: _values(graph) for scope, graph in walk(proto.graph)}
+    for tensor in wanted:
+        if tensor.name not in known.get(tensor.scope, ()):
+            near = did_you_mean(tensor.name, known.get(tensor.scope, ()))
+            raise ModelError(str(tensor), "the model has no such tensor", near)
+    copy = ModelProto()
+    copy.CopyFrom(proto)
+    work = _Work(index, probe, set().union(*known.values(), (node.name for node in index.nodes)))
+    for tensor in wanted:
+        work.by_scope.setdefault(tensor.scope, []).append(tensor)
+    lifted = work.lift(copy.graph, "")
+    if only:
+        del copy.graph.output[:]
+    present = {value.name for value in copy.graph.output}
+    for item in lifted:
+        if item.name not in present:
+            present.add(item.name)
+            copy.graph.output.append(ValueInfoProto(name=item.name))
+    if only:
+        _prune(copy.graph)
+    found = {item.tensor: item.name for item in lifted}
+    return Tapped(copy, {tensor: found[tensor] for tensor in wanted if tensor in found}, tuple(work.refusals))
+
+
+@dataclass(frozen=True)
+class _Lifted:
+    """A probe's result as seen in some scope: its name and type there, and whether an If stands in between."""
+
+    tensor: TensorId
+    name: str
+    dtype: int
+    conditional: bool = False
+
+
+@dataclass
+class _Work:
+    index: GraphIndex
+    probe: Probe
+    taken: set[str]
+    by_scope: dict[str, list[TensorId]] = field(default_factory=dict)
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def lift(self, graph: GraphProto, scope: str) -> list[_Lifted]:
+        """Everything wanted in this scope and below it, as tensors of this scope."""
+        found = []
+        for node in list(graph.node):
+            for label, body in bodies(node):
+                inner = body_scope(scope, node.name, label)
+                if not any(one == inner or one.startswith(inner + "/") for one in self.by_scope):
+                    continue
+                for item in self.lift(body, inner):
+                    out = self._through(node, label, body, item, inner)
+                    found.extend([out] if out is not None else [])
+        for tensor in self.by_scope.get(scope, ()):
+            own = self._own(graph, tensor)
+            found.extend([own] if own is not None else [])
+        return found
+
+    def _own(self, graph: GraphProto, tensor: TensorId) -> _Lifted | None:
+        dtype = self.probe.dtype or self.index.dtype(tensor)
+        if tensor.scope == "" and self.probe.op_type == "Identity":
+            return _Lifted(tensor, tensor.name, dtype)
+        if not dtype:
+            self.refusals.append(Refusal(str(tensor), "its type is unknown", "run shape inference first", "tap"))
+            return None
+        name = self._fresh(f"{tensor.name}/{self.probe.op_type}")
+        graph.node.append(helper.make_node(self.probe.op_type, [tensor.name], [name], name=self._fresh(f"{name}/node")))
+        return _Lifted(tensor, name, dtype)
+
+    def _through(self, node: NodeProto, label: str, body: GraphProto, item: _Lifted, scope: str) -> _Lifted | None:
+        """Lead an item out of one body of `node`."""
+        reason = self._obstacle(node, item)
+        if reason:
+            self.refusals.append(Refusal(str(item.tensor), f"{reason} ({scope})", rule="tap"))
+            return None
+        for other_label, other in bodies(node):
+            if other_label != label:
+                self._dummy(other, item)
+        while len(node.output) < len(body.output) - int(node.op_type == "Loop"):
+            node.output.append(self._fresh(f"{item.name}/unused"))
+        body.output.append(helper.make_tensor_value_info(item.name, item.dtype, None))
+        for attr in node.attribute:
+            if node.op_type == "Scan" and attr.name in _SCAN_LISTS:
+                attr.ints.append(0)
+        name = self._fresh(f"{item.name}/{node.op_type}")
+        node.output.append(name)
+        return _Lifted(item.tensor, name, item.dtype, item.conditional or node.op_type == "If")
+
+    def _obstacle(self, node: NodeProto, item: _Lifted) -> str:
+        if node.op_type == "If" and node.domain in ("", "ai.onnx"):
+            return ""
+        if node.op_type in ("Loop", "Scan") and node.domain in ("", "ai.onnx") and self.probe.loops:
+            return "it exists in some iterations only" if item.conditional else ""
+        return f"the body of a {node.op_type} cannot be observed from outside"
+
+    def _dummy(self, body: GraphProto, item: _Lifted) -> None:
+        name = self._fresh(f"{item.name}/absent")
+        absent = self.probe.absent
+        value = TensorProto(name=name, data_type=item.dtype, dims=[len(absent)])
+        if absent:
+            value = numpy_helper.from_array(np.asarray(absent, helper.tensor_dtype_to_np_dtype(item.dtype)), name)
+        body.node.append(helper.make_node("Constant", [], [name], name=self._fresh(f"{name}/node"), value=value))
+        body.output.append(helper.make_tensor_value_info(name, item.dtype, None))
+
+    def _fresh(self, base: str) -> str:
+        name, n = base, 0
+        while name in self.taken:
+            n += 1
+            name = f"{base}_{n}"
+        self.taken.add(name)
+        return name
+
+
+def _prune(graph: GraphProto) -> None:
+    """Drop what no output needs: ORT would compute it all the same."""
+    needed = {value.name for value in graph.output}
+    kept: list[NodeProto] = []
+    for node in reversed(topological(graph)):
+        if needed.intersection(node.output):
+            needed.update(reads(node))
+            kept.append(node)
+    kept.reverse()
+    tensors = [tensor for tensor in graph.initializer if tensor.name in needed]
+    del graph.node[:]
+    del graph.initializer[:]
+    graph.node.extend(kept)
+    graph.initializer.extend(tensors)
+
+
+def _values(graph: GraphProto) -> set[str]:
+    names = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    names.update(tensor.values.name for tensor in graph.sparse_initializer)
+    return names.union(*(node.output for node in graph.node)) - {""}

@@ -1,0 +1,127 @@
+"""How long models take, measured so that a ratio can be believed on a machine that does other things too."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import onnx
+
+from onnxq.runtime.session import Feeds, Session
+
+# One measurement lasts at least this long: the clock and Python then weigh nothing.
+_BLOCK_SECONDS = 2e-3
+_MOST_RUNS = 64
+_WARM_UP_RUNS = 3
+_FEWEST_ROUNDS, _ENOUGH_ROUNDS, _MOST_ROUNDS = 3, 9, 200
+# Rounds go on until the medians' standard error is below this.
+_PRECISION = 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """Milliseconds of one run. times_ms: one per round; the k-th rounds of all models were measured side by side."""
+
+    median_ms: float
+    min_ms: float
+    rounds: int
+    threads: int
+    times_ms: tuple[float, ...]
+
+    def speedup(self, other: Latency) -> float:
+        """How many times faster this is than `other`: the median of the ratios round by round."""
+        return median(b / a for a, b in zip(self.times_ms, other.times_ms, strict=True))
+
+
+def latency(
+    models: Mapping[str, onnx.ModelProto | str | Path],
+    feeds: Feeds,
+    *,
+    threads: int = 1,
+    rounds: int | None = None,
+    seconds: float = 8.0,
+) -> dict[str, Latency]:
+    """Time models on the same feeds: paired rounds, every model once in each, in an order that rotates.
+
+    Interleaving makes a slow moment of the machine hit all models alike. rounds: how many; None measures until the
+    medians are stable to 0.5 %, for `seconds` at most (never fewer than 3 rounds). threads: 1 is what papers call
+    single-threaded; spinning is off.
+    Raises ModelError for a model ORT refuses, DataError for feeds that do not fit.
+    """
+    sessions = {name: Session(model, threads=threads) for name, model in models.items()}
+    runs = {name: _warm_up(session, feeds) for name, session in sessions.items()}
+    times: dict[str, list[float]] = {name: [] for name in sessions}
+    names = list(sessions)
+    end = time.perf_counter() + seconds
+    done = 0
+    while names and not _finished(times, done, rounds, time.perf_counter() >= end):
+        turn = done % len(names)
+        for name in names[turn:] + names[:turn]:
+            times[name].append(_block(sessions[name], feeds, runs[name]))
+        done += 1
+    return {
+        name: Latency(
+            median_ms=median(found) * 1e3,
+            min_ms=min(found) * 1e3,
+            rounds=done,
+            threads=threads,
+            times_ms=tuple(one * 1e3 for one in found),
+        )
+        for name, found in times.items()
+    }
+
+
+def _finished(times: Mapping[str, list[float]], done: int, rounds: int | None, late: bool) -> bool:
+    if rounds is not None:
+        return done >= max(rounds, 1)
+    if done < _FEWEST_ROUNDS:
+        return False
+    if late or done >= _MOST_ROUNDS:
+        return True
+    return done >= _ENOUGH_ROUNDS and all(_spread(found) < _PRECISION for found in times.values())
+
+
+def _spread(times: list[float]) -> float:
+    """Standard error of the median relative to it, from the interquartile range."""
+    low, middle, high = np.percentile(times, (25, 50, 75))
+    return float(1.25 * (high - low) / 1.35 / np.sqrt(len(times)) / middle)
+
+
+def _warm_up(session: Session, feeds: Feeds) -> int:
+    """Run until caches are warm; returns how many runs make one measurement."""
+    fastest = min(_block(session, feeds, 1) for _ in range(_WARM_UP_RUNS))
+    return int(np.clip(np.ceil(_BLOCK_SECONDS / max(fastest, 1e-7)), 1, _MOST_RUNS))
+
+
+def _block(session: Session, feeds: Feeds, runs: int) -> float:
+    start = time.perf_counter()
+    for _ in range(runs):
+        session.run(feeds)
+    return (time.perf_counter() - start) / runs
+
+
+def node_times(
+    model: onnx.ModelProto | str | Path, feeds: Feeds, *, threads: int = 1, runs: int = 20
+) -> dict[str, float]:
+    """Median microseconds of every node of ORT's optimized graph, by the node's name (see `optimized_graph`).
+
+    Nodes that ORT made have names it chose; a node that runs several times in one run (a Loop body) counts each.
+    """
+    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
+        session = Session(model, threads=threads, profile=Path(folder) / "profile")
+        for _ in range(_WARM_UP_RUNS + runs):
+            session.run(feeds)
+        events = json.loads(session.end_profiling().read_text(encoding="utf-8"))
+    found: dict[str, list[float]] = {}
+    for event in events:
+        name = str(event.get("name", ""))
+        if event.get("cat") == "Node" and name.endswith("_kernel_time"):
+            found.setdefault(name.removesuffix("_kernel_time"), []).append(float(event["dur"]))
+    warm = _WARM_UP_RUNS / (_WARM_UP_RUNS + runs)
+    return {name: median(times[int(len(times) * warm) :]) for name, times in found.items()}
