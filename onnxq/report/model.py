@@ -110,8 +110,10 @@ class Report:
         return self.latency is not None and self.latency.ratio < 1.0
 
     def alarms(self) -> tuple[str, ...]:
-        """What the numbers themselves warn of: accuracy lost, optimizations that change the answers, lost speed."""
+        """What the numbers themselves warn of: nothing done, accuracy lost, answers changed by optimizations, lost speed."""
         found = []
+        if self.source_bytes and not self.pairs:
+            found.append("nothing was quantized: the result computes what the model did; the refusals say why")
         for check in self.checks:
             off, on = check.sqnr_db
             worst = math.nan if math.isnan(off) else min(on, off)

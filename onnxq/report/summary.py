@@ -154,6 +154,8 @@ def _stages(report: Report, verbose: bool) -> RenderableType:
 def _warnings(report: Report) -> Iterator[RenderableType]:
     # Last, because that is what is still on the screen when the command ends.
     for warning in report.warnings:
+        if report.synthetic and warning.startswith("SYNTHETIC"):
+            continue  # The plan says it in its own words; the banner below says it louder.
         yield Text(f"warning: {warning}", style="yellow")
     for alarm in report.alarms():
         yield Text(f"warning: {alarm}", style="bold red")

@@ -101,11 +101,12 @@ def test_pipe_gets_plain_text_and_a_terminal_colours():
 
 
 def test_synthetic_data_cannot_be_missed_in_any_form():
-    made_up = replace(REPORT, synthetic=True)
+    made_up = replace(REPORT, synthetic=True, warnings=("SYNTHETIC DATA: as the plan says it",))
     text, _ = shown(made_up)
     last = text.splitlines()[-3:]
     assert last[0] == last[2] == "!" * 72
     assert "SYNTHETIC DATA" in last[1]
+    assert text.count("SYNTHETIC DATA") == 1
     for how in ({"as_json": True}, {"quiet": True}):
         out, err = shown(made_up, **how)
         assert "SYNTHETIC DATA" in err
@@ -142,6 +143,11 @@ def test_lost_accuracy_is_an_alarm(sqnr, alarm):
     assert len(found) == (alarm is not None)
     if alarm is not None:
         assert alarm in found[0]
+
+
+def test_a_float_model_handed_back_is_an_alarm():
+    assert "nothing was quantized" in replace(REPORT, pairs=0).alarms()[0]
+    assert "nothing was quantized" in shown(replace(REPORT, pairs=0), quiet=True)[1]
 
 
 def test_json_is_strict_and_complete():
