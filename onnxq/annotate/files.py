@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import ModelProto, NodeProto
 
 from onnxq.errors import ModelError
@@ -44,7 +43,7 @@ def _raw(source: str | Path | ModelProto) -> ModelProto | None:
         return proto
     try:
         proto.ParseFromString(Path(source).read_bytes())
-    except (OSError, DecodeError):
+    except Exception:  # also protobuf's DecodeError, whose package has no types; load_model has told what is wrong
         return None
     return proto
 

@@ -109,8 +109,13 @@ class Report:
         """True when the quantized model was measured to be slower than the float one."""
         return self.latency is not None and self.latency.ratio < 1.0
 
+    @property
+    def calibrated(self) -> bool:
+        """True when ranges of activations came from the data; False for weights alone."""
+        return not self.roles or any(count for role, count in self.roles if role in ("activation", "output"))
+
     def alarms(self) -> tuple[str, ...]:
-        """What the numbers themselves warn of: nothing done, accuracy lost, answers changed by optimizations, lost speed."""
+        """What the numbers themselves warn of: nothing done, accuracy lost, answers changed by fusions, speed lost."""
         found = []
         if self.source_bytes and not self.pairs:
             found.append("nothing was quantized: the result computes what the model did; the refusals say why")

@@ -22,6 +22,10 @@ SYNTHETIC = (
     "Accuracy on real data is unknown and may be very poor. "
     "Give real samples (--data) before this model is used for anything."
 )
+# Weights need no samples; what lacks is a check that means something.
+SYNTHETIC_CHECK = (
+    "no samples were given: the check ran on made-up inputs, so give --data to see the accuracy that counts"
+)
 _PLURALS = {"activation": "activations", "weight": "weights", "bias": "biases", "output": "outputs"}
 
 
@@ -159,6 +163,8 @@ def _warnings(report: Report) -> Iterator[RenderableType]:
         yield Text(f"warning: {warning}", style="yellow")
     for alarm in report.alarms():
         yield Text(f"warning: {alarm}", style="bold red")
-    if report.synthetic:
+    if report.synthetic and not report.calibrated:
+        yield Text(f"warning: {SYNTHETIC_CHECK}", style="yellow")
+    elif report.synthetic:
         rule = "!" * 72
         yield Text(f"{rule}\n!! {SYNTHETIC}\n{rule}", style="bold white on red")

@@ -114,6 +114,12 @@ def test_synthetic_data_cannot_be_missed_in_any_form():
     assert json.loads(shown(made_up, as_json=True)[0])["synthetic"] is True
 
 
+def test_weights_alone_need_no_samples_but_the_check_does():
+    text, _ = shown(replace(REPORT, synthetic=True, roles=(("weight", 36),)))
+    assert "!!" not in text
+    assert text.count("the check ran on made-up inputs") == 1
+
+
 def test_slower_is_shouted_with_its_reason():
     slow = replace(REPORT, latency=Latency(float_ms=2.0, int8_ms=4.0, reason="12 convolutions ran in float"))
     text, _ = shown(slow)
