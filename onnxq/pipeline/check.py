@@ -70,6 +70,28 @@ def time_both(
     return Latency(float_ms=slow.median_ms, int8_ms=fast.median_ms, threads=threads, batch=batch, reason=reason)
 
 
+# Below this SQNR an output is a different answer (a classifier then changes every third label or worse).
+_LOST_DB = 10.0
+
+
+def quality_warnings(checks: Iterable[OutputCheck]) -> tuple[str, ...]:
+    """What a person must know before using the model: outputs that were lost, engines that disagree."""
+    found = []
+    for check in checks:
+        worst = min(check.sqnr_db)
+        if worst < _LOST_DB:
+            found.append(
+                f"output {check.name} LOST ITS ANSWERS: {worst:.1f} dB SQNR against float on held-back samples, "
+                f"cosine {min(check.cosine):.3f}; do not use this model as it is"
+            )
+        elif check.agreement_db < min(worst, _LOST_DB * 2):
+            found.append(
+                f"output {check.name}: ORT with optimizations on and off differ by {check.agreement_db:.1f} dB, "
+                "more than quantization itself costs"
+            )
+    return tuple(found)
+
+
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "MaxPool", "AveragePool",
           "GlobalAveragePool", "LSTM", "GRU", "Einsum", "LeakyRelu", "Resize")  # fmt: skip
 _ALWAYS_SHOWN = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU")

@@ -222,7 +222,7 @@ def finish(
         refusals=plan.refusals,
         rewrites=prepared.rewrites,
         kept=plan.kept,
-        warnings=(*prepared.source.notes, *plan.warnings),
+        warnings=(*prepared.source.notes, *plan.warnings, *check.quality_warnings(trial.outputs if trial else ())),
         stages=tuple(stages.done),
     )
     return Result(model, plan, account)

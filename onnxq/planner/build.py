@@ -11,7 +11,7 @@ from onnxq.config import Config
 from onnxq.graph import GraphIndex, fingerprint, structural_ids
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner.choose import Choice, choose, choose_weights, strategies
-from onnxq.planner.place import Placer
+from onnxq.planner.place import Placer, spec_refusals
 from onnxq.planner.units import Units, find_units
 from onnxq.planner.wishes import Wishes
 from onnxq.sites import Edge, Refusal, Role, TensorId
@@ -39,15 +39,16 @@ class Draft:
     units: Units
     wishes: Wishes
     base: Plan
+    refused: Mapping[str, Refusal]
 
     def default(self) -> Plan:
         """The plan of the deterministic rules."""
         pick = choose_weights if self.config.mode == "weight-only" else choose
-        return self.placed(pick(self.units, self.wishes, self.base.target), {"placement": "rules"})
+        return self.placed(pick(self.units, self.wishes, self.base.target, self.refused), {"placement": "rules"})
 
     def candidates(self) -> Mapping[str, frozenset[str]]:
         """Named choices for --placement measured."""
-        return strategies(self.units, self.wishes, self.base.target)
+        return strategies(self.units, self.wishes, self.base.target, self.refused)
 
     def placed(self, choice: Choice, how: Mapping[str, str]) -> Plan:
         """The plan for a choice of units."""
@@ -110,7 +111,8 @@ def draft(
         refusals=tuple(refusals),
         kept=tuple(node.name for node in index.nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear")),
     )
-    return Draft(proto, config, units, wishes, base)
+    engine = target(config.target, config.mode)
+    return Draft(proto, config, units, wishes, base, spec_refusals(units, wishes, engine, config))
 
 
 def _anchor(index: GraphIndex, site: SitePlan, ids: Mapping[TensorId, str]) -> str:

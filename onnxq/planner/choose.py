@@ -11,6 +11,7 @@ from onnxq.planner.place import roles_of
 from onnxq.planner.units import Unit, Units
 from onnxq.planner.wishes import Wishes
 from onnxq.sites import Refusal, Role
+from onnxq.targets import Output
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,9 @@ class Choice:
     refusals: tuple[Refusal, ...] = ()
 
 
-def choose(units: Units, wishes: Wishes, target: str) -> Choice:
+def choose(units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal]) -> Choice:
     """The deterministic default: keep rules, then the person's rules, then the minimum cut."""
-    settled, refusals = settle(units, wishes, target)
+    settled, refusals = settle(units, wishes, target, refused)
     chosen = minimum_cut(units, settled)
     for unit in units.units:
         if unit.rule.compute and unit.name not in chosen and unit.name not in refusals:
@@ -32,7 +33,7 @@ def choose(units: Units, wishes: Wishes, target: str) -> Choice:
     return Choice(chosen, tuple(refusals[name] for name in order))
 
 
-def choose_weights(units: Units, wishes: Wishes, target: str) -> Choice:
+def choose_weights(units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal]) -> Choice:
     """Weight-only mode: every weight the target can read packed, but those a rule leaves float."""
     refusals: list[Refusal] = []
     chosen: set[str] = set()
@@ -41,27 +42,55 @@ def choose_weights(units: Units, wishes: Wishes, target: str) -> Choice:
         rule = wishes.unit(unit.node, weights)
         if not weights:
             continue
-        if rule is not None:
+        if unit.name in refused:
+            refusals.append(refused[unit.name])
+        elif rule is not None:
             refusals.append(Refusal(unit.name, f"left float by {rule.describe()}", rule="configuration"))
         else:
             chosen.add(unit.name)
     return Choice(frozenset(chosen), tuple(refusals))
 
 
-def settle(units: Units, wishes: Wishes, target: str) -> tuple[dict[str, bool], dict[str, Refusal]]:
+def settle(
+    units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal]
+) -> tuple[dict[str, bool], dict[str, Refusal]]:
     """Units whose side is given: what rules and the person keep float, what the person forces."""
     refusals = kept_float(units, target)
     settled = dict.fromkeys(refusals, False)
     for unit in units.units:
         roles = roles_of(units, unit)
         rule = wishes.unit(unit.node, roles)
-        if rule is not None:
+        if unit.name in refused:
+            settled[unit.name] = False
+            refusals[unit.name] = refused[unit.name]
+        elif rule is not None:
             settled[unit.name] = False
             refusals[unit.name] = Refusal(unit.name, f"left float by {rule.describe()}", rule="configuration")
         elif wishes.forced(unit.node, roles):
-            settled[unit.name] = True
-            refusals.pop(unit.name, None)
+            if unit.rule.compute or _fed(units, unit, settled):
+                settled[unit.name] = True
+                refusals.pop(unit.name, None)
+            else:
+                reason = (
+                    f"a {unit.node.op_type} is quantized only between quantized nodes, and what it reads stays float"
+                )
+                refusals[unit.name] = Refusal(unit.name, reason, rule=unit.rule.name)
     return settled, refusals
+
+
+def _fed(units: Units, unit: Unit, settled: Mapping[str, bool]) -> bool:
+    """Every tensor it reads can have a pair that is not there for its sake."""
+    for _, tensor in unit.data:
+        maker = units.by_out.get(tensor)
+        made = maker is not None and maker.rule.output is not Output.FLOAT and settled.get(maker.name) is not False
+        read = any(
+            other.rule.compute and settled.get(other.name) is not False
+            for _, other in units.consumers(tensor)
+            if other is not None
+        )
+        if not made and not read:
+            return False
+    return True
 
 
 def _too_small(units: Units, unit: Unit) -> Refusal:
@@ -140,18 +169,20 @@ STRATEGIES: tuple[Strategy, ...] = (
 )
 
 
-def strategies(units: Units, wishes: Wishes, target: str) -> Mapping[str, frozenset[str]]:
+def strategies(
+    units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal]
+) -> Mapping[str, frozenset[str]]:
     """Named candidate placements, without doubles, the deterministic one ("rules") and "none" among them.
 
     What the person settled holds in all of them; the keep rules do not: there the clock decides.
     """
-    rules = choose(units, wishes, target).chosen
+    rules = choose(units, wishes, target, refused).chosen
     found: dict[str, frozenset[str]] = {"rules": rules, "none": frozenset()}
-    settled, refusals = settle(units, wishes, target)
+    settled, refusals = settle(units, wishes, target, refused)
     asked = {
         name: side
         for name, side in settled.items()
-        if name not in refusals or refusals[name].rule in ("configuration", "log-front-end")
+        if name in refused or name not in refusals or refusals[name].rule in ("configuration", "log-front-end")
     }
     for strategy in STRATEGIES:
         fixed = {

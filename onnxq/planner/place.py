@@ -49,6 +49,37 @@ def roles_of(units: Units, unit: Unit) -> list[tuple[Role, TensorId]]:
     return found
 
 
+def wished_spec(answer: Answer, role: Role, node: NodeRef) -> QuantSpec:
+    """The spec a wish means for one input of a node. ConfigError when its granularity has no axis here."""
+    if role is not Role.WEIGHT:
+        return answer.wish.spec(None)
+    return answer.wish.spec(weight_axis(node, blocked=answer.wish.granularity == "block"))
+
+
+def spec_refusals(units: Units, wishes: Wishes, target: Target, config: Config) -> dict[str, Refusal]:
+    """Units whose specs the target cannot run, by name."""
+    found = {}
+    for unit in units.units:
+        refusal = _spec_refusal(units, wishes, target, config, unit)
+        if refusal is not None:
+            found[unit.name] = refusal
+    return found
+
+
+def _spec_refusal(units: Units, wishes: Wishes, target: Target, config: Config, unit: Unit) -> Refusal | None:
+    for role, tensor in roles_of(units, unit):
+        if role is Role.ACTIVATION and config.mode == "weight-only":
+            continue
+        try:
+            spec = wished_spec(wishes.answer(role, tensor, (unit.node,)), role, unit.node)
+        except OnnxqError as error:
+            return Refusal(unit.name, f"{error.subject}: {error.cause}", error.fix, unit.rule.name)
+        refusal = target.refuse(spec, role, unit.node)
+        if refusal is not None:
+            return replace(refusal, rule=unit.rule.name)
+    return None
+
+
 class Placer:
     """Builds the sites of one choice of units."""
 
@@ -59,7 +90,6 @@ class Placer:
 
     def place(self, chosen: frozenset[str]) -> Placement:
         """All sites of the chosen units."""
-        chosen = self._allowed(chosen)
         picked = [unit for unit in self.units.units if unit.name in chosen]
         activations = {} if self.config.mode == "weight-only" else self._activations(picked, chosen)
         done: dict[Site, SitePlan] = {}
@@ -68,37 +98,6 @@ class Placer:
                 done.setdefault(site.site, site)
         self.out.sites = share_scales(picked, list(done.values()))
         return self.out
-
-    def _allowed(self, chosen: frozenset[str]) -> frozenset[str]:
-        """Drop units whose specs the target cannot run, each with a refusal."""
-        allowed = set(chosen)
-        for unit in self.units.units:
-            if unit.name not in chosen:
-                continue
-            refusal = self._spec_refusal(unit)
-            if refusal is not None:
-                self.out.refusals.append(refusal)
-                allowed.discard(unit.name)
-        return frozenset(allowed)
-
-    def _spec_refusal(self, unit: Unit) -> Refusal | None:
-        for role, tensor in roles_of(self.units, unit):
-            if role is Role.ACTIVATION and self.config.mode == "weight-only":
-                continue
-            answer = self.wishes.answer(role, tensor, (unit.node,))
-            try:
-                spec = self._spec(answer, role, unit.node)
-            except OnnxqError as error:
-                return Refusal(unit.name, f"{error.subject}: {error.cause}", error.fix, unit.rule.name)
-            refusal = self.target.refuse(spec, role, unit.node)
-            if refusal is not None:
-                return replace(refusal, rule=unit.rule.name)
-        return None
-
-    def _spec(self, answer: Answer, role: Role, node: NodeRef) -> QuantSpec:
-        if role is not Role.WEIGHT:
-            return answer.wish.spec(None)
-        return answer.wish.spec(weight_axis(node, blocked=answer.wish.granularity == "block"))
 
     def _activations(self, picked: list[Unit], chosen: frozenset[str]) -> dict[TensorId, tuple[Edge, ...] | None]:
         """Tensors with a pair -> the edges that read it; None when the pair sits at an int8 producer."""
@@ -147,7 +146,7 @@ class Placer:
         nodes = [unit.node] + ([maker.node] if maker is not None and maker is not unit else [])
         nodes += [self.index.node(reader.node) for reader in readers or ()]
         answer = self.wishes.answer(Role.ACTIVATION, tensor, nodes)
-        spec = self._spec(answer, Role.ACTIVATION, unit.node)
+        spec = wished_spec(answer, Role.ACTIVATION, unit.node)
         self._note(spec, Role.ACTIVATION, unit.node)
         captured = edge is not None and edge.scope != tensor.scope
         site: Site = tensor
@@ -173,7 +172,7 @@ class Placer:
         tensor = self.index.resolve(unit.node.inputs[edge.index], unit.node.scope)
         assert tensor is not None
         answer = self.wishes.answer(Role.WEIGHT, tensor, (unit.node,))
-        spec = self._spec(answer, Role.WEIGHT, unit.node)
+        spec = wished_spec(answer, Role.WEIGHT, unit.node)
         self._note(spec, Role.WEIGHT, unit.node)
         mine: list[Edge] = []
         alike = tensor.scope == unit.node.scope
@@ -182,7 +181,7 @@ class Placer:
             if other is None or other.name not in chosen or other.weight != reader:
                 continue
             mine.append(reader)
-            theirs = self._spec(self.wishes.answer(Role.WEIGHT, tensor, (other.node,)), Role.WEIGHT, other.node)
+            theirs = wished_spec(self.wishes.answer(Role.WEIGHT, tensor, (other.node,)), Role.WEIGHT, other.node)
             alike = alike and theirs == spec and reader.scope == tensor.scope
         return SitePlan(
             site=tensor if alike else edge,

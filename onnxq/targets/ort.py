@@ -211,7 +211,14 @@ RULES: tuple[PlacementRule, ...] = (
 _CHANNEL = ("Conv", "Gemm", "MatMul")
 
 CAPABILITIES: tuple[Capability, ...] = (
-    Capability(role=Role.ACTIVATION, bits=(2, 3, 4, 5, 6, 7, 8), storage=("uint8", "int8")),
+    Capability(role=Role.ACTIVATION, bits=(8,), storage=("uint8", "int8")),
+    Capability(
+        role=Role.ACTIVATION,
+        bits=(2, 3, 4, 5, 6, 7),
+        storage=("uint8", "int8"),
+        warning="the Clip that enforces activations below 8 bits keeps ORT from fusing the kernel in front of it: "
+        "exact, but slower than float",
+    ),
     Capability(
         role=Role.ACTIVATION,
         bits=(16,),

@@ -1,0 +1,179 @@
+"""What the emitter writes: legal graphs whose numbers are the numpy reference's, for every spec."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper, parser
+
+import onnxq
+from onnxq.config import Config, Rule
+from onnxq.numerics import fake_quant
+from onnxq.runtime import Session, optimized_graph
+from tests.pipeline.models import EVERYTHING, images, residual
+
+
+def config(**raw: object) -> Config:
+    return Config.model_validate({**raw, "rules": (Rule(op="*", set={"quantize": True}),)})  # type: ignore[arg-type]
+
+
+def initializers(model: onnx.ModelProto) -> dict[str, TensorProto]:
+    return {tensor.name: tensor for tensor in model.graph.initializer}
+
+
+def test_pairs_are_named_after_their_sites() -> None:
+    model = onnxq.quantize(residual(), images(), EVERYTHING, latency=False).model
+    names = {node.name: node for node in model.graph.node}
+    q, dq = names["r/QuantizeLinear"], names["r/DequantizeLinear"]
+    assert list(q.input) == ["r", "r/scale", "r/zero_point"]
+    assert list(q.output) == ["r/quantized"]
+    assert list(dq.input) == ["r/quantized", "r/scale", "r/zero_point"]
+    assert list(dq.output) == ["r/dequantized"]
+    assert {entry.key: entry.value for entry in q.metadata_props}["onnxq.bits"] == "8"
+    held = initializers(model)
+    assert list(held["r/scale"].dims) == []
+    assert held["w1/quantized"].data_type == TensorProto.INT8
+    assert list(held["w1/scale"].dims) == [32]
+    assert held["b1/quantized"].data_type == TensorProto.INT32
+
+
+def test_model_metadata_is_keyed_by_node() -> None:
+    model = onnxq.quantize(residual(), images(), EVERYTHING, latency=False).model
+    held = {entry.key: entry.value for entry in model.metadata_props}
+    bits = json.loads(held["onnxq.bits"])
+    nodes = {node.name for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")}
+    assert set(bits) == nodes
+    assert bits["r/QuantizeLinear"]["site"] == "r"
+    assert bits["r/QuantizeLinear"]["bits"] == 8
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7])
+def test_narrow_activations_are_enforced_by_a_clip(bits: int) -> None:
+    """Not only noted: a value beyond the narrow range saturates at it; what that costs is said."""
+    asked = config(activations={"bits": bits, "scheme": "asymmetric"})
+    result = onnxq.quantize(residual(), images(), asked, latency=False)
+    site = next(s for s in result.plan.sites if str(s.site) == "x")
+    assert site.qparams is not None
+    model = onnx.ModelProto()
+    model.CopyFrom(result.model)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("x/dequantized", TensorProto.FLOAT, None))
+    x = images(seed=9)["x"] * 3
+    got = Session(model, optimize=False).run({"x": x})["x/dequantized"]
+    np.testing.assert_array_equal(got, fake_quant(x, site.qparams, site.spec))
+    assert len(np.unique(got)) <= 2**bits
+    assert any("below 8 bits" in warning for warning in result.report.warnings)
+
+
+def test_narrow_activations_of_a_matmul_still_fuse() -> None:
+    result = onnxq.quantize(linear(), TOKENS, config(activations={"bits": 6, "scheme": "asymmetric"}), latency=False)
+    assert Counter(n.op_type for n in optimized_graph(result.model).graph.node)["MatMulIntegerToFloat"] == 2
+
+
+@pytest.mark.parametrize("bits", [2, 4, 6])
+def test_narrow_weights_use_only_their_levels(bits: int) -> None:
+    result = onnxq.quantize(
+        residual(), images(), config(weights={"bits": bits, "granularity": "channel"}), latency=False
+    )
+    stored = numpy_helper.to_array(initializers(result.model)["w1/quantized"])
+    assert stored.dtype == np.int8
+    assert stored.min() >= -(2 ** (bits - 1))
+    assert stored.max() <= 2 ** (bits - 1) - 1
+
+
+def test_sixteen_bit_activations_raise_the_opset_and_warn() -> None:
+    asked = config(activations={"bits": 16, "scheme": "asymmetric"}, bias="float")
+    result = onnxq.quantize(residual(), images(), asked, latency=False)
+    assert result.model.opset_import[0].version == 21
+    assert min(result.report.checks[0].sqnr_db) > 38
+    assert any("16-bit" in warning for warning in result.report.warnings)
+
+
+def test_narrow_range_and_symmetric_activations() -> None:
+    asked = config(
+        activations={"bits": 8, "scheme": "symmetric", "signed": True, "narrow_range": True},
+        weights={"bits": 8, "granularity": "channel", "narrow_range": True},
+    )
+    result = onnxq.quantize(residual(), images(), asked, latency=False)
+    assert min(result.report.checks[0].sqnr_db) > 25
+    assert numpy_helper.to_array(initializers(result.model)["w1/quantized"]).min() >= -127
+    zero = numpy_helper.to_array(initializers(result.model)["x/zero_point"])
+    assert zero.dtype == np.int8
+    assert zero == 0
+
+
+def test_per_tensor_weights() -> None:
+    result = onnxq.quantize(residual(), images(), config(weights={"granularity": "tensor"}), latency=False)
+    assert list(initializers(result.model)["w1/scale"].dims) == []
+    assert min(result.report.checks[0].sqnr_db) > 25
+
+
+LINEAR = """g (float[N,L,128] x) => (float[N,L,128] y) {
+    a = MatMul(x, w)
+    c = Add(a, b)
+    r = Relu(c)
+    y = MatMul(r, v)
+}"""
+
+
+def linear() -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{LINEAR}')
+    for name, shape in {"w": (128, 128), "v": (128, 128), "b": (128,)}.items():
+        proto.graph.initializer.append(
+            numpy_helper.from_array((rng.standard_normal(shape) / 11).astype(np.float32), name)
+        )
+    return proto
+
+
+TOKENS = {"x": np.random.default_rng(2).standard_normal((8, 6, 128)).astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("wish", "dtype", "scale_shape", "least"),
+    [
+        ({"bits": 4, "storage": "int4", "granularity": "block", "block_size": 32}, TensorProto.INT4, [4, 128], 16),
+        (
+            {"bits": 4, "storage": "uint4", "scheme": "asymmetric", "granularity": "block", "block_size": 32},
+            TensorProto.UINT4, [4, 128], 17,
+        ),
+        ({"bits": 4, "storage": "int4", "granularity": "channel"}, TensorProto.INT4, [128], 14),
+        ({"bits": 8, "granularity": "block", "block_size": 64}, TensorProto.INT8, [2, 128], 38),
+        ({"bits": 8, "granularity": "channel"}, TensorProto.INT8, [128], 36),
+    ],
+)  # fmt: skip
+def test_weight_only(wish: dict[str, object], dtype: int, scale_shape: list[int], least: float) -> None:
+    result = onnxq.quantize(
+        linear(), TOKENS, Config.model_validate({"mode": "weight-only", "weights": wish}), latency=False
+    )
+    held = initializers(result.model)
+    assert held["w/quantized"].data_type == dtype
+    assert list(held["w/scale"].dims) == scale_shape
+    assert result.report.checks[0].sqnr_db[0] > least
+    assert not any(node.op_type == "QuantizeLinear" for node in result.model.graph.node)
+    ops = Counter(node.op_type for node in optimized_graph(result.model).graph.node)
+    assert ops["MatMulNBits"] == 2, ops
+
+
+def test_an_unsupported_wish_is_refused_with_what_there_is() -> None:
+    wish = {"bits": 4, "storage": "int4", "granularity": "channel"}
+    result = onnxq.quantize(residual(), images(), config(weights=wish), latency=False)
+    assert not result.plan.sites
+    reasons = {refusal.reason for refusal in result.plan.refusals}
+    assert any("no Conv kernel for 4-bit symmetric int4 per channel weights" in reason for reason in reasons)
+
+
+def test_bias_overflow_is_prevented_by_the_weight_scale() -> None:
+    """A dead channel has no weights but a bias: its scale is floored so that the int32 bias holds it."""
+    proto = residual()
+    weight = next(t for t in proto.graph.initializer if t.name == "w1")
+    values = numpy_helper.to_array(weight).copy()
+    values[3] = 0
+    values[4] = 1e-30
+    weight.CopyFrom(numpy_helper.from_array(values, "w1"))
+    result = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
+    assert min(result.report.checks[0].sqnr_db) > 28
+    assert result.report.checks[0].agreement_db > 35

@@ -1,0 +1,42 @@
+"""Small float models shared by the pipeline's tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import numpy_helper, parser
+
+from onnxq.config import Config, Rule
+
+EVERYTHING = Config(rules=(Rule(op="*", set={"quantize": True}),))  # type: ignore[arg-type]
+
+RESIDUAL = """g (float[N,32,8,8] x) => (float[N,10] y) {
+    a = Conv <pads=[1,1,1,1]>(x, w0, b0)
+    r = Relu(a)
+    c = Conv <pads=[1,1,1,1]>(r, w1, b1)
+    d = Conv <pads=[1,1,1,1]>(r, w2, b2)
+    s = Add(c, d)
+    t = Relu(s)
+    m = GlobalAveragePool(t)
+    f = Flatten(m)
+    y = Gemm <transB=1>(f, w3, b3)
+}"""
+
+
+def residual(seed: int = 0, opset: int = 17) -> onnx.ModelProto:
+    """A small residual CNN, 32 channels at 8x8, ten classes; nodes unnamed."""
+    rng = np.random.default_rng(seed)
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]>\n{RESIDUAL}')
+    for k in range(3):
+        weight = rng.standard_normal((32, 32, 3, 3)).astype(np.float32) / 17
+        proto.graph.initializer.append(numpy_helper.from_array(weight, f"w{k}"))
+        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(32).astype(np.float32) / 8, f"b{k}"))
+    proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((10, 32)).astype(np.float32), "w3"))
+    proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(10).astype(np.float32), "b3"))
+    onnx.checker.check_model(proto)
+    return proto
+
+
+def images(count: int = 16, seed: int = 1) -> dict[str, np.ndarray]:
+    """Samples for `residual`."""
+    return {"x": np.random.default_rng(seed).standard_normal((count, 32, 8, 8)).astype(np.float32)}
