@@ -277,7 +277,7 @@ def _share(index: GraphIndex, plan: _Plan, editor: Editor) -> None:
 def _common_scope(index: GraphIndex, scopes: list[str]) -> str:
     """The innermost scope that is, or lies around, all of these."""
     paths: list[list[str]] = [_path(index, scope) for scope in scopes]
-    shared = [level[0] for level in zip(*paths, strict=False) if len(set(level)) == 1]
+    shared: list[str] = [level[0] for level in zip(*paths, strict=False) if len(set(level)) == 1]
     return shared[-1]
 
 

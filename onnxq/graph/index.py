@@ -86,7 +86,8 @@ class GraphIndex:
         self._visit(proto.graph, "")
         self.nodes: tuple[NodeRef, ...] = tuple(self._nodes.values())
         self.scopes: tuple[str, ...] = tuple(self._graphs)
-        stored = {t.name for t in self._initializers if not t.scope}
+        stored = {tensor.name for tensor in proto.graph.initializer}
+        stored.update(sparse.values.name for sparse in proto.graph.sparse_initializer)
         self.inputs: tuple[ValueInfo, ...] = tuple(
             ValueInfo(value.name, *declared_type(value)) for value in proto.graph.input if value.name not in stored
         )

@@ -108,7 +108,7 @@ def _restore_graph(wiring: Wiring, scope: Scope, exported: GraphProto, target: G
         (target.sparse_initializer if isinstance(tensor, SparseTensorProto) else target.initializer).append(tensor)
     declared = {value.name for value in (*scope.inputs, *scope.outputs)}
     for name, value in scope.value_info.items():
-        if name not in declared and TensorId(name, scope.name) in wiring.tensors:
+        if name not in declared and wiring.resolve(name, scope.name) is not None:
             target.value_info.append(value)
     for annotation in scope.source.quantization_annotation:
         name = scope.annotated.get(annotation.tensor_name, "")

@@ -1,0 +1,218 @@
+"""GraphIndex: identity by name and scope, constants, types, order."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from onnxq.errors import ModelError
+from onnxq.graph import GraphIndex, infer_shapes, name_nodes
+from onnxq.graph.encode import encode_tensor
+from onnxq.graph.scopes import topological, walk
+from onnxq.sites import Edge, TensorId
+from tests.graph.kit import all_nodes, model, models, shuffled
+
+NESTED = """g (float[4] x, bool c) => (float[4] y) {
+    [up] a = Relu(x)
+    [if] i = If(c) <then_branch = t () => (float[4] b) {
+                        [deep] d = If(c) <then_branch = tt () => (float[4] q) { [n1] q = Neg(a) },
+                                          else_branch = te () => (float[4] a) { }>
+                        [n2] b = Add(d, a) },
+                    else_branch = e () => (float[4] b) { [n3] b = Abs(x) }>
+    [end] y = Add(i, a)
+}"""
+
+
+@pytest.fixture
+def nested() -> GraphIndex:
+    return GraphIndex(model(NESTED))
+
+
+def test_a_name_means_the_nearest_definition(nested: GraphIndex) -> None:
+    assert nested.scopes == ("", "if.then_branch", "if.then_branch/deep.then_branch", "if.then_branch/deep.else_branch",
+                             "if.else_branch")  # fmt: skip
+    assert nested.resolve("b", "if.then_branch") == TensorId("b", "if.then_branch")
+    assert nested.resolve("b", "if.else_branch") == TensorId("b", "if.else_branch")
+    assert nested.resolve("b", "") is None
+    assert nested.resolve("a", "if.then_branch/deep.then_branch") == TensorId("a")
+    assert nested.resolve("", "") is None
+
+
+def test_captures_count_as_consumers(nested: GraphIndex) -> None:
+    assert nested.consumers(TensorId("a")) == (
+        Edge("n1", 0, "if.then_branch/deep.then_branch"),
+        Edge("n2", 1, "if.then_branch"),
+        Edge("end", 1),
+    )
+    assert nested.captured(TensorId("a"))
+    assert not nested.captured(TensorId("i"))
+    assert nested.is_output(TensorId("b", "if.then_branch"))
+    assert not nested.is_output(TensorId("a"))
+
+
+def test_a_body_gives_out_an_outer_tensor() -> None:
+    index = GraphIndex(
+        model("""g (float[4] x, bool c) => (float[4] y) {
+        [r] a = Relu(x)
+        [i] y = If(c) <then_branch = t () => (float[4] a) { }, else_branch = e () => (float[4] b) { [n] b = Neg(x) }>
+    }""")
+    )
+    assert index.captured(TensorId("a"))
+    assert index.consumers(TensorId("a")) == ()
+
+
+def test_bodies_come_before_their_holder_and_after_what_they_read(nested: GraphIndex) -> None:
+    assert [node.name for node in nested.nodes] == ["up", "n1", "deep", "n2", "n3", "if", "end"]
+    assert [node.order for node in nested.nodes] == list(range(7))
+    holder = nested.holder("if.then_branch/deep.then_branch")
+    assert holder is not None
+    assert holder.name == "deep"
+    assert nested.bodies("deep") == (
+        ("else_branch", "if.then_branch/deep.else_branch"),
+        ("then_branch", "if.then_branch/deep.then_branch"),
+    )
+    assert nested.scope_outputs("if.else_branch") == ("b",)
+
+
+@given(models())
+def test_every_read_is_listed_once(proto: ModelProto) -> None:
+    index = GraphIndex(proto)
+    found = [
+        edge for node in index.nodes for name in {*node.outputs} for edge in index.consumers(TensorId(name, node.scope))
+    ]
+    outside = {v.name for v in index.inputs} | {w.name for w in proto.graph.initializer}
+    found += [edge for name in outside for edge in index.consumers(TensorId(name))]
+    reads = [Edge(node.name, k, node.scope) for node in index.nodes for k, name in enumerate(node.inputs) if name]
+    assert sorted(found) == sorted(reads)
+    for edge in found:
+        node = index.node(edge.node)
+        producer = index.producer(index.resolve(node.inputs[edge.index], node.scope))  # type: ignore[arg-type]
+        assert producer is None or producer.order < node.order
+
+
+def test_unnamed_nodes_are_refused() -> None:
+    with pytest.raises(ModelError, match="name_nodes"):
+        GraphIndex(model("g (float[4] x) => (float[4] y) { y = Relu(x) }"))
+
+
+def test_an_unknown_node_is_an_error_with_the_nearest_name(nested: GraphIndex) -> None:
+    with pytest.raises(ModelError, match="did you mean 'deep'"):
+        nested.node("depp")
+
+
+def test_constants_of_every_kind() -> None:
+    proto = name_nodes(
+        model(
+            """g (float[4] x) => (float[4] y) {
+            a = Constant<value_floats = [1.0, 2.0]>()
+            b = Constant<value_int = 7>()
+            s = Constant<value_string = "no">()
+            i = Identity(w)
+            j = Identity(i)
+            y = Relu(x)
+        }""",
+            w=np.ones((2, 3)),
+        )
+    )
+    indices = numpy_helper.from_array(np.array([[0, 1], [1, 0]]))
+    values = numpy_helper.from_array(np.array([5.0, 6.0], np.float32), "sparse")
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2, 2]))
+    index = GraphIndex(proto)
+    np.testing.assert_array_equal(index.constant(TensorId("a")), np.array([1, 2], np.float32))
+    assert index.constant(TensorId("b")) == 7
+    assert index.dtype(TensorId("b")) == TensorProto.INT64
+    assert index.constant(TensorId("s")) == b"no"
+    assert index.constant(TensorId("j")) is index.constant(TensorId("w"))
+    np.testing.assert_array_equal(index.constant(TensorId("sparse")), [[0, 5], [6, 0]])
+    assert not index.is_constant(TensorId("y"))
+    assert index.constant(TensorId("y")) is None
+    assert index.shape(TensorId("a")) == (2,)
+
+
+def test_constants_cannot_be_written_to() -> None:
+    index = GraphIndex(name_nodes(model("g (float[4] x) => (float[4] y) { y = Add(x, w) }", w=np.ones(4))))
+    array = index.constant(TensorId("w"))
+    assert array is not None
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 2
+
+
+def test_an_overridable_initializer_is_no_constant() -> None:
+    proto = name_nodes(model("g (float[4] x, float[4] w) => (float[4] y) { y = Add(x, w) }", w=np.ones(4)))
+    index = GraphIndex(proto)
+    assert not index.is_constant(TensorId("w"))
+    assert [value.name for value in index.inputs] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numpy_type"),
+    [
+        (TensorProto.INT4, ml_dtypes.int4),
+        (TensorProto.UINT4, ml_dtypes.uint4),
+        (TensorProto.BFLOAT16, ml_dtypes.bfloat16),
+        (TensorProto.FLOAT8E4M3FN, ml_dtypes.float8_e4m3fn),
+        (TensorProto.FLOAT8E5M2, ml_dtypes.float8_e5m2),
+    ],
+)
+def test_narrow_types_are_encoded_and_decoded(dtype: int, numpy_type: type) -> None:
+    proto = name_nodes(model("g (float[4] x) => (float[4] y) { y = Relu(x) }"))
+    values = np.array([0, 1, 7, 3, 2], np.int8)
+    proto.graph.initializer.append(encode_tensor("w", values, dtype))
+    array = GraphIndex(proto).constant(TensorId("w"))
+    assert array is not None
+    assert array.dtype == numpy_type
+    np.testing.assert_array_equal(array.astype(np.int8), values)
+
+
+def test_values_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ModelError, match="do not fit int4"):
+        encode_tensor("w", np.array([9], np.int8), TensorProto.INT4)
+
+
+def test_shapes_and_symbols() -> None:
+    proto = infer_shapes(name_nodes(model("g (float[N,3,?,8] x) => (float[N,3,M,8] y) { a = Relu(x) y = Neg(a) }")))
+    index = GraphIndex(proto)
+    assert index.shape(TensorId("a")) is not None
+    assert index.shape(TensorId("a"))[:2] == ("N", 3)  # type: ignore[index]
+    assert index.inputs[0].shape == ("N", 3, None, 8)
+    assert index.dtype(TensorId("nobody")) == 0
+    assert index.shape(TensorId("nobody")) is None
+
+
+def test_attributes_are_decoded_and_bodies_left_out(nested: GraphIndex) -> None:
+    assert dict(nested.node("if").attrs) == {}
+    proto = name_nodes(model("g (float[4] x) => (float[4] y) { y = LeakyRelu<alpha = 0.5>(x) }"))
+    assert GraphIndex(proto).nodes[0].attrs["alpha"] == 0.5
+    node = helper.make_node("Op", ["x"], ["q"], "custom", domain="d", s="text", many=[1, 2], t=proto.graph.node[0].name)
+    node.attribute.append(helper.make_attribute("tensor", numpy_helper.from_array(np.arange(3))))
+    proto.graph.node.append(node)
+    attrs = GraphIndex(proto).node("custom").attrs
+    assert (attrs["s"], attrs["many"]) == ("text", (1, 2))
+    np.testing.assert_array_equal(attrs["tensor"], np.arange(3))
+
+
+def test_a_deep_chain_does_not_exhaust_the_stack() -> None:
+    proto = model("g (float[4] x) => (float[4] y) { y = Relu(x) }")
+    length = 5000
+    del proto.graph.node[:]
+    proto.graph.node.extend(
+        helper.make_node("Relu", ["x" if k == 0 else f"t{k}"], ["y" if k == length - 1 else f"t{k + 1}"], name=f"n{k}")
+        for k in reversed(range(length))
+    )
+    assert [node.name for node in GraphIndex(proto).nodes] == [f"n{k}" for k in range(length)]
+
+
+def test_a_cycle_is_named() -> None:
+    proto = model("g (float[4] x) => (float[4] y) { [p] a = Add(x, b) [q] b = Relu(a) [r] y = Neg(b) }")
+    with pytest.raises(ModelError, match="own output"):
+        GraphIndex(proto)
+
+
+@given(models(named=False))
+def test_a_sorted_graph_stays_as_it_is(proto: ModelProto) -> None:
+    for _, graph in walk(shuffled(proto, 3).graph):
+        assert topological(graph) == list(graph.node)
+    assert len(all_nodes(proto)) == len(GraphIndex(name_nodes(proto)).nodes)
