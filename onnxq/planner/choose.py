@@ -74,6 +74,7 @@ def settle(
                 reason = (
                     f"a {unit.node.op_type} is quantized only between quantized nodes, and what it reads stays float"
                 )
+                settled[unit.name] = False
                 refusals[unit.name] = Refusal(unit.name, reason, rule=unit.rule.name)
     return settled, refusals
 
