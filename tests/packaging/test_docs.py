@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -101,3 +103,30 @@ def test_every_configuration_key_is_documented(model: type[BaseModel]) -> None:
 def test_every_preset_is_documented() -> None:
     text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
     assert [name for name in preset_names() if f"| `{name}` |" not in text] == []
+
+
+def _blocks(name: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_python_of_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits = ROOT / "examples" / "digits"
+    shutil.copy(digits / "digits.onnx", tmp_path / "model.onnx")
+    shutil.copy(digits / "digits.npz", tmp_path / "samples.npz")
+    monkeypatch.chdir(tmp_path)
+    for block in _blocks("README.md", "python"):
+        exec(compile(block, "README.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("logits (")
+    assert (tmp_path / "model.q.onnx").stat().st_size < (tmp_path / "model.onnx").stat().st_size / 2
+
+
+def test_the_commands_of_the_readme_are_understood() -> None:
+    lines = [line for block in _blocks("README.md", "sh") for line in block.splitlines() if line.startswith("onnxq ")]
+    assert len(lines) >= len(COMMANDS)
+    for line in lines:
+        _, name, *arguments = shlex.split(line, comments=True)
+        command = cli.get_command(CONTEXT, name)
+        assert command is not None
+        command.make_context(name, arguments)  # raises UsageError for what is not there
