@@ -54,8 +54,8 @@ class PreparedModel:
         lines = []
         for report in self.reports:
             if report.changed:
-                shown = ", ".join(report.changed[:3]) + (", …" if len(report.changed) > 3 else "")
-                lines.append(f"{report.name}: {len(report.changed)} ({shown})")
+                more = f", … {len(report.changed)} in all" if len(report.changed) > 1 else ""
+                lines.append(f"{report.name}: {report.changed[0]}{more}")
         return tuple(lines)
 
 

@@ -243,6 +243,16 @@ CAPABILITIES: tuple[Capability, ...] = (
         granularity=(PerTensor, PerChannel),
         warning="weights with a zero point cost most of the int8 gain in ORT on the CPU",
     ),
+    Capability(
+        role=Role.WEIGHT,
+        ops=_CHANNEL,
+        bits=(16,),
+        storage=("int16",),
+        symmetric=(True,),
+        granularity=(PerTensor, PerChannel),
+        opset=21,
+        warning="16-bit weights have no fused kernel in ORT on the CPU: exact, but slower than float",
+    ),
 )
 
 WEIGHT_ONLY: tuple[Capability, ...] = (
