@@ -19,7 +19,7 @@ from onnxq.graph import NodeRef
 from onnxq.passes.algebra import Poly, Tail, Used, bases, close, polynomial, walk
 from onnxq.passes.base import Context, PassReport
 from onnxq.passes.replace import Replacement, apply_replacements
-from onnxq.passes.view import View, tolerance
+from onnxq.passes.view import SINGLE, View, tolerance
 from onnxq.sites import TensorId
 
 _ERF = {1: 1 / math.sqrt(2)}
@@ -166,10 +166,12 @@ def _without_factor(view: View, anchor: _Anchor, tail: Tail) -> list[Tail]:
 
 def _recognise(anchor: _Anchor, tail: Tail, product: bool, dtype: int, target: str) -> _Single | None:
     """The single node of scale·A(P) + shift, times x when it is a product."""
+    if dtype not in SINGLE:
+        return None
     tol = tolerance(dtype)
     if anchor.kind == "clamp":
         return _hard(anchor, tail, product, tol)
-    if not product or dtype == TensorProto.BFLOAT16:
+    if not product:
         return None
     halves = close({0: tail.shift, 1: tail.scale}, {0: 0.5, 1: 0.5}, tol)
     if anchor.kind == "Erf" and halves and close(tail.poly, _ERF, tol):

@@ -13,7 +13,7 @@ from onnx import ModelProto
 from onnxq.graph import NodeRef
 from onnxq.passes.base import Context, PassReport
 from onnxq.passes.edit import Edit
-from onnxq.passes.view import FLOATS, View
+from onnxq.passes.view import SINGLE, View
 from onnxq.sites import TensorId
 
 
@@ -42,6 +42,6 @@ def _pooled(view: View, node: NodeRef) -> TensorId | None:
     axes: Any = node.attrs.get("axes")
     if axes is None:
         axes = view.constant(node, 1)
-    if x is None or rank is None or rank < 3 or axes is None or view.index.dtype(x) not in FLOATS:
+    if x is None or rank is None or rank < 3 or axes is None or view.index.dtype(x) not in SINGLE:
         return None
     return x if sorted(int(a) % rank for a in np.asarray(axes).reshape(-1)) == list(range(2, rank)) else None

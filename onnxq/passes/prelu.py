@@ -12,7 +12,7 @@ from onnx import ModelProto
 from onnxq.graph import NodeRef
 from onnxq.passes.base import Context, PassReport
 from onnxq.passes.edit import Edit
-from onnxq.passes.view import View, is_float
+from onnxq.passes.view import SINGLE, View
 
 
 def prelu(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
@@ -28,7 +28,7 @@ def prelu(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]
 
 def _rewrite(view: View, edit: Edit, node: NodeRef) -> str:
     x, slope_at, slope = view.tensor(node, 0), view.tensor(node, 1), view.constant(node, 1)
-    if x is None or slope_at is None or slope is None or not is_float(slope) or slope.size == 0:
+    if x is None or slope_at is None or slope is None or view.index.dtype(x) not in SINGLE or slope.size == 0:
         return ""
     wide = slope.astype(np.float64)
     if not np.isfinite(wide).all() or slope.ndim > view.least_rank(x):

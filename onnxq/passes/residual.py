@@ -12,7 +12,7 @@ from onnx import ModelProto
 from onnxq.graph import NodeRef
 from onnxq.passes.base import Context, PassReport
 from onnxq.passes.edit import Edit
-from onnxq.passes.view import FLOATS, View
+from onnxq.passes.view import SINGLE, View
 
 
 def residual(proto: ModelProto, context: Context) -> tuple[ModelProto, PassReport]:
@@ -32,6 +32,6 @@ def _is_residual(view: View, node: NodeRef) -> bool:
         return False
     out = view.output(node)
     readers = [view.index.node(edge.node) for edge in view.index.consumers(out) if edge.index == 0]
-    return view.index.dtype(out) in FLOATS and any(
+    return view.index.dtype(out) in SINGLE and any(
         reader.op_type == "LayerNormalization" and not reader.domain for reader in readers
     )

@@ -155,6 +155,13 @@ def test_half_precision(lines: str) -> None:
     assert_same(model, result, rtol=4e-3)
 
 
+@pytest.mark.parametrize("lines", [HARD_SWISH["paddle"], HARD_SIGMOID["divided"], GELU["huggingface"], TANH["times"]])
+def test_double_stays(lines: str) -> None:
+    """ORT runs most of these chains in double, and none of the single nodes."""
+    held = numbers(lines, (), np.float64, **CONSTANTS)
+    assert_untouched(activations, parse(graph(lines, "double[N,4,5,5] x", "double[N,4,5,5] y"), opset=20, **held))
+
+
 @pytest.mark.parametrize("lines", [HARD_SWISH["paddle"], SILU["plain"], TANH["times"]], ids=["hswish", "silu", "gelu"])
 def test_inside_a_branch(lines: str) -> None:
     model = in_branch(parse(graph(lines), opset=20, **numbers(lines, **CONSTANTS)))

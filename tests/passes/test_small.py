@@ -140,6 +140,7 @@ def test_a_mean_over_space_is_a_pool(name: str, opset: int) -> None:
         ("y = ReduceMean (x)", "float[1,1,1,1]", "float[N,4,5,6]"),
         ("y = ReduceMean <axes = [1]> (x)", "float[N,1]", "float[N,4]"),
         ("y = ReduceMean <axes = [2,3]> (x)", "int32[N,4,1,1]", "int32[N,4,5,6]"),
+        ("y = ReduceMean <axes = [2,3]> (x)", "double[N,4,1,1]", "double[N,4,5,6]"),
         ("y = ReduceMax <axes = [2,3]> (x)", "float[N,4,1,1]", "float[N,4,5,6]"),
     ],
 )
