@@ -101,11 +101,12 @@ def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
 
 def _unpacked(stream: Any, dtype: np.dtype[Any], shape: tuple[int, ...], order: bool) -> Array:
     """The values in an unnamed temporary file, mapped; the file lives as long as the array."""
-    file = tempfile.TemporaryFile(prefix="onnxq-")  # noqa: SIM115 - it goes away with the array that maps it
-    while block := stream.read(_COPY_BYTES):
-        file.write(block)
-    file.flush()
-    return np.memmap(file, dtype, "r", 0, shape, "F" if order else "C")
+    with tempfile.TemporaryFile(prefix="onnxq-") as file:
+        while block := stream.read(_COPY_BYTES):
+            file.write(block)
+        file.flush()
+        # The mapping outlives the file object; the space is given back with the array.
+        return np.memmap(file, dtype, "r", 0, shape, "F" if order else "C")
 
 
 @contextmanager

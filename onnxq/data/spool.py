@@ -33,11 +33,17 @@ def named(item: Any, inputs: Sequence[ValueInfo], where: str) -> dict[str, Array
         return {inputs[0].name: np.asarray(item)}
     if not hasattr(item, "keys"):
         raise DataError(where, f"is a {type(item).__name__}, not a mapping", "give {input name: array} for each sample")
-    found = {str(name): np.asarray(item[name]) for name in item}
-    for name, array in found.items():
-        if array.dtype.kind == "O" and not all(isinstance(one, (str, bytes)) for one in array.flat):
-            raise DataError(f"{where}, array {name!r}", "is ragged or holds Python objects", "give numeric arrays")
-    return found
+    return {str(name): _array(item[name], f"{where}, array {name!r}") for name in item}
+
+
+def _array(value: Any, where: str) -> Array:
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise DataError(where, f"cannot become an array ({error})", "give numeric arrays") from error
+    if array.dtype.kind == "O" and not all(isinstance(one, (str, bytes)) for one in array.flat):
+        raise DataError(where, "holds Python objects", "give numeric arrays")
+    return array
 
 
 def spool(items: Iterable[Any], inputs: Sequence[ValueInfo], where: str, limit: int | None) -> JoinedSource:

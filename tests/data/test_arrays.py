@@ -1,0 +1,338 @@
+"""Arrays in files and in memory: cut by rank, converted within their kind, refused with names when they do not fit."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto
+
+from onnxq.config import DataConfig
+from onnxq.data import Dataset, load_data
+from onnxq.data import arrays as arrays_module
+from onnxq.errors import DataError
+from onnxq.graph import ValueInfo
+
+FLOAT, HALF, DOUBLE, INT64, INT32, BOOL, UINT8, STRING = (
+    TensorProto.FLOAT,
+    TensorProto.FLOAT16,
+    TensorProto.DOUBLE,
+    TensorProto.INT64,
+    TensorProto.INT32,
+    TensorProto.BOOL,
+    TensorProto.UINT8,
+    TensorProto.STRING,
+)
+X = ValueInfo("x", FLOAT, ("N", 3, 4))
+IDS = ValueInfo("ids", INT64, ("N", "L"))
+MASK = ValueInfo("mask", INT64, ("N", "L"))
+RNG = np.random.default_rng(0)
+ROWS = RNG.standard_normal((6, 3, 4)).astype(np.float32)
+
+
+def all_of(dataset: Dataset) -> list[dict[str, np.ndarray]]:
+    return list(dataset.samples())
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_is_cut_along_axis_0(tmp_path: Path, save: Callable[..., None]) -> None:
+    save(tmp_path / "calib.npz", x=ROWS)
+    dataset = load_data(tmp_path / "calib.npz", [X])
+    found = all_of(dataset)
+    assert len(dataset) == len(found) == 6
+    for k, sample in enumerate(found):
+        assert sample["x"].shape == (1, 3, 4)
+        assert sample["x"].dtype == np.float32
+        np.testing.assert_array_equal(sample["x"][0], ROWS[k])
+    assert dataset.describe() == "calib.npz: 6 samples"
+    assert not dataset.synthetic
+
+
+def test_one_axis_more_holds_one_sample_per_leading_index() -> None:
+    state = ValueInfo("state", FLOAT, (2, None, 3))
+    rate = ValueInfo("rate", INT64, ())
+    arrays = {
+        "x": RNG.standard_normal((5, 7, 3, 4)).astype(np.float32),
+        "state": RNG.standard_normal((5, 2, 1, 3)).astype(np.float32),
+        "rate": np.arange(5),
+    }
+    found = all_of(load_data(arrays, [X, state, rate]))
+    assert [sample["rate"].shape for sample in found] == [()] * 5
+    for k, sample in enumerate(found):
+        for name, value in sample.items():
+            np.testing.assert_array_equal(value, arrays[name][k])
+
+
+def test_a_fixed_batch_takes_slices_of_its_size_and_tells_of_the_rest() -> None:
+    eight = ValueInfo("x", FLOAT, (8, 2))
+    rows = np.arange(40, dtype=np.float32).reshape(20, 2)
+    dataset = load_data(rows, [eight])
+    found = all_of(dataset)
+    assert [sample["x"].shape for sample in found] == [(8, 2), (8, 2)]
+    np.testing.assert_array_equal(np.concatenate([s["x"] for s in found]), rows[:16])
+    assert "4 rows left over" in dataset.describe()
+    assert [batch.count for batch in dataset.batches(4)] == [1, 1]
+
+
+def test_the_batch_axis_may_lie_elsewhere() -> None:
+    state = ValueInfo("state", FLOAT, (2, "N", 3))
+    arrays = {"x": ROWS, "state": RNG.standard_normal((2, 6, 3)).astype(np.float32)}
+    dataset = load_data(arrays, [X, state])
+    found = all_of(dataset)
+    np.testing.assert_array_equal(found[4]["state"], arrays["state"][:, 4:5])
+    both = next(iter(dataset.batches(6)))
+    assert both.count == 6
+    for name, value in arrays.items():
+        np.testing.assert_array_equal(both.feeds[name], value)
+
+
+def test_what_cannot_be_cut_is_used_for_every_sample_and_told() -> None:
+    anchors = ValueInfo("anchors", FLOAT, (9, 2))
+    scalar = ValueInfo("rate", FLOAT, ())
+    arrays = {"x": ROWS, "anchors": np.ones((9, 2), np.float32), "rate": np.float32(3)}
+    dataset = load_data(arrays, [X, anchors, scalar])
+    found = all_of(dataset)
+    assert len(found) == 6
+    assert all(sample["anchors"].shape == (9, 2) and sample["rate"] == 3 for sample in found)
+    assert "anchors: one array, used for every sample" in dataset.describe()
+
+
+@pytest.mark.parametrize(
+    ("given_dtype", "wanted", "value"),
+    [
+        (np.float16, FLOAT, 0.5),
+        (np.float64, FLOAT, 0.5),
+        (np.float32, HALF, 0.5),
+        (np.float32, DOUBLE, 0.5),
+        (np.int32, INT64, -3),
+        (np.int64, INT32, -3),
+        (np.uint8, INT64, 200),
+        (np.int64, UINT8, 200),
+    ],
+)
+def test_conversions_within_a_kind_are_made_and_told(given_dtype: type, wanted: int, value: float) -> None:
+    dataset = load_data(np.full((2, 3), value, given_dtype), [ValueInfo("v", wanted, ("N", 3))])
+    assert all((sample["v"] == value).all() for sample in dataset.samples())
+    assert f"input v: {np.dtype(given_dtype)} converted to" in dataset.describe()
+
+
+@pytest.mark.parametrize(
+    ("array", "wanted"),
+    [
+        (np.zeros((2, 3), np.int64), FLOAT),
+        (np.zeros((2, 3), np.uint8), FLOAT),
+        (np.zeros((2, 3), np.float32), INT64),
+        (np.zeros((2, 3), bool), INT64),
+        (np.zeros((2, 3), np.int8), BOOL),
+        (np.full((2, 3), "a"), FLOAT),
+    ],
+)
+def test_another_kind_is_an_error_that_names_both(array: np.ndarray, wanted: int) -> None:
+    with pytest.raises(DataError) as raised:
+        load_data({"v": array}, [ValueInfo("v", wanted, ("N", 3))])
+    assert "'v'" in raised.value.subject
+    assert str(array.dtype) in raised.value.cause
+
+
+@pytest.mark.parametrize(
+    ("array", "wanted", "told"),
+    [
+        (np.array([[2**40]]), INT32, "int32 cannot"),
+        (np.array([[-1]]), UINT8, "uint8 cannot"),
+        (np.array([[1e6]], np.float32), HALF, "too large for float16"),
+    ],
+)
+def test_values_the_type_cannot_hold(array: np.ndarray, wanted: int, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        load_data({"v": array}, [ValueInfo("v", wanted, ("N", 1))])
+
+
+def test_strings() -> None:
+    dataset = load_data({"v": np.array([["a", "b"], ["c", "d"]])}, [ValueInfo("v", STRING, ("N", 2))])
+    assert [list(sample["v"][0]) for sample in dataset.samples()] == [["a", "b"], ["c", "d"]]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_and_inf_name_input_and_sample(tmp_path: Path, bad: float) -> None:
+    rows = ROWS.copy()
+    rows[4, 1, 2] = bad
+    np.savez(tmp_path / "calib.npz", x=rows)
+    dataset = load_data(tmp_path / "calib.npz", [X])
+    with pytest.raises(DataError) as raised:
+        all_of(dataset)
+    assert raised.value.subject == "calib.npz, sample 4, input 'x'"
+    assert "[0, 1, 2]" in raised.value.cause
+    assert ("NaN" if np.isnan(bad) else "inf") in raised.value.cause
+
+
+@pytest.mark.parametrize(
+    ("arrays", "told"),
+    [
+        ({"id": np.zeros((2, 5), np.int64), "mask": np.zeros((2, 5), np.int64)}, ["'ids'", "did you mean 'id'"]),
+        ({"ids": np.zeros((2, 5), np.int64)}, ["'mask'", "'ids'"]),
+        (
+            {"ids": np.zeros((2, 5), np.int64), "mask": np.zeros((3, 5), np.int64)},
+            ["disagree", "'ids' has 2", "'mask' has 3"],
+        ),
+        ({"ids": np.zeros(5, np.int64), "mask": np.zeros((2, 5), np.int64)}, ["'ids'", "1 dimensions", "wants 2"]),
+        ({"ids": np.zeros((0, 5), np.int64), "mask": np.zeros((0, 5), np.int64)}, ["'ids'", "empty"]),
+    ],
+)
+def test_what_does_not_fit_two_inputs(arrays: dict[str, np.ndarray], told: list[str]) -> None:
+    with pytest.raises(DataError) as raised:
+        load_data(arrays, [IDS, MASK])
+    for part in told:
+        assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        ((6, 3, 5), ["axis 2", "is 5", "wants 4"]),
+        ((6, 2, 3, 5), ["axis 3", "is 5", "wants 4"]),
+        ((3, 4), ["2 dimensions", "batch axis"]),
+        ((6, 1, 1, 3, 4), ["5 dimensions"]),
+        ((0, 3, 4), ["empty"]),
+        ((0, 1, 3, 4), ["empty"]),
+    ],
+)
+def test_what_does_not_fit_one_input(shape: tuple[int, ...], told: list[str]) -> None:
+    with pytest.raises(DataError) as raised:
+        load_data({"x": np.zeros(shape, np.float32)}, [X])
+    for part in told:
+        assert part in str(raised.value)
+
+
+def test_the_wrong_layout_is_recognised() -> None:
+    image = ValueInfo("image", FLOAT, ("N", 3, 8, 9))
+    with pytest.raises(DataError, match=r"NHWC.*\(0, 3, 1, 2\)"):
+        load_data(np.zeros((2, 8, 9, 3), np.float32), [image])
+
+
+def test_too_few_rows_for_a_fixed_batch() -> None:
+    with pytest.raises(DataError, match="3 rows; the model takes 8"):
+        load_data(np.zeros((3, 2), np.float32), [ValueInfo("x", FLOAT, (8, 2))])
+
+
+def test_arrays_nobody_asked_for_are_told() -> None:
+    dataset = load_data({"x": ROWS, "label": np.arange(6)}, [X])
+    assert "array 'label' is no input of the model: not used" in dataset.describe()
+    assert set(dataset[0]) == {"x"}
+
+
+def test_one_array_needs_no_name_when_there_is_one_input(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", ROWS)
+    np.save(tmp_path / "a.npy", ROWS)
+    for source in (ROWS, tmp_path / "a.npz", tmp_path / "a.npy", str(tmp_path / "a.npy")):
+        assert len(load_data(source, [X])) == 6
+    with pytest.raises(DataError, match="without a name"):
+        load_data(ROWS, [IDS, MASK])
+    with pytest.raises(DataError, match=r"one array.*2 inputs"):
+        load_data(tmp_path / "a.npy", [IDS, MASK])
+
+
+def test_fortran_order_and_names_with_slashes(tmp_path: Path) -> None:
+    value = ValueInfo("serving/x:0", FLOAT, ("N", 3, 4))
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "f.npz", **{"serving/x:0": np.asfortranarray(ROWS)})
+        dataset = load_data(tmp_path / "f.npz", [value])
+        np.testing.assert_array_equal(dataset[3]["serving/x:0"][0], ROWS[3])
+
+
+def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (Path.touch, (tmp_path / "ran",))  # type: ignore[return-value]
+
+    trap = np.empty(1, object)
+    trap[0] = Trap()
+    np.save(tmp_path / "trap.npy", trap, allow_pickle=True)
+    np.savez(tmp_path / "trap.npz", x=trap)
+    for name in ("trap.npy", "trap.npz"):
+        with pytest.raises(DataError, match="never loaded"):
+            load_data(tmp_path / name, [X])
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.npy"])
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.98])
+def test_truncated_files_are_refused(tmp_path: Path, name: str, keep: float) -> None:
+    path = tmp_path / name
+    np.savez(path, x=ROWS) if name.endswith("z") else np.save(path, ROWS)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+    with pytest.raises(DataError, match=r"a\.np"):
+        load_data(path, [X])
+
+
+def test_an_archive_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=ROWS)
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+        data = archive.read("x.npy")
+    with zipfile.ZipFile(tmp_path / "short.npz", "w") as archive:
+        archive.writestr("x.npy", data[:-8])
+    with pytest.raises(DataError, match="header says"):
+        load_data(tmp_path / "short.npz", [X])
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(b"hello")
+    (tmp_path / "a.txt").write_bytes(b"hello")
+    (tmp_path / "calib.npz").mkdir()
+    with pytest.raises(DataError, match="not a readable array file"):
+        load_data(tmp_path / "a.npz", [X])
+    with pytest.raises(DataError, match="of no kind"):
+        load_data(tmp_path / "a.txt", [X])
+    with pytest.raises(DataError, match=r"no such file.*\n.*calib\.npz"):
+        load_data(tmp_path / "calb.npz", [X])
+    with zipfile.ZipFile(tmp_path / "none.npz", "w"):
+        pass
+    with pytest.raises(DataError, match="empty"):
+        load_data(tmp_path / "none.npz", [X])
+
+
+def test_large_compressed_arrays_are_mapped_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez_compressed(tmp_path / "a.npz", x=ROWS, y=np.asfortranarray(ROWS))
+    monkeypatch.setattr(arrays_module, "_IN_MEMORY", ROWS.nbytes + 1)
+    found = arrays_module.load_npz(tmp_path / "a.npz")
+    assert not isinstance(found["x"], np.memmap)
+    assert isinstance(found["y"], np.memmap)
+    for value in found.values():
+        np.testing.assert_array_equal(value, ROWS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 9),
+    fixed=st.sampled_from([None, 1, 2, 3]),
+    stacked=st.booleans(),
+    batch=st.integers(1, 5),
+    samples=st.integers(1, 12),
+    seed=st.integers(0, 5),
+)
+def test_samples_are_the_array_whatever_the_batch(
+    count: int, fixed: int | None, stacked: bool, batch: int, samples: int, seed: int
+) -> None:
+    size = fixed or 1
+    shape = (count, size, 2) if stacked else (count * size, 2)
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    value = ValueInfo("x", FLOAT, (fixed if fixed is not None else "N", 2))
+    config = DataConfig(samples=samples, seed=seed)
+    dataset = load_data({"x": array}, [value], config)
+    found = [sample["x"] for sample in dataset.samples()]
+    every = array.reshape(count, size, 2)
+    assert len(dataset) == len(found) == min(samples, count)
+    rows = [int(np.flatnonzero((every == one.reshape(size, 2)).all((1, 2)))[0]) for one in found]
+    assert rows == sorted(set(rows))
+    again = [sample["x"] for sample in load_data({"x": array}, [value], config).samples()]
+    np.testing.assert_array_equal(found, again)
+    batches = list(dataset.batches(batch))
+    np.testing.assert_array_equal(np.concatenate([b.feeds["x"] for b in batches]), np.concatenate(found))
+    assert sum(b.count for b in batches) == len(found)
+    assert [b.first_index for b in batches] == list(np.cumsum([0, *(b.count for b in batches[:-1])]))
+    assert all(b.count <= (batch if fixed is None else 1) for b in batches)

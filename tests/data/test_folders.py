@@ -1,0 +1,234 @@
+"""Folders of arrays, ONNX test data and images."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+from PIL import Image
+
+from onnxq.config import DataConfig, ImageConfig
+from onnxq.data import load_data
+from onnxq.errors import DataError
+from onnxq.graph import ValueInfo
+
+X = ValueInfo("x", TensorProto.FLOAT, ("N", 3))
+IDS = ValueInfo("ids", TensorProto.INT64, ("N", "L"))
+RNG = np.random.default_rng(0)
+
+
+def rows(count: int) -> np.ndarray:
+    return RNG.standard_normal((count, 3)).astype(np.float32)
+
+
+def write_pb(path: Path, array: np.ndarray, name: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(onnx.numpy_helper.from_array(array, name).SerializeToString())
+
+
+def test_npy_files_of_one_input_follow_each_other_in_natural_order(tmp_path: Path) -> None:
+    parts = {name: rows(n) for name, n in (("s10", 1), ("s2", 3), ("s1", 2))}
+    for name, array in parts.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    (tmp_path / ".hidden.npy").write_bytes(b"no")
+    dataset = load_data(tmp_path, [X])
+    found = np.concatenate([sample["x"] for sample in dataset.samples()])
+    np.testing.assert_array_equal(found, np.concatenate([parts["s1"], parts["s2"], parts["s10"]]))
+
+
+def test_npy_files_named_after_the_inputs_hold_one_array_each(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", rows(4))
+    np.save(tmp_path / "ids.npy", np.arange(20).reshape(4, 5))
+    dataset = load_data(tmp_path, [X, IDS])
+    assert len(dataset) == 4
+    np.testing.assert_array_equal(dataset[2]["ids"], [[10, 11, 12, 13, 14]])
+    (tmp_path / "ids.npy").unlink()
+    with pytest.raises(DataError, match=r"ids\.npy"):
+        load_data(tmp_path, [X, IDS])
+
+
+def test_npz_files_may_be_ragged(tmp_path: Path) -> None:
+    for k, length in enumerate((4, 7, 7, 4)):
+        np.savez(tmp_path / f"{k}.npz", x=rows(1), ids=np.full((1, length), k))
+    dataset = load_data(tmp_path, [X, IDS])
+    batches = list(dataset.batches(8))
+    assert [sample["ids"].shape[1] for sample in dataset.samples()] == [4, 7, 7, 4]
+    assert [batch.count for batch in batches] == [1, 2, 1]
+    np.testing.assert_array_equal(batches[1].feeds["ids"], np.repeat([[1], [2]], 7, axis=1))
+
+
+def test_a_folder_for_each_input(tmp_path: Path) -> None:
+    for k in (1, 2, 10):
+        for name, array in (("x", np.full((1, 3), k, np.float32)), ("ids", np.full((1, k), k))):
+            (tmp_path / name).mkdir(exist_ok=True)
+            np.save(tmp_path / name / f"{k}.npy", array)
+    dataset = load_data(tmp_path, [X, IDS])
+    assert [sample["ids"].shape[1] for sample in dataset.samples()] == [1, 2, 10]
+    (tmp_path / "x" / "1.npy").unlink()
+    with pytest.raises(DataError, match="'x' has 2, 'ids' has 3"):
+        load_data(tmp_path, [X, IDS])
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_onnx_test_data(tmp_path: Path, named: bool) -> None:
+    for k in (0, 2, 10):
+        folder = tmp_path / f"test_data_set_{k}"
+        first, second = ("ids", "x") if named else ("", "")
+        values = {"x": np.full((1, 3), k, np.float32), "ids": np.full((1, 4), k)}
+        order = ("ids", "x") if named else ("x", "ids")
+        write_pb(folder / "input_0.pb", values[order[0]], first)
+        write_pb(folder / "input_1.pb", values[order[1]], second)
+        write_pb(folder / "output_0.pb", np.zeros(1, np.float32))
+    (tmp_path / "model.onnx").write_bytes(b"")
+    dataset = load_data(tmp_path, [X, IDS])
+    assert [int(sample["ids"][0, 0]) for sample in dataset.samples()] == [0, 2, 10]
+    assert [float(sample["x"][0, 0]) for sample in dataset.samples()] == [0, 2, 10]
+    alone = load_data(tmp_path / "test_data_set_2", [X, IDS])
+    assert len(alone) == 1
+    assert alone.name(0) == "test_data_set_2"
+
+
+def test_a_single_pb_file(tmp_path: Path) -> None:
+    write_pb(tmp_path / "input_0.pb", rows(1))
+    assert len(load_data(tmp_path / "input_0.pb", [X])) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"\xff\xff\xff", "not an ONNX tensor"),
+        (b"", "not an ONNX tensor"),
+        (onnx.TensorProto(data_type=TensorProto.FLOAT, dims=[1, 3], raw_data=bytes(8)).SerializeToString(), "damaged"),
+    ],
+)
+def test_pb_files_that_are_no_tensors(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "input_0.pb").write_bytes(content)
+    with pytest.raises(DataError, match=told):
+        load_data(tmp_path, [X])
+
+
+def test_a_pb_file_cannot_read_other_files(tmp_path: Path) -> None:
+    tensor = onnx.TensorProto(name="x", data_type=TensorProto.FLOAT, dims=[1, 3])
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.append(onnx.StringStringEntryProto(key="location", value="/etc/hostname"))
+    (tmp_path / "input_0.pb").write_bytes(tensor.SerializeToString())
+    with pytest.raises(DataError, match="another file"):
+        load_data(tmp_path, [X])
+
+
+def test_the_number_of_pb_files_must_be_that_of_the_inputs(tmp_path: Path) -> None:
+    write_pb(tmp_path / "input_0.pb", rows(1))
+    with pytest.raises(DataError, match="1 input files, the model has 2"):
+        load_data(tmp_path, [X, IDS])
+
+
+def test_folders_that_say_nothing_or_too_much(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="empty"):
+        load_data(tmp_path, [X])
+    np.save(tmp_path / "a.npy", rows(1))
+    np.savez(tmp_path / "a.npz", x=rows(1))
+    with pytest.raises(DataError, match=r"\.npz files and \.npy files"):
+        load_data(tmp_path, [X])
+
+
+PICTURE = ValueInfo("pixels", TensorProto.FLOAT, ("N", 3, 4, 6))
+
+
+def picture(path: Path, array: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path)
+
+
+def images(**given: object) -> DataConfig:
+    return DataConfig(images=ImageConfig(**{"size": (4, 6), **given}))  # type: ignore[arg-type]
+
+
+def test_images_are_scaled_normalised_and_laid_out(tmp_path: Path) -> None:
+    pixels = RNG.integers(0, 256, (4, 6, 3), np.uint8)
+    picture(tmp_path / "b" / "two.png", pixels)
+    picture(tmp_path / "a" / "one.PNG", 255 - pixels)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    dataset = load_data(tmp_path, [PICTURE], images(mean=mean, std=std))
+    assert [dataset.name(k) for k in range(2)] == [str(Path("a") / "one.PNG"), str(Path("b") / "two.png")]
+    expected = ((pixels / 255.0 - mean) / std).transpose(2, 0, 1)[None]
+    found = dataset[1]["pixels"]
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    bgr = load_data(tmp_path, [PICTURE], images(color="BGR", range=(-1.0, 1.0)))[1]["pixels"]
+    np.testing.assert_allclose(bgr[0], (pixels[:, :, ::-1] / 127.5 - 1).transpose(2, 0, 1), atol=1e-6)
+
+
+def test_image_layouts_and_integer_inputs(tmp_path: Path) -> None:
+    pixels = RNG.integers(0, 256, (4, 6, 3), np.uint8)
+    picture(tmp_path / "one.png", pixels)
+    last = ValueInfo("pixels", TensorProto.UINT8, (1, 4, 6, 3))
+    found = load_data(tmp_path / "one.png", [last], images(layout="NHWC"))[0]["pixels"]
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found[0], pixels)
+    with pytest.raises(DataError, match="pixels as they are"):
+        load_data(tmp_path, [last], images(layout="NHWC", mean=(0.5,)))
+    gray = ValueInfo("pixels", TensorProto.FLOAT16, (1, 1, 4, 6))
+    found = load_data(tmp_path, [gray], images(color="GRAY"))[0]["pixels"]
+    assert found.shape == (1, 1, 4, 6)
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found[0, 0], np.asarray(Image.fromarray(pixels).convert("L")) / 255, atol=1e-3)
+
+
+def test_image_sizes(tmp_path: Path) -> None:
+    pixels = np.zeros((8, 24, 3), np.uint8)
+    pixels[:, 8:16] = 200
+    picture(tmp_path / "wide.png", pixels)
+    value = ValueInfo("pixels", TensorProto.UINT8, (1, 4, 4, 3))
+
+    def load(**given: object) -> np.ndarray:
+        return load_data(tmp_path, [value], images(size=(4, 4), layout="NHWC", interpolation="nearest", **given))[0][
+            "pixels"
+        ]
+
+    assert (load(crop="center") == 200).all()
+    stretched = load(crop="none")[0, 0, :, 0]
+    np.testing.assert_array_equal(stretched, [0, 200, 200, 0])
+    padded = load(crop="pad", fill=7)[0, :, :, 0]
+    assert set(padded[0]) == set(padded[-1]) == {7}
+    assert 200 in padded[1:3]
+    assert load(resize=8)[0, 0].tolist() == [[200] * 3] * 4
+
+
+def test_what_is_wrong_with_images(tmp_path: Path) -> None:
+    picture(tmp_path / "one.png", np.zeros((4, 6, 3), np.uint8))
+    with pytest.raises(DataError, match=r"data: \{images"):
+        load_data(tmp_path, [PICTURE])
+    with pytest.raises(DataError, match=r"axis 2.*is 5, the model wants 4"):
+        load_data(tmp_path, [PICTURE], images(size=(5, 6)))
+    with pytest.raises(DataError, match="NHWC"):
+        load_data(tmp_path, [PICTURE], images(layout="NHWC"))
+    with pytest.raises(DataError, match="the model has 2"):
+        load_data(tmp_path, [PICTURE, X], images())
+    with pytest.raises(DataError, match="does not take images"):
+        load_data(tmp_path, [X], images())
+    with pytest.raises(DataError, match="did you mean 'pixels'"):
+        load_data(tmp_path, [PICTURE], images(input="pixel"))
+    (tmp_path / "two.jpg").write_bytes(b"not an image")
+    with pytest.raises(DataError, match=r"two\.jpg.*not a readable image"):
+        list(load_data(tmp_path, [PICTURE], images()).samples())
+
+
+def test_absent_pillow_is_explained(tmp_path: Path) -> None:
+    picture(tmp_path / "one.png", np.zeros((4, 6, 3), np.uint8))
+    code = (
+        "import sys; sys.modules['PIL'] = None\n"
+        "from onnxq.config import DataConfig, ImageConfig\n"
+        "from onnxq.data import load_data\n"
+        "from onnxq.errors import MissingDependencyError\n"
+        "from onnxq.graph import ValueInfo\n"
+        "config = DataConfig(images=ImageConfig(size=(4, 6)))\n"
+        "try: load_data(sys.argv[1], [ValueInfo('x', 1, (1, 3, 4, 6))], config)\n"
+        "except MissingDependencyError as e: print(e)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "pip install 'onnxq[images]'" in done.stdout

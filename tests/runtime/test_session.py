@@ -1,0 +1,171 @@
+"""Sessions: what they tell, and how ONNX Runtime's failures reach a person."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, parser
+
+from onnxq.errors import ConfigError, DataError, MissingDependencyError, ModelError
+from onnxq.graph import ValueInfo
+from onnxq.runtime import Session, optimized_graph
+from onnxq.runtime import session as session_module
+
+HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
+X = np.arange(8, dtype=np.float32).reshape(2, 4) - 3
+
+
+def model(text: str) -> onnx.ModelProto:
+    return parser.parse_model(HEADER + text)
+
+
+RELU = model("g (float[N,4] x) => (float[N,4] y) { [act] y = Relu(x) }")
+GATHER = model("g (float[4] x, int64[K] i) => (float[K] y) { [pick] y = Gather(x, i) }")
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+@pytest.mark.parametrize("arena", [True, False])
+def test_runs_by_name(optimize: bool, arena: bool) -> None:
+    session = Session(RELU, optimize=optimize, arena=arena, threads=1)
+    assert session.inputs == (ValueInfo("x", TensorProto.FLOAT, ("N", 4)),)
+    assert session.outputs == (ValueInfo("y", TensorProto.FLOAT, ("N", 4)),)
+    np.testing.assert_array_equal(session.run({"x": X})["y"], np.maximum(X, 0))
+
+
+def test_runs_a_file_and_selected_outputs(tmp_path: Path) -> None:
+    two = model("g (float[N,4] x) => (float[N,4] y, float[N,4] z) { y = Relu(x) z = Neg(x) }")
+    path = tmp_path / "two.onnx"
+    onnx.save(two, path)
+    before = path.read_bytes()
+    found = Session(path).run({"x": X}, ["z"])
+    assert list(found) == ["z"]
+    np.testing.assert_array_equal(found["z"], -X)
+    assert path.read_bytes() == before
+
+
+def test_takes_scalars_and_views_that_are_not_contiguous() -> None:
+    scale = model("g (float[N,4] x, float s) => (float[N,4] y) { y = Mul(x, s) }")
+    found = Session(scale).run({"x": np.asfortranarray(X), "s": np.float32(2)})
+    np.testing.assert_array_equal(found["y"], 2 * X)
+
+
+def test_model_too_large_for_protobuf_goes_through_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 64])],
+        [onnx.numpy_helper.from_array(weight, "w")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    before = proto.SerializeToString(deterministic=True)
+    monkeypatch.setattr(session_module, "_LARGE", 100)
+    np.testing.assert_allclose(Session(proto).run({"x": X})["y"], X @ weight, rtol=1e-5)
+    assert proto.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize(
+    ("feeds", "kind", "told"),
+    [
+        ({"x": np.zeros((2, 5), np.float32)}, DataError, ["'x'", "axis 1 has 5", "wants 4"]),
+        ({"x": np.zeros(2, np.float32)}, DataError, ["'x'", "1 dimensions", "wants 2"]),
+        ({"x": np.zeros((2, 4), np.float64)}, DataError, ["'x'", "float64", "wants float"]),
+        ({"y": np.zeros((2, 4), np.float32)}, DataError, ["'y'", "no such input", "known: x"]),
+        ({}, DataError, ["'x'", "not given"]),
+    ],
+)
+def test_wrong_feeds_name_the_input(feeds: dict[str, np.ndarray], kind: type[Exception], told: list[str]) -> None:
+    with pytest.raises(kind) as raised:
+        Session(RELU).run(feeds)
+    for part in told:
+        assert part in str(raised.value)
+
+
+def test_a_failing_node_is_named() -> None:
+    with pytest.raises(ModelError) as raised:
+        Session(GATHER).run({"x": np.zeros(4, np.float32), "i": np.array([7])})
+    assert raised.value.subject == "node 'pick' (Gather)"
+    assert "out of data bounds" in raised.value.cause
+
+
+def test_the_innermost_failing_node_is_named() -> None:
+    nested = model(
+        """g (bool c, float[4] x, int64[K] i) => (float[M] y) {
+            [choice] y = If (c) <
+                then_branch = a () => (float[M] p) { [inner_pick] p = Gather(x, i) },
+                else_branch = b () => (float[M] q) { [other] q = Relu(x) }>
+        }"""
+    )
+    feeds = {"c": np.array(True), "x": np.zeros(4, np.float32), "i": np.array([9])}
+    with pytest.raises(ModelError, match="inner_pick"):
+        Session(nested, optimize=False).run(feeds)
+
+
+def test_an_unknown_operator_is_named() -> None:
+    wrong = onnx.ModelProto()
+    wrong.CopyFrom(RELU)
+    wrong.graph.node[0].op_type = "Reluu"
+    with pytest.raises(ModelError) as raised:
+        Session(wrong)
+    assert raised.value.subject == "node 'act' (Reluu)"
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"not a model at all")
+    with pytest.raises(ModelError, match=r"broken\.onnx"):
+        Session(broken)
+    with pytest.raises(ModelError, match="no such file"):
+        Session(tmp_path / "absent.onnx")
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError):
+        Session(GATHER).run({"x": np.zeros(4, np.float32), "i": np.array([7])})
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err == ""
+
+
+def test_a_provider_that_is_not_there_is_refused_not_replaced() -> None:
+    with pytest.raises(ConfigError, match="CPUExecutionProvider"):
+        Session(RELU, providers=["CPUExecutionProvidr"])
+    assert Session(RELU, providers=["CPUExecutionProvider"]).run({"x": X})
+
+
+def test_optimized_graph_shows_fusions() -> None:
+    conv = model(
+        """g (float[1,2,4,4] x) => (float[1,2,4,4] y) <float[2,2,1,1] w = {1,2,3,4}> {
+            h = Conv(x, w)
+            y = Relu(h)
+        }"""
+    )
+    ops = {node.op_type for node in optimized_graph(conv).graph.node}
+    assert "Relu" not in ops
+    assert any(op.endswith("Conv") for op in ops)
+
+
+def test_absent_onnxruntime_is_explained() -> None:
+    code = (
+        "import sys; sys.modules['onnxruntime'] = None\n"
+        "import onnx, onnxq.runtime as r\n"
+        "from onnxq.errors import MissingDependencyError\n"
+        "try: r.Session(onnx.ModelProto())\n"
+        "except MissingDependencyError as e: print(e)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'onnxq[cpu]'" in done.stdout
+    assert issubclass(MissingDependencyError, Exception)
+
+
+def test_importing_the_room_does_not_load_onnxruntime() -> None:
+    code = "import sys, onnxq.runtime, onnxq.data, onnxq.calibrate; print('onnxruntime' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

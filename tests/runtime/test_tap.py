@@ -1,0 +1,263 @@
+"""Taps give the very tensors of the model, wherever they lie, and change nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, parser
+
+from onnxq.errors import ModelError
+from onnxq.runtime import Session, observe_shapes, tap
+from onnxq.sites import TensorId
+
+HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
+X = np.array([[-2, -1, 1, 2], [3, -4, 5, -6]], np.float32)
+
+
+def model(text: str) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(parser.parse_model(HEADER + text), data_prop=True)
+
+
+CHAIN = model(
+    """g (float[N,4] x) => (float[N,4] y) <float[4] w = {1,2,3,4}> {
+        [mul] m = Mul(x, w)
+        [relu] r = Relu(m)
+        [neg] y = Neg(r)
+        [side] unused = Exp(m)
+    }"""
+)
+NESTED = model(
+    """g (bool outer, bool inner, float[N,4] x) => (float[N,4] y) {
+        [pre] p = Relu(x)
+        [choose] y = If (outer) <
+            then_branch = a () => (float[N,4] ya) {
+                [twice] t = Add(p, p)
+                [deeper] ya = If (inner) <
+                    then_branch = aa () => (float[N,4] yaa) { [cube] c = Mul(t, p) [out_aa] yaa = Neg(c) },
+                    else_branch = ab () => (float[N,4] yab) { [out_ab] yab = Identity(t) }>
+            },
+            else_branch = b () => (float[N,4] yb) { [half] h = Neg(p) [out_b] yb = Relu(h) }>
+    }"""
+)
+THEN = "choose.then_branch"
+CUBE = TensorId("c", f"{THEN}/deeper.then_branch")
+TWICE = TensorId("t", THEN)
+HALF = TensorId("h", "choose.else_branch")
+
+
+def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], *, optimize: bool = True) -> dict[str, np.ndarray]:
+    return Session(proto, optimize=optimize, threads=1).run(feeds)
+
+
+def test_main_graph_inputs_constants_and_outputs() -> None:
+    wanted = [TensorId("m"), TensorId("x"), TensorId("w"), TensorId("y")]
+    proto, outputs, refusals = tap(CHAIN, wanted)
+    found = run(proto, {"x": X})
+    assert refusals == ()
+    m = X * np.arange(1, 5, dtype=np.float32)
+    for name, value in {"m": m, "x": X, "w": np.arange(1, 5), "y": -np.maximum(m, 0)}.items():
+        np.testing.assert_array_equal(found[outputs[TensorId(name)]], value)
+
+
+def test_the_given_model_is_not_changed() -> None:
+    before = NESTED.SerializeToString(deterministic=True)
+    tap(NESTED, [CUBE, HALF])
+    assert NESTED.SerializeToString(deterministic=True) == before
+
+
+def test_only_the_taps_are_computed() -> None:
+    proto = tap(CHAIN, [TensorId("m")], only=True).proto
+    assert [node.name for node in proto.graph.node] == ["mul"]
+    assert list(run(proto, {"x": X})) == ["m"]
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+@pytest.mark.parametrize("outer", [True, False])
+@pytest.mark.parametrize("inner", [True, False])
+def test_if_bodies_give_their_tensors_or_nothing(outer: bool, inner: bool, optimize: bool) -> None:
+    proto, outputs, refusals = tap(NESTED, [CUBE, TWICE, HALF])
+    feeds = {"outer": np.array(outer), "inner": np.array(inner), "x": X}
+    found = run(proto, feeds, optimize=optimize)
+    p = np.maximum(X, 0)
+    expected = {
+        TWICE: 2 * p if outer else None,
+        CUBE: 2 * p * p if outer and inner else None,
+        HALF: None if outer else -p,
+    }
+    assert refusals == ()
+    for tensor, value in expected.items():
+        got = found[outputs[tensor]]
+        if value is None:
+            assert got.size == 0
+        else:
+            np.testing.assert_array_equal(got, value)
+    np.testing.assert_array_equal(found["y"], run(NESTED, feeds, optimize=optimize)["y"])
+
+
+def test_half_precision_bodies_have_dummies_of_their_type() -> None:
+    half = model(
+        """g (bool c, float16[N] x) => (float16[N] y) {
+            [choose] y = If (c) <
+                then_branch = a () => (float16[N] ya) { [n] t = Neg(x) [r] ya = Relu(t) },
+                else_branch = b () => (float16[N] yb) { [i] yb = Identity(x) }>
+        }"""
+    )
+    tensor = TensorId("t", THEN)
+    proto, outputs, _ = tap(half, [tensor])
+    found = run(proto, {"c": np.array(False), "x": np.ones(3, np.float16)})[outputs[tensor]]
+    assert found.dtype == np.float16
+    assert found.size == 0
+
+
+def test_loop_bodies_give_all_iterations_stacked() -> None:
+    loop = model(
+        """g (int64 trips, float[3] x) => (float[3] y) {
+            [yes_node] yes = Constant <value = bool {1}> ()
+            [loop] y = Loop (trips, yes, x) <
+                body = b (int64 i, bool c_in, float[3] v) => (bool c_out, float[3] v_out) {
+                    [go] c_out = Identity(c_in)
+                    [plus] s = Add(v, v)
+                    [minus] v_out = Neg(s)
+                }>
+        }"""
+    )
+    tensor = TensorId("s", "loop.body")
+    proto, outputs, refusals = tap(loop, [tensor])
+    x = np.array([1, 2, 3], np.float32)
+    found = run(proto, {"trips": np.array(3), "x": x})
+    assert refusals == ()
+    np.testing.assert_array_equal(found[outputs[tensor]], np.stack([2 * x, -4 * x, 8 * x]))
+    assert tensor not in observe_shapes(loop, {"trips": np.array(3), "x": x})
+
+
+def test_scan_bodies_give_all_iterations_stacked() -> None:
+    scan = model(
+        """g (float[T,3] x, float[3] zero) => (float[3] total, float[T,3] sums) {
+            [scan] total, sums = Scan <num_scan_inputs = 1, scan_output_axes = [0],
+                body = b (float[3] state, float[3] row) => (float[3] next, float[3] sum) {
+                    [double] d = Add(row, row)
+                    [add] next = Add(state, d)
+                    [copy] sum = Identity(next)
+                }> (zero, x)
+        }"""
+    )
+    tensor = TensorId("d", "scan.body")
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    proto, outputs, refusals = tap(scan, [tensor])
+    found = run(proto, {"x": x, "zero": np.zeros(3, np.float32)})
+    assert refusals == ()
+    np.testing.assert_array_equal(found[outputs[tensor]], 2 * x)
+    np.testing.assert_array_equal(found["total"], 2 * x.sum(0))
+
+
+def test_what_exists_in_some_iterations_only_is_refused() -> None:
+    loop = model(
+        """g (int64 trips, bool c, float[3] x) => (float[3] y) {
+            [yes_node] yes = Constant <value = bool {1}> ()
+            [loop] y = Loop (trips, yes, x) <
+                body = b (int64 i, bool c_in, float[3] v) => (bool c_out, float[3] v_out) {
+                    [go] c_out = Identity(c_in)
+                    [choose] v_out = If (c) <
+                        then_branch = t () => (float[3] a) { [n] k = Neg(v) [r] a = Relu(k) },
+                        else_branch = e () => (float[3] z) { [i] z = Identity(v) }>
+                }>
+        }"""
+    )
+    tensor = TensorId("k", "loop.body/choose.then_branch")
+    proto, outputs, refusals = tap(loop, [tensor])
+    assert outputs == {}
+    assert [refusal.subject for refusal in refusals] == [str(tensor)]
+    assert "some iterations" in refusals[0].reason
+    feeds = {"trips": np.array(2), "c": np.array(True), "x": np.ones(3, np.float32)}
+    np.testing.assert_array_equal(run(proto, feeds)["y"], np.zeros(3))
+
+
+def test_names_in_use_are_left_alone() -> None:
+    taken = model(
+        """g (bool c, float[N] x) => (float[N] y) {
+            [a] u = Neg(x)
+            [choose] y = If (c) <
+                then_branch = a () => (float[N] ya) { [n] t = Neg(u) [r] ya = Relu(t) },
+                else_branch = b () => (float[N] yb) { [i] yb = Identity(x) }>
+        }"""
+    )
+    taken.graph.node[0].output[0] = "t/Identity"
+    taken.graph.node[1].attribute[0].g.node[0].input[0] = "t/Identity"
+    tensor = TensorId("t", THEN)
+    proto, outputs, _ = tap(taken, [tensor])
+    assert outputs[tensor] != "t/Identity"
+    x = np.array([-1, 2], np.float32)
+    np.testing.assert_array_equal(run(proto, {"c": np.array(True), "x": x})[outputs[tensor]], x)
+
+
+def test_a_tensor_that_is_not_there_is_named_with_its_neighbours() -> None:
+    with pytest.raises(ModelError, match="did you mean"):
+        tap(NESTED, [TensorId("tt", THEN)])
+
+
+def test_shapes_are_those_of_the_run_and_need_no_values() -> None:
+    feeds = {"outer": np.array(True), "inner": np.array(False), "x": X}
+    shapes = observe_shapes(NESTED, feeds)
+    assert shapes[TensorId("x")] == shapes[TensorId("p")] == shapes[TWICE] == (2, 4)
+    assert CUBE not in shapes
+    assert HALF not in shapes
+    both = observe_shapes(NESTED, [feeds, {**feeds, "outer": np.array(False), "x": X[:1]}])
+    assert both[HALF] == (1, 4)
+    assert both[TWICE] == (2, 4)
+
+
+def test_a_scalar_is_told_from_a_branch_that_did_not_run() -> None:
+    scalar = model(
+        """g (bool c, float[N] x) => (float y) {
+            [choose] y = If (c) <
+                then_branch = a () => (float ya) { [m] t = ReduceMax<keepdims = 0>(x) [r] ya = Relu(t) },
+                else_branch = b () => (float yb) { [n] s = ReduceMin<keepdims = 0>(x) [i] yb = Identity(s) }>
+        }"""
+    )
+    shapes = observe_shapes(scalar, {"c": np.array(True), "x": np.ones(3, np.float32)})
+    assert shapes[TensorId("t", THEN)] == ()
+    assert TensorId("s", "choose.else_branch") not in shapes
+
+
+def test_constants_and_integers_have_no_observed_shape() -> None:
+    mixed = model(
+        """g (float[N,4] x) => (float[N,4] y) {
+            [c] k = Constant <value = float[4] {1, 2, 3, 4}> ()
+            [s] dims = Shape(x)
+            [m] y = Mul(x, k)
+        }"""
+    )
+    assert set(observe_shapes(mixed, {"x": X})) == {TensorId("x"), TensorId("y")}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    ops=st.lists(st.sampled_from(["Relu", "Neg", "Abs", "Tanh", "Floor"]), min_size=1, max_size=6),
+    chosen=st.sets(st.integers(0, 5), min_size=1),
+    rows=st.integers(1, 3),
+)
+def test_any_taps_give_what_the_model_computes(ops: list[str], chosen: set[int], rows: int) -> None:
+    lines = [f"[n{k}] t{k + 1} = {op}(t{k})" for k, op in enumerate(ops)]
+    proto = model(f"g (float[N,2] t0) => (float[N,2] t{len(ops)}) {{ {' '.join(lines)} }}")
+    x = np.linspace(-2, 2, 2 * rows, dtype=np.float32).reshape(rows, 2)
+    value, values = x, {TensorId("t0"): x}
+    functions = {
+        "Relu": lambda v: np.maximum(v, 0),
+        "Neg": np.negative,
+        "Abs": np.abs,
+        "Tanh": np.tanh,
+        "Floor": np.floor,
+    }
+    for k, op in enumerate(ops):
+        value = functions[op](value)
+        values[TensorId(f"t{k + 1}")] = value
+    wanted = [TensorId(f"t{k % (len(ops) + 1)}") for k in sorted(chosen)]
+    tapped = tap(proto, wanted, only=True)
+    found = run(tapped.proto, {"t0": x}, optimize=False)
+    assert set(tapped.outputs) == set(wanted)
+    for tensor, name in tapped.outputs.items():
+        np.testing.assert_allclose(found[name], values[tensor], atol=1e-6)
+    assert {v.type.tensor_type.elem_type for v in tapped.proto.graph.input} == {TensorProto.FLOAT}

@@ -1,0 +1,52 @@
+"""Timings: paired, bounded, of the right nodes."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from onnxq.errors import DataError
+from onnxq.runtime import latency, node_times
+
+
+def matmuls(count: int, size: int = 192) -> onnx.ModelProto:
+    weight = onnx.numpy_helper.from_array(np.full((size, size), 1 / size, np.float32), "w")
+    nodes = [helper.make_node("MatMul", [f"t{k}", "w"], [f"t{k + 1}"], name=f"mm{k}") for k in range(count)]
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [size, size]) for name in ("t0", f"t{count}")]
+    graph = helper.make_graph(nodes, "g", info[:1], info[1:], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+X = {"t0": np.ones((192, 192), np.float32)}
+
+
+def test_more_work_takes_longer_and_rounds_are_paired() -> None:
+    found = latency({"short": matmuls(1), "long": matmuls(12)}, X, rounds=5)
+    short, long = found["short"], found["long"]
+    assert short.rounds == long.rounds == len(short.times_ms) == len(long.times_ms) == 5
+    assert short.min_ms <= short.median_ms
+    assert short.speedup(long) > 2
+    assert short.speedup(long) == pytest.approx(1 / long.speedup(short), rel=0.5)
+    assert short.threads == 1
+
+
+def test_without_rounds_time_is_bounded() -> None:
+    start = time.perf_counter()
+    found = latency({"a": matmuls(2), "b": matmuls(2)}, X, seconds=0.3)
+    assert time.perf_counter() - start < 5
+    assert found["a"].rounds >= 3
+
+
+def test_feeds_that_do_not_fit_are_named() -> None:
+    with pytest.raises(DataError, match="t0"):
+        latency({"a": matmuls(1)}, {"t0": np.ones((3, 3), np.float32)}, rounds=1)
+
+
+def test_node_times_carry_the_nodes_names() -> None:
+    found = node_times(matmuls(3), X, runs=3)
+    assert set(found) == {"mm0", "mm1", "mm2"}
+    assert all(micros > 0 for micros in found.values())
