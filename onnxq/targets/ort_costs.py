@@ -112,11 +112,12 @@ STREAM_FLOAT: Mapping[int, float] = {65_000: 25.0, 300_000: 45.0, 1_300_000: 75.
 STREAM_INT8: Mapping[int, float] = {65_000: 12.0, 300_000: 25.0, 1_300_000: 30.0, 5_000_000: 34.0}
 
 INT8_GMACS = 552.0
+INT8_IMAGE_NS = 0.17  # a map of 2 to 4 channels is the model's input: it comes in NCHW and is transposed
 INT8_CHANNEL_NS = 0.018
 INT8_GATHER_NS = 0.36
-INT8_IN_NS: Mapping[int, float] = {1: 0.0, 3: 9.6, 4: 0.0, 6: 7.9, 8: 5.0, 12: 3.3, 16: 0.5}
+INT8_IN_NS: Mapping[int, float] = {1: 2.0, 3: 9.6, 4: 0.0, 6: 7.9, 8: 5.0, 12: 3.3, 16: 0.5}
 INT8_IN_TAP_NS: Mapping[int, float] = {1: 1.2, 3: 0.1, 4: 0.3, 8: 0.47, 12: 0.66, 16: 0.28, 32: 0.0}
-INT8_OUT_NS: Mapping[int, float] = {1: 3.0, 3: 2.9, 4: 4.8, 8: 1.0, 12: 3.0, 16: 0.0}
+INT8_OUT_NS: Mapping[int, float] = {1: 4.0, 3: 2.9, 4: 4.8, 8: 1.0, 12: 3.0, 16: 0.0}
 
 
 def _conv(case: OpCase) -> Cost:
@@ -126,19 +127,20 @@ def _conv(case: OpCase) -> Cost:
     spatial = case.output[2:] if case.output is not None else (7,) * len(kernel)
     batch = case.output[0] if case.output is not None else 1
     cin = per_group * case.group
-    stride = case.strides[-1] if case.strides else 1
+    strides = case.strides or (1,) * len(kernel)
     if case.group == 1:
-        float_us, int8_us = _dense(batch, spatial, cin, cout, kernel, stride)
+        float_us, int8_us = _dense(batch, spatial, cin, cout, kernel, strides)
     elif per_group == 1 and cin == cout:
-        float_us, int8_us = _depthwise(batch, spatial, cin, math.prod(kernel))
+        float_us, int8_us = _depthwise(batch, spatial, cin, math.prod(kernel), math.prod(strides))
     else:
         float_us, int8_us = _grouped(batch * math.prod(spatial), cin, cout, case.group, math.prod(kernel))
     written = batch * cout * math.prod(spatial)
-    read = written * cin * stride ** len(spatial) // cout
+    read = written * cin * math.prod(strides) // cout
+    image = INT8_IMAGE_NS * read if 1 < cin <= 4 else 0.0
     clip = CLIP_NS * written if case.activation == "Clip" else 0.0
     return Cost(
         CONV_LAUNCH + float_us + (COLD_NS * (read + written) + clip) / 1e3,
-        CONV_INT8_LAUNCH + int8_us + COLD_INT8_NS * (read + written) / 1e3,
+        CONV_INT8_LAUNCH + int8_us + (COLD_INT8_NS * (read + written) + image) / 1e3,
     )
 
 
@@ -149,7 +151,7 @@ def _valid(size: int, kernel: int, stride: int) -> float:
     return 1 - min(lost, size * (kernel - 1)) / (size * kernel)
 
 
-def _work(spatial: Shape, kernel: Sequence[int], stride: int, blocks: int) -> float:
+def _work(spatial: Shape, kernel: Sequence[int], strides: Shape, blocks: int) -> float:
     """Work of one map in outputs.
 
     NCHWc kernels take rows in tiles of 6 outputs; what is left of a row and its borders is done singly, with as few
@@ -157,11 +159,11 @@ def _work(spatial: Shape, kernel: Sequence[int], stride: int, blocks: int) -> fl
     """
     if math.prod(kernel) == 1:
         return math.prod(spatial)
-    border = min(spatial[1], -(-(kernel[1] - 1) // stride))
+    border = min(spatial[1], -(-(kernel[1] - 1) // strides[1]))
     inner = spatial[1] - border
     single = 1 + min(FLOAT_SINGLE * (kernel[1] - 1), FLOAT_SINGLE_MOST) / min(blocks, 4)
     row = inner - inner % 6 + single * (inner % 6 + border)
-    return spatial[0] * _valid(spatial[0], kernel[0], stride) * row
+    return spatial[0] * _valid(spatial[0], kernel[0], strides[0]) * row
 
 
 def _stream(weights: float, table: Mapping[int, float]) -> float:
@@ -169,20 +171,22 @@ def _stream(weights: float, table: Mapping[int, float]) -> float:
     return weights * _interpolate(table, weights) / 1e6
 
 
-def _dense(batch: int, spatial: Shape, cin: int, cout: int, kernel: Sequence[int], stride: int) -> tuple[float, float]:
+def _dense(
+    batch: int, spatial: Shape, cin: int, cout: int, kernel: Sequence[int], strides: Shape
+) -> tuple[float, float]:
     taps, pixels = math.prod(kernel), batch * math.prod(spatial)
     weights = cin * cout * taps
     int8_us = pixels * _dense_int8_ns(cin, cout, taps) / 1e3 + _stream(weights, STREAM_INT8)
     if len(spatial) != 2:
         float_us = pixels * weights / _interpolate(LINE_GMACS, min(cin, cout)) / 1e3 + _stream(weights, STREAM_FLOAT)
     elif cin < BLOCK:
-        work = batch * _work(spatial, kernel, stride, _pad(cout) // BLOCK) * cin * _pad(cout) * taps / FLOAT_GMACS_NCHW
+        work = batch * _work(spatial, kernel, strides, _pad(cout) // BLOCK) * cin * _pad(cout) * taps / FLOAT_GMACS_NCHW
         float_us = (work + pixels * (FLOAT_PIXEL_NS + FLOAT_REORDER_NS * cin)) / 1e3
     else:
-        work = batch * _work(spatial, kernel, stride, _pad(cout) // BLOCK)
+        work = batch * _work(spatial, kernel, strides, _pad(cout) // BLOCK)
         gmacs = FLOAT_GMACS if cout > BLOCK else FLOAT_GMACS_ONE_BLOCK
         float_us = work * _pad(cin) * _pad(cout) * taps / gmacs / 1e3
-        used = _valid(spatial[0], kernel[0], stride) * _valid(spatial[1], kernel[1], stride)
+        used = _valid(spatial[0], kernel[0], strides[0]) * _valid(spatial[1], kernel[1], strides[1])
         float_us += _stream(weights * used, STREAM_FLOAT)
     return float_us, int8_us
 
@@ -201,6 +205,7 @@ DEPTHWISE_FLOAT_NS: Mapping[int, float] = {  # by the width of the map
     4: 0.18, 7: 0.172, 10: 0.187, 14: 0.19, 20: 0.174, 28: 0.145, 56: 0.128, 80: 0.115,
 }  # fmt: skip
 DEPTHWISE_FLOAT_TAPS = 0.68  # time grows with (taps/9) to this power
+DEPTHWISE_FLOAT_SKIP_NS = 0.045  # of an input that stride leaves without an output
 DEPTHWISE_INT8_TAP_NS, DEPTHWISE_INT8_NS = 0.42, 0.012
 DEPTHWISE_INT8_PIXEL_NS, DEPTHWISE_INT8_CHANNEL_NS = 1.5, 0.039
 DEPTHWISE_ODD_NS, DEPTHWISE_ODD4_NS = 0.042, 1.6
@@ -208,7 +213,8 @@ DEPTHWISE_LAUNCH = 0.23
 LINE_DEPTHWISE_GROUP_NS, LINE_DEPTHWISE_TAP_NS = 44.0, 0.105
 
 
-def _depthwise(batch: int, spatial: Shape, channels: int, taps: int) -> tuple[float, float]:
+def _depthwise(batch: int, spatial: Shape, channels: int, taps: int, skip: int) -> tuple[float, float]:
+    """`skip`: inputs for each output, the product of the strides."""
     pixels = batch * math.prod(spatial)
     int8_ns = taps * (DEPTHWISE_INT8_TAP_NS + DEPTHWISE_INT8_NS * channels)
     int8_ns += DEPTHWISE_INT8_PIXEL_NS + DEPTHWISE_INT8_CHANNEL_NS * channels
@@ -216,9 +222,9 @@ def _depthwise(batch: int, spatial: Shape, channels: int, taps: int) -> tuple[fl
         int8_ns += taps * (DEPTHWISE_ODD_NS * channels + (DEPTHWISE_ODD4_NS if channels % 8 else 0.0))
     if len(spatial) == 2:
         element = _interpolate(DEPTHWISE_FLOAT_NS, spatial[1]) * (taps / 9) ** DEPTHWISE_FLOAT_TAPS
-        float_us = pixels * _pad(channels) * element / 1e3
+        float_us = pixels * _pad(channels) * (element + DEPTHWISE_FLOAT_SKIP_NS * (skip - 1)) / 1e3
     else:
-        float_us = batch * channels * (LINE_DEPTHWISE_GROUP_NS + spatial[-1] * taps * LINE_DEPTHWISE_TAP_NS) / 1e3
+        float_us = channels * (batch * LINE_DEPTHWISE_GROUP_NS + pixels * taps * LINE_DEPTHWISE_TAP_NS) / 1e3
     return float_us, DEPTHWISE_LAUNCH + pixels * int8_ns / 1e3
 
 

@@ -1,0 +1,316 @@
+"""The static cost model: what it must never get wrong, and the decisions that measurements in ORT settled."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxq.targets.ort_costs import Cost, OpCase, dequantize_us, op_cost, quantize_us
+
+sizes = st.integers(1, 64)
+OPERATORS = (
+    "Add",
+    "Mul",
+    "Concat",
+    "MaxPool",
+    "GlobalAveragePool",
+    "Sigmoid",
+    "LeakyRelu",
+    "Resize",
+    "Transpose",
+    "Erf",
+)
+
+
+def conv(
+    cin: int,
+    cout: int,
+    k: int | tuple[int, ...],
+    size: tuple[int, ...],
+    *,
+    group: int = 1,
+    stride: int = 1,
+    batch: int = 1,
+    activation: str = "Relu",
+) -> OpCase:
+    """A Conv with "same" padding; `size` is the map it reads."""
+    kernel = (k,) * len(size) if isinstance(k, int) else k
+    return OpCase(
+        op_type="Conv",
+        inputs=((batch, cin, *size),),
+        output=(batch, cout, *(-(-dim // stride) for dim in size)),
+        weight=(cout, cin // group, *kernel),
+        group=group,
+        kernel=kernel,
+        strides=(stride,) * len(size),
+        activation=activation,
+    )
+
+
+def depthwise(channels: int, k: int, size: tuple[int, int], stride: int = 1) -> OpCase:
+    return conv(channels, channels, k, size, group=channels, stride=stride)
+
+
+def linear(op_type: str, rows: int, depth: int, outputs: int) -> OpCase:
+    return OpCase(op_type=op_type, inputs=((rows, depth),), output=(rows, outputs), weight=(depth, outputs))
+
+
+def speedup(case: OpCase) -> float:
+    cost = op_cost(case)
+    return cost.float_us / cost.int8_us
+
+
+def count(case: OpCase) -> int:
+    assert case.output is not None
+    return math.prod(case.output)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> OpCase:
+    op_type = draw(st.sampled_from(("Conv", "Gemm", "MatMul", *OPERATORS)))
+    if op_type == "Conv":
+        group = draw(st.sampled_from((1, 1, 2, 16)))
+        rank = draw(st.integers(1, 3))
+        size = tuple(draw(st.lists(sizes, min_size=rank, max_size=rank)))
+        kernel = tuple(draw(st.lists(st.sampled_from((1, 2, 3, 5, 7)), min_size=rank, max_size=rank)))
+        into, out = group * draw(sizes), group * draw(sizes)
+        activation = draw(st.sampled_from(("", "Relu", "Clip")))
+        return conv(into, out, kernel, size, group=group, stride=draw(st.integers(1, 3)), activation=activation)
+    if op_type in ("Gemm", "MatMul"):
+        return linear(op_type, draw(sizes), draw(sizes), draw(sizes))
+    shape = tuple(draw(st.lists(sizes, min_size=1, max_size=5)))
+    return OpCase(op_type=op_type, inputs=(shape, shape), output=shape, kernel=(3, 3))
+
+
+@given(cases())
+def test_costs_are_finite_and_positive(case: OpCase) -> None:
+    cost = op_cost(case)
+    assert 0 < cost.float_us < math.inf
+    assert 0 < cost.int8_us < math.inf
+
+
+@given(cases(), st.integers(2, 8))
+def test_a_larger_batch_costs_more(case: OpCase, times: int) -> None:
+    def grown(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        return None if shape is None else (shape[0] * times, *shape[1:])
+
+    large = op_cost(
+        OpCase(
+            op_type=case.op_type,
+            inputs=tuple(map(grown, case.inputs)),
+            output=grown(case.output),
+            weight=case.weight,
+            group=case.group,
+            kernel=case.kernel,
+            strides=case.strides,
+            activation=case.activation,
+        )
+    )
+    small = op_cost(case)
+    assert large.float_us >= small.float_us
+    assert large.int8_us >= small.int8_us
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("size", [(1, 1), (7, 7), (14, 14), (12, 80)])
+def test_more_channels_cost_more(k: int, size: tuple[int, int]) -> None:
+    """In whole blocks: between them time goes up and down, in ORT as in the model."""
+    blocks = (16, 32, 64, 128, 256, 512)
+    for make in (lambda c: conv(c, c, k, size), lambda c: conv(64, c, k, size), lambda c: conv(c, 64, k, size)):
+        costs = [op_cost(make(c)) for c in blocks]
+        for low, high in itertools.pairwise(costs):
+            assert low.float_us < high.float_us
+            assert low.int8_us < high.int8_us
+
+
+@given(st.integers(0, 10**7), st.integers(1, 10**6))
+def test_boundaries_grow_with_elements_and_cost_more_beside_a_conv(elements: int, more: int) -> None:
+    assert 0 < quantize_us(elements) < quantize_us(elements + more)
+    assert 0 < dequantize_us(elements) < dequantize_us(elements + more)
+    assert quantize_us(elements, from_conv=True) > quantize_us(elements)
+    assert dequantize_us(elements, to_conv=True) > dequantize_us(elements)
+
+
+def test_a_pair_costs_what_it_was_measured_to() -> None:
+    """0.1 to 0.18 ns an element without layout changes, 0.35 to 0.6 with them."""
+    n = 100_000
+    assert 10 < quantize_us(n) + dequantize_us(n) < 18
+    assert 35 < quantize_us(n, from_conv=True) + dequantize_us(n, to_conv=True) < 60
+
+
+@pytest.mark.parametrize("op_type", [*OPERATORS, "Conv", "Gemm", "MatMul"])
+def test_nothing_known_never_favours_int8(op_type: str) -> None:
+    cost = op_cost(OpCase(op_type=op_type, inputs=(None, None), output=None))
+    assert 0 < cost.float_us <= cost.int8_us
+
+
+@pytest.mark.parametrize(("channels", "group"), [(128, 1), (256, 256), (64, 1)])
+def test_a_conv_of_unknown_size_counts_as_a_small_one(channels: int, group: int) -> None:
+    weight, known = (channels, channels // group, 3, 3), (1, channels, 28, 28)
+    unknown = op_cost(OpCase(op_type="Conv", inputs=(None,), output=None, weight=weight, group=group))
+    sized = op_cost(OpCase(op_type="Conv", inputs=(known,), output=known, weight=weight, group=group))
+    assert 0 < unknown.float_us < sized.float_us / 4
+    assert 0 < unknown.int8_us < sized.int8_us / 4
+
+
+@pytest.mark.parametrize("op_type", ["Gemm", "MatMul"])
+def test_unknown_rows_count_as_one(op_type: str) -> None:
+    unknown = OpCase(op_type=op_type, inputs=(None,), output=None, weight=(384, 384))
+    assert op_cost(unknown) == op_cost(linear(op_type, 1, 384, 384))
+
+
+def test_an_operator_without_a_kernel_pays_for_its_pair() -> None:
+    shape = (1, 64, 28, 28)
+    cost = op_cost(OpCase(op_type="Softmax", inputs=(shape,), output=shape))
+    pair = quantize_us(math.prod(shape)) + dequantize_us(math.prod(shape))
+    assert cost.int8_us == pytest.approx(cost.float_us + pair)
+
+
+def test_folded_activations_are_free() -> None:
+    shape = (1, 64, 28, 28)
+    assert op_cost(OpCase(op_type="Relu", inputs=(shape,), output=shape)) == Cost(0.0, 0.0)
+
+
+# (what, case, the least and the most float/int8 may be): measured in chains, one thread, AVX512-VNNI
+SPEEDUPS: list[tuple[str, OpCase, float, float]] = [
+    ("one channel, 1x255", conv(1, 1, (1, 255), (1, 512)), 0.0, 0.7),
+    ("one channel, 3x3", conv(1, 1, 3, (28, 28)), 0.0, 0.5),
+    ("stem on a grey image", conv(1, 16, 3, (28, 28)), 0.0, 0.6),
+    ("stem on a photo", conv(3, 32, 3, (224, 224), stride=2), 0.0, 0.85),
+    ("depthwise 3x3, 16", depthwise(16, 3, (14, 14)), 0.2, 0.6),
+    ("depthwise 3x3, 64", depthwise(64, 3, (14, 14)), 0.5, 0.95),
+    ("depthwise 3x3, 256", depthwise(256, 3, (14, 14)), 0.9, 1.4),
+    ("depthwise 3x3, 200, not whole vectors", depthwise(200, 3, (2, 96)), 0.0, 0.6),
+    ("depthwise 5x5, 72", depthwise(72, 5, (14, 14)), 0.0, 0.6),
+    ("dense 3x3, 4", conv(4, 4, 3, (28, 28)), 0.35, 0.7),
+    ("dense 3x3, 8", conv(8, 8, 3, (28, 28)), 0.6, 0.99),
+    ("dense 3x3, 12", conv(12, 12, 3, (28, 28)), 0.8, 1.2),
+    ("dense 3x3, 16", conv(16, 16, 3, (28, 28)), 1.4, 2.4),
+    ("dense 3x3, 20", conv(20, 20, 3, (28, 28)), 2.5, 4.5),
+    ("dense 3x3, 64", conv(64, 64, 3, (28, 28)), 3.0, 4.2),
+    ("1x1, 8", conv(8, 8, 1, (14, 14)), 0.7, 1.05),
+    ("1x1, 16", conv(16, 16, 1, (14, 14)), 0.8, 1.15),
+    ("1x1, 32", conv(32, 32, 1, (14, 14)), 1.3, 1.9),
+    ("1x1, 64", conv(64, 64, 1, (14, 14)), 2.0, 2.8),
+    ("1x1, 256", conv(256, 256, 1, (14, 14)), 3.2, 4.1),
+    ("1x1 on a point, 64 to 16", conv(64, 16, 1, (1, 1)), 0.0, 0.95),
+    ("1x1 on a point, 120 to 32", conv(120, 32, 1, (1, 1)), 0.0, 1.05),
+    ("1x1 on a point, 1152 to 192", conv(1152, 192, 1, (1, 1)), 1.2, 3.0),
+    ("2 groups", conv(128, 128, 3, (28, 28), group=2), 2.0, 3.0),
+    ("4 groups", conv(128, 128, 3, (28, 28), group=4), 1.2, 2.1),
+    ("32 groups", conv(128, 128, 3, (28, 28), group=32), 0.0, 0.6),
+    ("Conv1d", conv(64, 64, 3, (256,)), 3.0, 5.0),
+    ("Gemm, one row", linear("Gemm", 1, 512, 512), 1.6, 2.8),
+    ("Gemm, 16 rows", linear("Gemm", 16, 512, 512), 2.4, 3.6),
+    ("Gemm, 128 rows", linear("Gemm", 128, 512, 512), 2.8, 3.6),
+    ("small Gemm, one row", linear("Gemm", 1, 64, 64), 0.0, 0.7),
+    ("MatMul, 96 rows", linear("MatMul", 96, 384, 1536), 2.7, 3.8),
+]
+
+
+@pytest.mark.parametrize(("case", "least", "most"), [row[1:] for row in SPEEDUPS], ids=[row[0] for row in SPEEDUPS])
+def test_speedup_of_a_node(case: OpCase, least: float, most: float) -> None:
+    assert least <= speedup(case) <= most
+
+
+def best_sides(chain: list[OpCase], tail: bool) -> tuple[bool, ...]:
+    """The cheapest int8 (True) or float choice of each node of a chain that starts in float and ends in `tail`."""
+
+    def total(sides: tuple[bool, ...]) -> float:
+        assert chain[0].inputs[0] is not None
+        tensors = [math.prod(chain[0].inputs[0]), *map(count, chain)]
+        time = 0.0
+        for k, (elements, before, after) in enumerate(zip(tensors, (False, *sides), (*sides, tail), strict=True)):
+            if before != after:
+                time += quantize_us(elements, from_conv=k > 0) if after else dequantize_us(elements, to_conv=True)
+        costs = map(op_cost, chain)
+        return time + sum(cost.int8_us if side else cost.float_us for cost, side in zip(costs, sides, strict=True))
+
+    return min(itertools.product((False, True), repeat=len(chain)), key=total)
+
+
+def test_efficientnet_starts_in_float_and_keeps_its_other_depthwise_in_int8() -> None:
+    chain = [
+        conv(3, 32, 3, (224, 224), stride=2, activation="Clip"),
+        conv(32, 32, 3, (112, 112), group=32, activation="Clip"),
+        conv(32, 16, 1, (112, 112), activation=""),
+        conv(16, 96, 1, (112, 112), activation="Clip"),
+        conv(96, 96, 3, (112, 112), group=96, stride=2, activation="Clip"),
+        conv(96, 24, 1, (56, 56), activation=""),
+        conv(24, 144, 1, (56, 56), activation="Clip"),
+        conv(144, 144, 3, (56, 56), group=144, activation="Clip"),
+        conv(144, 24, 1, (56, 56), activation=""),
+    ]
+    sides = best_sides(chain, tail=True)
+    assert sides[:2] == (False, False)
+    assert all(sides[3:])
+
+
+def test_a_small_resnet_leaves_only_its_stem_in_float() -> None:
+    chain = [
+        conv(1, 16, 3, (28, 28)),
+        *(conv(16, 16, 3, (28, 28)) for _ in range(4)),
+        conv(16, 32, 3, (28, 28), stride=2),
+    ]
+    assert best_sides(chain, tail=True) == (False, True, True, True, True, True)
+
+
+def test_a_late_inverted_residual_is_int8_throughout() -> None:
+    chain = [conv(192, 1152, 1, (7, 7)), depthwise(1152, 5, (7, 7)), conv(1152, 192, 1, (7, 7))]
+    assert best_sides(chain, tail=True) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("case", "pays"),
+    [
+        (conv(16, 16, 1, (14, 14)), False),
+        (conv(32, 32, 1, (14, 14)), False),
+        (conv(128, 128, 1, (14, 14)), True),
+        (conv(240, 240, 1, (12, 80)), True),
+        (conv(64, 64, 3, (28, 28)), True),
+        (depthwise(16, 3, (14, 14)), False),
+        (depthwise(128, 3, (14, 14)), False),
+        (depthwise(512, 3, (14, 14)), False),
+        (depthwise(240, 5, (12, 80)), False),
+    ],
+)
+def test_between_float_activations_only_large_dense_convs_pay(case: OpCase, pays: bool) -> None:
+    """Hard-swish on both sides: int8 pays for a pair of its own at its input and at its output."""
+    assert case.inputs[0] is not None
+    cost = op_cost(case)
+    pairs = quantize_us(math.prod(case.inputs[0])) + dequantize_us(count(case))
+    assert (cost.int8_us + pairs < cost.float_us) == pays
+
+
+def test_average_pooling_is_left_in_float_and_max_pooling_is_not_worth_a_pair() -> None:
+    shape = (1, 64, 28, 28)
+    average = op_cost(OpCase(op_type="AveragePool", inputs=(shape,), output=shape, kernel=(3, 3)))
+    assert average.int8_us > 10 * average.float_us
+    largest = op_cost(OpCase(op_type="MaxPool", inputs=(shape,), output=shape, kernel=(3, 3)))
+    n = math.prod(shape)
+    assert largest.float_us < largest.int8_us < quantize_us(n, from_conv=True) + dequantize_us(n, to_conv=True)
+
+
+def test_residual_add_is_cheap_on_either_side_of_a_map() -> None:
+    shape = (1, 64, 28, 28)
+    add = op_cost(OpCase(op_type="Add", inputs=(shape, shape), output=shape))
+    n = math.prod(shape)
+    assert max(add.float_us, add.int8_us) < quantize_us(n, from_conv=True)
+
+
+def test_a_gate_costs_more_than_multiplying_equal_shapes() -> None:
+    shape = (1, 24, 28, 28)
+    gate = op_cost(OpCase(op_type="Mul", inputs=(shape, (1, 24, 1, 1)), output=shape))
+    equal = op_cost(OpCase(op_type="Mul", inputs=(shape, shape), output=shape))
+    assert gate.float_us > equal.float_us
+    assert gate.int8_us > equal.int8_us
+
+
+def test_clip_costs_float_convs_a_second_pass() -> None:
+    relu, clip = (conv(24, 144, 1, (28, 28), activation=name) for name in ("Relu", "Clip"))
+    assert op_cost(clip).float_us > op_cost(relu).float_us
+    assert op_cost(clip).int8_us == op_cost(relu).int8_us
