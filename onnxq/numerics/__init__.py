@@ -9,7 +9,7 @@ packing    two 4-bit values to a byte
 
 from onnxq.numerics.bias import bias_qparams, floor_weight_scale
 from onnxq.numerics.packing import pack_int4, unpack_int4
-from onnxq.numerics.ranges import clip_bounds, qparams_from_range, scale_floor
+from onnxq.numerics.ranges import clip_bounds, qparams_from_range, scale_floor, symmetric_steps
 from onnxq.numerics.rounding import dequantize, fake_quant, quantize, scale_as
 from onnxq.numerics.weights import weight_qparams
 
@@ -24,6 +24,7 @@ __all__ = [
     "quantize",
     "scale_as",
     "scale_floor",
+    "symmetric_steps",
     "unpack_int4",
     "weight_qparams",
 ]

@@ -26,6 +26,11 @@ def scale_floor(spec: QuantSpec) -> float:
     return _FLOOR[spec.storage_bits]
 
 
+def symmetric_steps(spec: QuantSpec) -> int:
+    """Steps between 0 and the top of a symmetric range: 127 for int8, and for uint8, whose zero point is 128."""
+    return spec.qmax - (0 if spec.signed else 1 << (spec.bits - 1))
+
+
 def qparams_from_range(
     lo: ArrayLike, hi: ArrayLike, spec: QuantSpec, *, origin: str = "", bound: Bound = (None, None)
 ) -> QParams:
@@ -51,8 +56,8 @@ def qparams_from_range(
         high = np.minimum(high, max(bound[1], 0.0))
     floor = scale_floor(spec)
     if spec.symmetric:
-        zero = np.full(low.shape, 0.0 if spec.signed else 2.0 ** (spec.bits - 1))
-        scale = _stored(np.maximum(-low, high) / (spec.qmax - zero), floor)
+        zero = np.full(low.shape, float(spec.qmax - symmetric_steps(spec)))
+        scale = _stored(np.maximum(-low, high) / symmetric_steps(spec), floor)
     else:
         scale = _stored((high - low) / (spec.qmax - spec.qmin), floor)
         zero = np.clip(spec.qmin - np.rint(low / scale), spec.qmin, spec.qmax)

@@ -69,6 +69,7 @@ def test_asymmetric_zero_point_follows_the_range() -> None:
     assert qparams_from_range(-6.0, -2.0, spec).zero_point == 255
     middle = qparams_from_range(-1.0, 3.0, spec)
     assert (middle.scale, middle.zero_point) == (np.float32(4 / 255), 64)
+    assert qparams_from_range(-1.0, 3.1, spec).zero_point == 62  # 62.2 steps below 0
     signed = qparams_from_range(0.0, 6.0, QuantSpec(symmetric=False))
     assert signed.zero_point == -128
 

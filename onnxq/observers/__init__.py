@@ -1,0 +1,38 @@
+"""Streaming statistics of one activation, and the range they give.
+
+Every observer holds integers (counts) or exact sums only, so its range does not depend, to the last bit, on the order
+of the batches, on how they were cut, or on how partial observers were merged; its memory does not depend on the data.
+
+    minmax            the range seen
+    moving_average    mean of the samples' minima and maxima
+    percentile        the share of values to keep
+    mse               least squared error after quantization, with the levels of the site's own QuantSpec
+    entropy           least Kullback-Leibler divergence (TensorRT's calibration)
+    aciq              analytical clipping for a Gaussian or Laplacian
+
+Add your own with `@register_observer("name")`.
+"""
+
+from onnxq.observers.aciq import Aciq, aciq_alpha
+from onnxq.observers.base import Observer, available, create, register_observer
+from onnxq.observers.entropy import Entropy
+from onnxq.observers.histogram import Histogram, View
+from onnxq.observers.minmax import MinMax, MovingAverage
+from onnxq.observers.mse import Mse
+from onnxq.observers.percentile import Percentile
+
+__all__ = [
+    "Aciq",
+    "Entropy",
+    "Histogram",
+    "MinMax",
+    "MovingAverage",
+    "Mse",
+    "Observer",
+    "Percentile",
+    "View",
+    "aciq_alpha",
+    "available",
+    "create",
+    "register_observer",
+]

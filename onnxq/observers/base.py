@@ -1,0 +1,146 @@
+"""What an observer is, the table of observers by name, and the one door through which values come in."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from onnxq.errors import CalibrationError, ConfigError
+from onnxq.nearest import did_you_mean
+from onnxq.spec import ObserverSpec, QuantSpec
+
+Range = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+class Observer(Protocol):
+    """Statistics of one site that grow batch by batch.
+
+    per_sample: `update` must be called once for each sample, not once for a batch.
+    count: number of values seen.
+    """
+
+    per_sample: bool
+
+    @property
+    def count(self) -> int:
+        """Number of values seen."""
+
+    def update(self, x: NDArray[Any], /) -> None:
+        """Take in an array of any shape and float type. Empty arrays count for nothing.
+
+        Raises CalibrationError on NaN or inf, and is then as it was before.
+        """
+
+    def merge(self, other: Any, /) -> None:
+        """Take in what another observer of the same kind and options has seen."""
+
+    def range(self) -> Range:
+        """lo, hi as float64 of shape []. Raises CalibrationError if nothing was seen."""
+
+
+class Values(NamedTuple):
+    """A checked array: flat float32, with its smallest and largest value."""
+
+    flat: NDArray[np.float32]
+    low: float
+    high: float
+
+
+Factory = Callable[..., Any]
+_Made = TypeVar("_Made", bound=Factory)
+_REGISTRY: dict[str, Factory] = {}
+
+
+def register_observer(name: str) -> Callable[[_Made], _Made]:
+    """Class decorator: `name` in a configuration makes one of these.
+
+    The class is called as cls(quant_spec, **options); its keyword-only parameters are the options, and the type of
+    each default is the type the option must have. Raises ConfigError if the name is taken.
+    """
+
+    def put(made: _Made) -> _Made:
+        if name in _REGISTRY:
+            raise ConfigError(f"observer {name!r}", "is registered already", "choose another name")
+        _REGISTRY[name] = made
+        return made
+
+    return put
+
+
+def available() -> tuple[str, ...]:
+    """Names of all registered observers, sorted."""
+    return tuple(sorted(_REGISTRY))
+
+
+def create(spec: ObserverSpec, quant: QuantSpec) -> Observer:
+    """A fresh observer for a site that will be quantized as `quant`.
+
+    Raises ConfigError for an unknown name, option, or option value.
+    """
+    factory = _REGISTRY.get(spec.name)
+    if factory is None:
+        raise ConfigError(f"observer {spec.name!r}", "does not exist", did_you_mean(spec.name, _REGISTRY))
+    known = {
+        name: parameter.default
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    for key, value in spec.options:
+        if key not in known:
+            raise ConfigError(f"observer {spec.name!r}", f"has no option {key!r}", did_you_mean(key, known))
+        _check_type(spec.name, key, value, known[key])
+    made: Observer = factory(quant, **dict(spec.options))
+    return made
+
+
+def _check_type(observer: str, key: str, value: object, default: object) -> None:
+    if default is inspect.Parameter.empty:
+        return
+    wanted: tuple[type, ...] = (float, int) if isinstance(default, float) else (type(default),)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        raise ConfigError(
+            f"observer {observer!r}", f"{key}={value!r} is not a {wanted[0].__name__}", f"default: {default!r}"
+        )
+
+
+def checked(x: ArrayLike) -> Values | None:
+    """The array as flat float32 with its ends; None if it is empty. Raises CalibrationError on NaN or inf."""
+    array = np.asarray(x)
+    if array.size == 0:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = array.astype(np.float32, copy=False)
+        flat = single.ravel(order="K")
+        # + 0.0 makes 0.0 of -0.0: which of the two numpy finds first is the order of the values.
+        low, high = float(flat.min()) + 0.0, float(flat.max()) + 0.0
+    if not (np.isfinite(low) and np.isfinite(high)):
+        nans, infs = int(np.isnan(flat).sum()), int(np.isinf(flat).sum())
+        at = tuple(int(k) for k in np.argwhere(~np.isfinite(single))[0])
+        raise CalibrationError(
+            "activation",
+            f"{nans} NaN and {infs} inf among {array.size} values, the first at {at}",
+            "find the input or the node that makes them; the float model is at fault",
+        )
+    return Values(flat, low, high)
+
+
+def nothing_seen(name: str) -> CalibrationError:
+    """The error of a range that was asked for too early."""
+    return CalibrationError(
+        f"{name} observer", "saw no value", "feed samples that reach this tensor, or leave it float"
+    )
+
+
+def same_kind(one: object, other: object) -> None:
+    """Raise TypeError unless two observers may be merged."""
+    if type(one) is not type(other):
+        raise TypeError(f"cannot merge {type(other).__name__} into {type(one).__name__}")
+
+
+def as_range(low: float, high: float) -> Range:
+    """Two floats as the arrays `Observer.range` returns."""
+    return np.asarray(low, np.float64), np.asarray(high, np.float64)
