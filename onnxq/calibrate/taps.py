@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxq.data import Batch
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
-from onnxq.runtime import Feeds, Session, ShapeProbe, Tapped, tap
+from onnxq.runtime import Feeds, Session, ShapeProbe, Tapped, tap, trim
 from onnxq.sites import Refusal, TensorId
 
 Array = NDArray[Any]
@@ -23,6 +23,7 @@ Signature = tuple[tuple[str, tuple[int, ...]], ...]
 _BYTES: dict[int, int] = {onnx.TensorProto.DOUBLE: 8, onnx.TensorProto.FLOAT16: 2, onnx.TensorProto.BFLOAT16: 2}
 # Nothing in common networks grows faster with its input than attention does.
 _GROWTH = 2.0
+_WORTH_TRIMMING = 2 * 2**20
 
 
 class Taps:
@@ -132,10 +133,14 @@ class _Runner:
     def values(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[tuple[TensorId, Array]]:
         """The tensors' values, each handed over as it is yielded."""
         for found in self._runs(batch, singles):
+            size = sum(value.nbytes for value in found.values())
             for tensor, name in self._outputs.items():
                 value = found.pop(name)
                 if value.size:
                     yield tensor, value
+                del value
+            if size > _WORTH_TRIMMING:
+                trim()
 
     def _runs(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[dict[str, Array]]:
         names = list(self._outputs.values())

@@ -1,6 +1,7 @@
 """ONNX Runtime: sessions, tapped runs, shapes, timings. The only user of onnxruntime, which loads at first use."""
 
 from onnxq.runtime.graphs import optimized_graph
+from onnxq.runtime.memory import trim
 from onnxq.runtime.session import Feeds, Session
 from onnxq.runtime.shapes import ShapeProbe, observe_shapes
 from onnxq.runtime.tap import Tapped, tap
@@ -17,4 +18,5 @@ __all__ = [
     "observe_shapes",
     "optimized_graph",
     "tap",
+    "trim",
 ]

@@ -1,0 +1,28 @@
+"""Freed memory back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+
+
+def trim() -> None:
+    """Hand back what the C library keeps of freed memory; does nothing where it has no such call.
+
+    glibc learns from large freed buffers to keep their like, and fragmentation then makes the peak of the next run
+    add to that of the last (measured: 208 MiB in place of 143 for 52 MB of taps).
+    """
+    _trim()(0)
+
+
+@lru_cache(maxsize=1)
+def _trim() -> Callable[[int], object]:
+    if not sys.platform.startswith("linux"):
+        return lambda _: None
+    try:
+        found: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return lambda _: None
+    return found

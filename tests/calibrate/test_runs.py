@@ -1,0 +1,189 @@
+"""What the numbers must not depend on, and what the runs may cost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxq.calibrate import calibrate, taps
+from onnxq.errors import ModelError
+from onnxq.runtime import Session
+from onnxq.sites import TensorId
+from tests.calibrate.kit import EXACT, EXACT_SITES, dataset, integers, model, numbers, plan, site
+
+OBSERVERS = ("minmax", "moving_average", "percentile", "mse", "entropy", "aciq")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    observer=st.sampled_from(OBSERVERS),
+    count=st.integers(1, 9),
+    batch=st.integers(1, 10),
+    limit=st.sampled_from([1, 100, 200, 2**30]),
+    order=st.randoms(use_true_random=False),
+    seed=st.integers(0, 3),
+)
+def test_numbers_do_not_depend_on_batch_order_or_memory(
+    observer: str, count: int, batch: int, limit: int, order: object, seed: int
+) -> None:
+    rows = integers(count, seed)
+    sites = plan(*(site(name, observer, group="g" if name in "ab" else "") for name in EXACT_SITES))
+    expected = calibrate(EXACT, sites, dataset(EXACT, rows))
+    shuffled = list(range(count))
+    order.shuffle(shuffled)  # type: ignore[attr-defined]
+    found = calibrate(EXACT, sites, dataset(EXACT, rows[shuffled]), batch=batch, memory_limit=limit)
+    assert numbers(found) == numbers(expected)
+    assert found.refusals == expected.refusals == ()
+
+
+def test_ragged_samples_are_all_seen() -> None:
+    pool = model("g (float[N,L] x) => (float[N,L] y) { [abs] y = Abs(x) }")
+    feeds = [{"x": np.full((1, length), -length, np.float32)} for length in (3, 9, 9, 4, 2)]
+    sites = plan(site("x"), site("y"))
+    alone = calibrate(pool, sites, dataset(pool, feeds))
+    together = calibrate(pool, sites, dataset(pool, feeds), batch=4)
+    assert numbers(alone) == numbers(together)
+    assert alone.sites[1].qparams is not None
+    assert alone.sites[1].qparams.scale == np.float32(9 / 255)
+
+
+FIXED = model(
+    """g (float[N,2,3] x) => (float[1,6] y) <int64[2] shape = {1, 6}, float[2,1] w = {3, 5}> {
+        [scale] a = Mul(x, w)
+        [flat] y = Reshape(a, shape)
+    }"""
+)
+
+
+@pytest.mark.parametrize("limit", [1, 2**30])
+def test_a_batch_the_model_cannot_take_goes_through_sample_by_sample(limit: int) -> None:
+    rows = np.random.default_rng(0).standard_normal((5, 2, 3)).astype(np.float32)
+    data = dataset(FIXED, rows)
+    batch = next(iter(data.batches(3)))
+    assert batch.count == 3
+    with pytest.raises(ModelError, match="flat"):
+        Session(FIXED).run(batch.feeds)
+    sites = plan(site("a"), site("y"), site("x"))
+    one_by_one = calibrate(FIXED, sites, data, batch=1)
+    assert numbers(calibrate(FIXED, sites, data, batch=3, memory_limit=limit)) == numbers(one_by_one)
+
+
+def test_a_model_that_cannot_run_says_where() -> None:
+    gather = model("g (float[N,3] x, int64[N,1] i) => (float[N,1,3] y) { [pick] y = Gather(x, i) }")
+    data = {"x": np.ones((2, 3), np.float32), "i": np.array([[0], [5]])}
+    with pytest.raises(ModelError, match="pick"):
+        calibrate(gather, plan(site("y")), dataset(gather, data))
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_no_run_gives_more_than_the_limit(declared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"t{k}" for k in range(9)]
+    lines = [f"[n{k}] t{k + 1} = Relu(t{k})" for k in range(8)]
+    chain = model(f"g (float[N,8] t0) => (float[N,8] t8) {{ {' '.join(lines)} }}")
+    if not declared:
+        del chain.graph.value_info[:]
+    seen: list[int] = []
+    run = Session.run
+
+    def watched(self: Session, feeds: object, outputs: object = None) -> dict[str, np.ndarray]:
+        found = run(self, feeds, outputs)  # type: ignore[arg-type]
+        if all(value.dtype == np.float32 for value in found.values()):
+            seen.append(sum(value.nbytes for value in found.values()))
+        return found
+
+    monkeypatch.setattr(Session, "run", watched)
+    rows = np.random.default_rng(0).standard_normal((10, 8)).astype(np.float32)
+    sites = plan(*(site(name) for name in names))
+    # A sample's tensor has 32 bytes; three samples in a batch, three tensors a run.
+    limited = calibrate(chain, sites, dataset(chain, rows), batch=3, memory_limit=300)
+    assert max(seen) == 288
+    assert len(seen) == 3 * 4
+    seen.clear()
+    free = calibrate(chain, sites, dataset(chain, rows), batch=3)
+    assert max(seen) == 9 * 96
+    assert numbers(limited) == numbers(free)
+
+
+def test_a_larger_sample_later_on_is_split_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = model("g (float[N,L] a) => (float[N,L] c) { [n0] b = Relu(a) [n1] c = Neg(b) }")
+    monkeypatch.setattr("onnxq.calibrate.activations._LOOK_AHEAD", 1)
+    feeds = [{"a": np.ones((1, length), np.float32)} for length in (2, 50, 2)]
+    made: list[tuple[TensorId, ...]] = []
+    runner = taps.Taps._runner
+
+    def watched(self: taps.Taps, group: tuple[TensorId, ...]) -> object:
+        made.append(group)
+        return runner(self, group)
+
+    monkeypatch.setattr(taps.Taps, "_runner", watched)
+    sites = plan(site("a"), site("b"), site("c"))
+    found = calibrate(chain, sites, dataset(chain, feeds), memory_limit=400)
+    assert [len(group) for group in made] == [3, 2, 1]
+    assert found.calibrated
+
+
+def test_progress_is_told_for_every_sample_of_every_pass() -> None:
+    told: dict[str, int] = {}
+
+    class Task:
+        def advance(self, steps: int = 1) -> None:
+            told["done"] = told.get("done", 0) + steps
+
+    @contextmanager
+    def progress(description: str, total: int | None = None) -> Iterator[Task]:
+        told["total"] = total or 0
+        yield Task()
+
+    sites = plan(*(site(name) for name in EXACT_SITES))
+    calibrate(EXACT, sites, dataset(EXACT, integers(6)), batch=2, memory_limit=200, progress=progress)
+    assert told == {"total": 3 * 6, "done": 3 * 6}
+
+
+_CHILD = """
+import resource, sys
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from tests.calibrate.kit import dataset, model, plan, site
+from onnxq.calibrate import calibrate
+lines = " ".join(f"[n{k}] t{k + 1} = Relu(t{k})" for k in range(12))
+chain = model(f"g (float[N,1000000] t0) => (float[N,1000000] t12) {{ {lines} }}")
+feeds = [{"t0": np.ones((1, 1000000), np.float32)}] * int(sys.argv[2])
+sites = plan(*(site(f"t{k}", "percentile") for k in range(13)))
+limit = int(sys.argv[3])
+found = calibrate(chain, sites, dataset(chain, feeds), memory_limit=limit)
+assert found.calibrated
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def _peak_mib(samples: int, limit: int) -> float:
+    root = str(Path(__file__).resolve().parents[2])
+    command = [sys.executable, "-c", _CHILD, root, str(samples), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout) / 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux only")
+def test_memory_is_bounded_by_one_batch_and_by_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 4 MB a tensor, 52 MB of taps for a sample.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    few, many = _peak_mib(2, 2**30), _peak_mib(40, 2**30)
+    tight = _peak_mib(2, 10 * 2**20)
+    assert many - few < 16
+    assert few - tight > 20
+
+
+def test_the_model_is_not_changed() -> None:
+    before = EXACT.SerializeToString(deterministic=True)
+    calibrate(EXACT, plan(site("a"), site("c")), dataset(EXACT, integers(3)), memory_limit=1)
+    assert EXACT.SerializeToString(deterministic=True) == before
+    assert isinstance(EXACT, onnx.ModelProto)
