@@ -75,10 +75,13 @@ class QuantSpec:
             object.__setattr__(self, "storage", f"{'' if self.signed else 'u'}int{container}")
         held = STORAGE_BITS.get(self.storage)
         if held is None or held[0] < self.bits or held[1] != self.signed:
+            fitting = [
+                name for name, (width, sign) in STORAGE_BITS.items() if width >= self.bits and sign == self.signed
+            ]
             raise ConfigError(
                 f"storage={self.storage!r}",
                 f"cannot hold {self.bits}-bit {'signed' if self.signed else 'unsigned'} values",
-                f"use one of {', '.join(k for k, v in STORAGE_BITS.items() if v[0] >= self.bits and v[1] == self.signed)}",
+                f"use one of {', '.join(fitting)}",
             )
 
     @property
@@ -86,12 +89,12 @@ class QuantSpec:
         """Lowest integer level."""
         if not self.signed:
             return 0
-        return -(2 ** (self.bits - 1)) + int(self.narrow_range)
+        return int(self.narrow_range) - (1 << (self.bits - 1))
 
     @property
     def qmax(self) -> int:
         """Highest integer level."""
-        return 2 ** (self.bits - int(self.signed)) - 1
+        return (1 << (self.bits - int(self.signed))) - 1
 
     @property
     def storage_bits(self) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from onnxq.cli import options
-from onnxq.cli.outputs import beside, check_free
+from onnxq.cli.outputs import beside
+from onnxq.files import check_free
 
 
 def _given(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, int], ...]:

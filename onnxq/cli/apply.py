@@ -8,7 +8,8 @@ import click
 
 from onnxq.cli import options
 from onnxq.cli.group import REFUSED
-from onnxq.cli.outputs import beside, check_free
+from onnxq.cli.outputs import beside
+from onnxq.files import check_free
 
 
 @click.command("apply", short_help="Carry out a plan on its model or on a re-export of it.")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from onnxq.cli import options
-from onnxq.cli.outputs import check_free
+from onnxq.files import check_free
 
 
 @click.command("plan", short_help="Show what would be quantized, how and why; a dry run.")

@@ -8,7 +8,8 @@ import click
 
 from onnxq.cli import options
 from onnxq.cli.group import REFUSED
-from onnxq.cli.outputs import beside, check_free
+from onnxq.cli.outputs import beside
+from onnxq.files import check_free
 
 
 @click.command("quantize", short_help="Quantize a model, check the result, say what was done.")

@@ -11,14 +11,13 @@ import onnx
 from onnxq import annotate
 from onnxq.annotate import Inspection
 from onnxq.config import Config
-from onnxq.errors import OutputError
+from onnxq.files import check_free, write_text
 from onnxq.graph import save_model
 from onnxq.pipeline import carry_out, run
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.run import Options
 from onnxq.plan import Plan, to_json
 from onnxq.report import Progress, silent
-from onnxq.textfile import write_text
 
 ModelSource = str | Path | onnx.ModelProto
 Configuration = Config | str | Path | None
@@ -56,7 +55,7 @@ def quantize(
     Returns a Result with `.model`, `.plan`, `.report` and `.save()`.
     Raises a subclass of OnnxqError for whatever the caller can mend; nothing is written then.
     """
-    _free(force, out, plan_out)
+    _free(force, model, out, plan_out)
     options = Options(
         samples=samples,
         seed=seed,
@@ -98,7 +97,7 @@ def apply(
     new_weights: the weights were trained further; their scales are computed again.
     Raises PlanError when the plan does not fit; see `quantize` for the rest.
     """
-    _free(force, out, plan_out)
+    _free(force, model, out, plan_out)
     options = Options(
         samples=samples,
         seed=seed,
@@ -132,7 +131,7 @@ def make_plan(
     data supplies shapes, which branches run and, for placement "measured", what is timed; synthetic
     inputs do without it. plan_out: write it as JSON.
     """
-    _free(force, plan_out)
+    _free(force, model, plan_out)
     options = Options(samples=samples, seed=seed, placement=placement)
     plan = run.make_plan(model, data, config, target=target, options=options, progress=progress)
     if plan_out is not None:
@@ -165,7 +164,7 @@ def annotate_bits(
     bits_attribute: also the plain attribute `bits` (Sparsebit's form), which onnx.checker and ORT refuse.
     Raises ConfigError for a pattern that matches no pair, ModelError for a file that cannot be read.
     """
-    _free(force, out)
+    _free(force, model, out)
     known = None if plan is None else carry_out.read_plan(plan)
     done = annotate.annotate_model(model, given=given, plan=known, rename=rename, bits_attribute=bits_attribute)
     if out is not None:
@@ -174,11 +173,9 @@ def annotate_bits(
     return done
 
 
-def _free(force: bool, *outputs: str | Path | None) -> None:
+def _free(force: bool, model: ModelSource, *outputs: str | Path | None) -> None:
     """Refuse before the work begins what could not be written after it."""
-    for output in outputs:
-        if output is not None and Path(output).exists() and not force:
-            raise OutputError(str(output), "exists", "choose another name, or pass force=True (--force)")
+    check_free("" if isinstance(model, onnx.ModelProto) else model, *outputs, force=force)
 
 
 def _written(

@@ -22,16 +22,17 @@ from onnxq.pipeline.result import Result
 from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan
 from onnxq.planner import Draft, draft
-from onnxq.report import Progress, Report, silent
+from onnxq.report import Progress, Report, silent, site_line
 from onnxq.runtime import observe_shapes
+from onnxq.sites import Role
 from onnxq.verify import Array, check_interface
 
 _SHAPE_SAMPLES = 4
 _EQUALITY_SAMPLES = 2
 _TIMING_SAMPLES = 8
 SYNTHETIC = (
-    "SYNTHETIC DATA: no samples were given, so every range was calibrated on random inputs. "
-    "The answers of this model are not to be trusted; pass --data with real samples."
+    "SYNTHETIC DATA: no samples were given; ranges that come from random inputs make answers nobody can trust. "
+    "Pass --data with real samples."
 )
 
 
@@ -176,7 +177,8 @@ def _placed(prepared: PreparedModel, inputs: Inputs, config: Config, name: str, 
 
 
 def _warnings(plan: Plan, inputs: Inputs) -> tuple[str, ...]:
-    return (SYNTHETIC, *plan.warnings) if inputs.synthetic else plan.warnings
+    ranged = any(site.role is not Role.WEIGHT for site in plan.sites)
+    return (SYNTHETIC, *plan.warnings) if inputs.synthetic and ranged else plan.warnings
 
 
 def _name(model: object) -> str:
@@ -218,11 +220,11 @@ def finish(
         pairs=len(plan.sites),
         roles=tuple(sorted(plan.by_role().items())),
         ops=check.op_counts(index, plan),
-        sites=check.site_lines(plan),
+        sites=tuple(site_line(site) for site in plan.sites),
         refusals=plan.refusals,
         rewrites=prepared.rewrites,
         kept=plan.kept,
-        warnings=(*prepared.source.notes, *plan.warnings, *check.quality_warnings(trial.outputs if trial else ())),
+        warnings=(*prepared.source.notes, *plan.warnings),
         stages=tuple(stages.done),
     )
     return Result(model, plan, account)

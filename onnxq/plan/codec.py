@@ -38,9 +38,12 @@ def from_json(text: str, *, source: str = "plan") -> Plan:
         raise PlanError(source, "not a plan: no `schema`", "write it with `onnxq plan`")
     if raw["schema"] != SCHEMA:
         raise PlanError(source, f"plan schema {raw['schema']}, this onnxq reads {SCHEMA}", "plan the model again")
-    unknown = sorted(set(raw) - _PLAN_KEYS)
+    unknown = sorted(set(raw) - set(_PLAN_KEYS))
     if unknown:
         raise PlanError(source, f"unknown key {unknown[0]!r}", f"use one of {', '.join(sorted(_PLAN_KEYS))}")
+    for key, kind in _PLAN_KEYS.items():
+        if key in raw and not isinstance(raw[key], kind):
+            raise PlanError(f"{source}: {key}", f"is {type(raw[key]).__name__}, not {kind.__name__}", _FRESH)
     sites = tuple(_entry(source, k, entry) for k, entry in enumerate(raw.get("sites", ())))
     try:
         return Plan(
@@ -59,13 +62,27 @@ def from_json(text: str, *, source: str = "plan") -> Plan:
             nodes=dict(raw.get("nodes", {})),
         )
     except TypeError as error:
-        raise PlanError(source, str(error), "compare with a fresh `onnxq plan`") from error
+        raise PlanError(source, str(error), _FRESH) from error
 
 
-_PLAN_KEYS = {
-    "schema", "target", "model", "topology", "weights", "opset", "prepare", "data", "choice", "warnings",
-    "kept", "float_nodes", "refusals", "sites", "nodes",
-}  # fmt: skip
+_FRESH = "compare with a fresh `onnxq plan`"
+_PLAN_KEYS: dict[str, type] = {
+    "schema": int,
+    "target": str,
+    "model": str,
+    "topology": str,
+    "weights": str,
+    "opset": int,
+    "prepare": list,
+    "data": str,
+    "choice": dict,
+    "warnings": list,
+    "kept": list,
+    "float_nodes": list,
+    "refusals": list,
+    "sites": list,
+    "nodes": dict,
+}
 _SITE_KEYS = {
     "site", "scope", "role", "spec", "scale", "zero_point", "origin", "observer", "rule", "reason",
     "consumers", "bound", "derived", "group", "tensor", "anchor",
@@ -130,6 +147,8 @@ def _read_edge(raw: Mapping[str, Any]) -> Edge:
 
 
 def _entry(source: str, position: int, raw: Mapping[str, Any]) -> SitePlan:
+    if not isinstance(raw, Mapping):
+        raise PlanError(f"{source}: sites[{position}]", f"is {type(raw).__name__}, not an object", _FRESH)
     subject = f"{source}: sites[{position}] ({raw.get('site', '?')})"
     unknown = sorted(set(raw) - _SITE_KEYS)
     if unknown:
@@ -162,8 +181,8 @@ def _entry(source: str, position: int, raw: Mapping[str, Any]) -> SitePlan:
         )
     except OnnxqError as error:
         raise PlanError(f"{subject}: {error.subject}", error.cause, error.fix) from error
-    except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
-        raise PlanError(subject, f"{type(error).__name__}: {error}", "compare with a fresh `onnxq plan`") from error
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
+        raise PlanError(subject, f"{type(error).__name__}: {error}", _FRESH) from error
 
 
 def spec_dict(spec: QuantSpec) -> dict[str, Any]:

@@ -19,6 +19,12 @@ EVERYTHING = Config(rules=(Rule(op="*", set={"quantize": True}),))  # type: igno
 RNG = np.random.default_rng(0)
 
 
+@pytest.fixture(autouse=True)
+def same_weights() -> None:
+    """Weights do not depend on which tests ran before."""
+    RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state
+
+
 def build(text: str, arrays: dict[str, np.ndarray], opset: int = 17) -> onnx.ModelProto:
     proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]>\n{text}')
     proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in arrays.items())

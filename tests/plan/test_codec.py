@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -109,15 +110,20 @@ def test_a_person_can_read_it() -> None:
         (lambda raw: raw.update(schema=99), "schema 99"),
         (lambda raw: raw.update(extra=1), "unknown key 'extra'"),
         (lambda raw: raw.pop("target"), "target"),
+        (lambda raw: raw.update(sites=3), "sites: is int, not list"),
+        (lambda raw: raw.update(sites=[3]), "sites[0]: is int"),
+        (lambda raw: raw["sites"][0].update(spec=3), "sites[0]"),
+        (lambda raw: raw["sites"][0].update(observer=3), "sites[0]"),
+        (lambda raw: raw.update(refusals=[3]), "must be a mapping"),
     ],
 )
 def test_a_wrong_entry_is_named(edit: object, message: str) -> None:
     raw = json.loads(to_json(simple()))
     edit(raw)  # type: ignore[operator]
-    with pytest.raises(PlanError, match=message.replace("[", r"\[").replace("]", r"\]")):
+    with pytest.raises(PlanError, match=re.escape(message)):
         from_json(json.dumps(raw), source="plan.json")
 
 
 def test_what_is_no_json_gives_the_line() -> None:
-    with pytest.raises(PlanError, match="plan.json:2"):
+    with pytest.raises(PlanError, match=r"plan\.json:2"):
         from_json('{\n"schema": ,}', source="plan.json")

@@ -6,12 +6,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tests.targets.graphs import GRAPHS, model
 
 import onnxq
 from onnxq.config import Config, Rule
 from onnxq.runtime import optimized_graph
 from onnxq.targets.ort import RULES
+from tests.targets.graphs import GRAPHS, model
 
 EVERYTHING = Config(rules=(Rule(op="*", set={"quantize": True}),))  # type: ignore[arg-type]
 
