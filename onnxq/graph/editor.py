@@ -75,16 +75,16 @@ class Editor:
         held.initializers[tensor.name] = tensor
         held.value_info.pop(tensor.name, None)
 
-    def is_unread_initializer(self, t: TensorId) -> bool:
-        """True for an initializer that no node reads and no graph or body gives out."""
-        if t not in self._wiring.tensors or t.name not in self._wiring.scopes[t.scope].initializers:
+    def is_unread(self, t: TensorId) -> bool:
+        """True for a tensor, not an input, that no node reads and no graph or body gives out."""
+        if t not in self._wiring.tensors or t.name in {value.name for value in self._wiring.scopes[t.scope].inputs}:
             return False
         given = (self._wiring.resolve(v.name, s.name) for s in self._wiring.scopes.values() for v in s.outputs)
         return not self.consumers(t) and t not in given
 
     def remove_initializer(self, t: TensorId) -> None:
         """Take out an initializer that nothing reads."""
-        if not self.is_unread_initializer(t):
+        if t.name not in self._tensor_scope(t).initializers or not self.is_unread(t):
             raise ModelError(str(t), "is not an initializer, or is still read", "rewire its readers first")
         del self._wiring.tensors[t], self._wiring.scopes[t.scope].initializers[t.name]
 

@@ -1,7 +1,9 @@
 """The values of nodes that depend on constants alone, computed by graphsurgeon's fold_constants (ONNX Runtime inside).
 
 What is computed is decided by the caller. graphsurgeon only gets that part, as a model of its own: left to choose, it
-would fold RandomNormal (no inputs, so "constant"), and keep a failing node from folding all others.
+would fold RandomNormal (no inputs, so "constant"). One node that ONNX Runtime cannot run keeps it from folding any
+other, and its own remedy (partitioning) then tries the same part again until the stack is full; so the parts are made
+here.
 """
 
 from __future__ import annotations
@@ -24,34 +26,54 @@ def evaluate(
     nodes: in topological order, reading `constants` and each other. like: gives opsets and IR version. Raises
     MissingDependencyError without onnxruntime.
     """
+    values = _fold(_part(like, nodes, constants, wanted)) if wanted else {}
+    if values is None:
+        alone = {name: _fold(_part(like, nodes, constants, [name])) for name in wanted} if len(wanted) > 1 else {}
+        values = {end: value for found in alone.values() if found for end, value in found.items()}
+    return {end[: -len(_END)]: value for end, value in values.items()}
+
+
+# graphsurgeon computes only what nothing foldable reads: every wanted tensor gets an Identity of this name behind it.
+_END = " "
+
+
+def _part(
+    like: ModelProto, nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto], wanted: Sequence[str]
+) -> ModelProto:
+    """A model of the nodes and constants that `wanted` needs."""
     model = ModelProto(ir_version=like.ir_version)
     model.opset_import.extend(like.opset_import)
     model.graph.name = "constants"
-    model.graph.node.extend(nodes)
+    needed = set(wanted)
+    kept: list[NodeProto] = []
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(node.input)
+    model.graph.node.extend(reversed(kept))
     for name, tensor in constants.items():
-        model.graph.initializer.append(tensor)
-        model.graph.initializer[-1].name = name
-    # graphsurgeon computes only what nothing foldable reads: give every wanted tensor such an end.
-    ends = {f"{name} ": name for name in wanted}
-    for end, name in ends.items():
-        model.graph.node.add(op_type="Identity", input=[name], output=[end], name=end)
-        model.graph.output.add(name=end)
-    return {ends[end]: value for end, value in _fold(model).items()}
+        if name in needed:
+            model.graph.initializer.append(tensor)
+            model.graph.initializer[-1].name = name
+    for name in wanted:
+        model.graph.node.add(op_type="Identity", input=[name], output=[name + _END], name=name + _END)
+        model.graph.output.add(name=name + _END)
+    return model
 
 
-def _fold(model: ModelProto) -> dict[str, NDArray[Any]]:
-    options = {
-        "fold_shapes": False,
-        "recurse_subgraphs": False,
-        "flatten_subgraphs": False,
-        "recurse_functions": False,
-    }
+def _fold(model: ModelProto) -> dict[str, NDArray[Any]] | None:
+    """The model's outputs by name, None when ONNX Runtime cannot compute them."""
     graph = gs.import_onnx(model)
     try:
-        graph.fold_constants(error_ok=False, **options)
+        graph.fold_constants(
+            fold_shapes=False,
+            recurse_subgraphs=False,
+            flatten_subgraphs=False,
+            recurse_functions=False,
+            error_ok=False,
+        )
     except ModuleNotFoundError as error:
         raise MissingDependencyError("onnxruntime", "is needed to fold constants", "pip install onnxq[cpu]") from error
-    except Exception:  # one node that ONNX Runtime cannot run; the others are computed one by one
-        graph = gs.import_onnx(model)
-        graph.fold_constants(partitioning="basic", **options)
+    except Exception:  # whatever ONNX Runtime makes of a model it cannot run
+        return None
     return {tensor.name: tensor.values for tensor in graph.outputs if isinstance(tensor, gs.Constant)}

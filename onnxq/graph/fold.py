@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
+from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxq.errors import ModelError
@@ -17,6 +19,7 @@ from onnxq.graph.index import GraphIndex, NodeRef
 from onnxq.graph.names import name_nodes
 from onnxq.graph.scopes import walk
 from onnxq.graph.shapes import infer_shapes
+from onnxq.graph.unpack import unpack
 from onnxq.graph.values import constant_attribute
 from onnxq.graph.weights import SMALL_BYTES, lighten, tensor_bytes
 from onnxq.sites import TensorId
@@ -91,14 +94,15 @@ class _Folding:
     def plan(self) -> _Plan:
         """What can be folded now; nodes that fail or grow too much are left out with what depends on them."""
         refused: set[str] = set()
+        computed: dict[TensorId, TensorProto] = {}
         while True:
             nodes = self._foldable(refused)
             same, wanted = self._wanted(nodes)
-            tensors = {t: self._literal(t) for t in wanted if self._is_literal(t)}
-            computed = [t for t in wanted if t not in tensors]
-            tensors.update(self._compute(nodes, computed))
-            failed = [t for t in computed if t not in tensors or self._too_large(t, tensor_bytes(tensors[t]))]
+            missing = [t for t in wanted if not self._is_literal(t) and t not in computed]
+            computed.update(self._compute(nodes, missing))
+            failed = [t for t in missing if t not in computed or self._too_large(t, tensor_bytes(computed[t]))]
             if not failed:
+                tensors = {t: self._literal(t) if self._is_literal(t) else computed[t] for t in wanted}
                 return _Plan(nodes, tensors, same)
             refused.update(self._maker(t).name for t in failed)
 
@@ -171,9 +175,33 @@ class _Folding:
         return t
 
     def _compute(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> dict[TensorId, TensorProto]:
+        """The values of the tensors asked for, as far as there are any."""
+        moved = {t: array for t in wanted if (array := self._moved(t)) is not None}
+        done = {t: encode_tensor(t.name, array) for t, array in moved.items()}
+        rest = [t for t in wanted if t not in moved]
+        return {**done, **self._evaluate(nodes, rest)} if rest else done
+
+    def _moved(self, t: TensorId) -> NDArray[Any] | None:
+        """The value of a weight that is only transposed, reshaped or widened, perhaps several times."""
+        chain: list[NodeRef] = []
+        at: TensorId | None = t
+        while at is not None and not self.weights.is_constant(at):
+            maker = self.index.producer(at)
+            if maker is None or not maker.inputs:
+                return None
+            chain.append(maker)
+            at = self.index.resolve(maker.inputs[0], maker.scope)
+        if at is None or not chain:
+            return None
+        array, dtype = self.weights.constant(at), self.weights.dtype(at)
+        for node in reversed(chain):
+            shape = self._static_shape(TensorId(node.outputs[0], node.scope))
+            array = None if array is None else unpack(node, array, dtype, shape)
+            dtype = node.attrs.get("to", dtype) if node.op_type == "Cast" else dtype
+        return array
+
+    def _evaluate(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> dict[TensorId, TensorProto]:
         """The part of the model that makes `wanted`, in names that fit one scope, computed."""
-        if not wanted:
-            return {}
         names: dict[TensorId, str] = {}
         constants: dict[str, TensorProto] = {}
         part: list[NodeProto] = []
@@ -222,10 +250,15 @@ class _Folding:
 
     def _inferred_bytes(self, t: TensorId) -> int:
         """What the tensor takes if its shape is static, else 0."""
-        shape, dtype = self.index.shape(t), self.index.dtype(t)
-        if shape is None or not dtype or dtype == TensorProto.STRING or not all(isinstance(d, int) for d in shape):
+        shape, dtype = self._static_shape(t), self.index.dtype(t)
+        if shape is None or not dtype or dtype == TensorProto.STRING:
             return 0
-        return tensor_bytes(TensorProto(data_type=dtype, dims=[int(d) for d in shape if d is not None]))
+        return tensor_bytes(TensorProto(data_type=dtype, dims=shape))
+
+    def _static_shape(self, t: TensorId) -> tuple[int, ...] | None:
+        dims = self.index.shape(t)
+        static = tuple(d for d in dims or () if isinstance(d, int))
+        return None if dims is None or len(static) != len(dims) else static
 
     def _too_large(self, t: TensorId, size: int) -> bool:
         return size > max(_ALWAYS_BYTES, _GROWTH * self.bytes.get(t, 0))
@@ -240,13 +273,30 @@ def _apply(index: GraphIndex, plan: _Plan, proto: ModelProto) -> ModelProto:
         editor.remove_node(name)
     for t, tensor in plan.tensors.items():
         editor.add_tensor(t.scope, tensor)
-    for node in plan.nodes.values():
-        for name in node.inputs:
-            read = index.resolve(name, node.scope)
-            if read is not None and editor.is_unread_initializer(read):
-                editor.remove_initializer(read)
+    _remove_sources(index, plan, editor)
     _share(index, plan, editor)
     return editor.export()
+
+
+def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor) -> None:
+    """Take out what only the folded nodes read: weights, and Shape nodes of which every static entry was taken."""
+    waiting = list(plan.nodes.values())
+    removed = set(plan.nodes)
+    while waiting:
+        node = waiting.pop()
+        for name in filter(None, node.inputs):
+            read = index.resolve(name, node.scope)
+            maker = None if read is None else index.producer(read)
+            if read is None or not editor.is_unread(read):
+                continue
+            if maker is None:
+                editor.remove_initializer(read)
+            elif maker.name not in removed and not index.bodies(maker.name):
+                outputs = [TensorId(made, maker.scope) for made in maker.outputs if made]
+                if all(editor.is_unread(t) for t in outputs):
+                    editor.remove_node(maker.name)
+                    removed.add(maker.name)
+                    waiting.append(maker)
 
 
 def _share(index: GraphIndex, plan: _Plan, editor: Editor) -> None:

@@ -31,10 +31,10 @@ def verify(proto: ModelProto, *, kept: Collection[str] = ()) -> None:
         index = GraphIndex(proto)
         for node in index.nodes:
             if node.domain in _DOMAINS and node.name not in kept:
-                if node.op_type == QUANTIZE:
-                    _check_quantize(index, node)
                 if node.op_type in (QUANTIZE, DEQUANTIZE):
                     _check_numbers(index, node)
+                if node.op_type == QUANTIZE:
+                    _check_quantize(index, node)
         check_structure(proto, "the model")
     except ModelError as error:
         raise VerificationError(error.subject, error.cause, error.fix) from error

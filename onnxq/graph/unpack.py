@@ -1,0 +1,37 @@
+"""Weights unwrapped without an engine: what only moves or widens values, for which ORT would copy them five times.
+
+It also serves types that ORT cannot hand back to numpy (bfloat16, float8, sub-byte integers).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from onnxq.graph.index import NodeRef
+
+# Casts in which no value changes: what is read -> what it may become.
+_WIDER: dict[int, tuple[int, ...]] = {
+    TensorProto.FLOAT16: (TensorProto.FLOAT, TensorProto.DOUBLE),
+    TensorProto.BFLOAT16: (TensorProto.FLOAT, TensorProto.DOUBLE),
+    TensorProto.FLOAT: (TensorProto.DOUBLE,),
+}
+_RESHAPES = frozenset(["Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"])
+
+
+def unpack(node: NodeRef, source: NDArray[Any], dtype: int, shape: tuple[int, ...] | None) -> NDArray[Any] | None:
+    """What `node` makes of the constant at its first input; None when it is not a mere move.
+
+    dtype: of the source. shape: of the output where inferred, None otherwise.
+    """
+    if node.op_type in _RESHAPES and shape is not None and np.prod(shape, dtype=np.int64) == source.size:
+        return source.reshape(shape)
+    if node.op_type == "Transpose":
+        return np.ascontiguousarray(np.transpose(source, node.attrs.get("perm")))
+    if node.op_type == "Cast" and node.attrs["to"] in _WIDER.get(dtype, ()):
+        return source.astype(onnx.helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
+    return None

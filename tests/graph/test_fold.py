@@ -1,0 +1,314 @@
+"""fold_constants: what it must fold, what it must leave, and the numbers it must keep."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from onnxq.graph import GraphIndex, fold_constants, name_nodes, verify
+from onnxq.graph.encode import encode_tensor
+from onnxq.sites import TensorId
+from tests.graph.kit import all_nodes, assert_same, compute, model, models, shuffled
+
+F = np.float32
+W = np.random.default_rng(0).standard_normal((3, 4)).astype(F)
+
+
+def fold(proto: ModelProto) -> GraphIndex:
+    """Folded, legal, with the interface of before."""
+    result = fold_constants(proto)
+    verify(result)
+    assert list(result.graph.input) == list(proto.graph.input)
+    assert list(result.graph.output) == list(proto.graph.output)
+    return GraphIndex(result)
+
+
+def ops(index: GraphIndex) -> list[str]:
+    return [node.op_type for node in index.nodes]
+
+
+def initializer(index: GraphIndex, name: str, scope: str = "") -> np.ndarray:
+    t = TensorId(name, scope)
+    assert index.producer(t) is None
+    array = index.constant(t)
+    assert array is not None
+    return array
+
+
+@settings(max_examples=60)
+@given(models(named=False), st.integers(0, 99))
+def test_random_models_keep_their_numbers(proto: ModelProto, seed: int) -> None:
+    proto = name_nodes(shuffled(proto, seed))
+    index = fold(proto)
+    assert_same(proto, index.proto)
+    for node in index.nodes:
+        if node.op_type != "If":
+            reads = [index.resolve(name, node.scope) for name in node.inputs]
+            assert index.is_output(TensorId(node.outputs[0], node.scope)) or not all(
+                index.is_constant(t) for t in reads if t is not None
+            )
+    assert fold_constants(index.proto) == index.proto
+
+
+@pytest.mark.parametrize("wrap", ["Transpose", "Identity", "Cast<to = 1>", "Reshape", "Neg"])
+def test_a_wrapped_weight_becomes_an_initializer(wrap: str) -> None:
+    inner = "Reshape(w, shape)" if wrap == "Reshape" else f"{wrap}(w)"
+    weight = W.T if wrap == "Transpose" else W.reshape(4, 3)
+    expected = {"Transpose": weight.T, "Neg": -weight}.get(wrap, weight)
+    proto = model(
+        f"g (float[N,{expected.shape[0]}] x) => (float[N,{expected.shape[1]}] y) {{ v = {inner} y = MatMul(x, v) }}",
+        w=weight.astype(np.float16) if wrap.startswith("Cast") else np.ascontiguousarray(weight),
+        shape=np.array(weight.shape, np.int64),
+    )
+    index = fold(proto)
+    assert ops(index) == ["MatMul"]
+    name = index.nodes[0].inputs[1]
+    assert name == ("w" if wrap == "Identity" else "v")
+    found = initializer(index, name)
+    assert found.dtype == F
+    assert [t.name for t in index.proto.graph.initializer] == (["w", "shape"] if wrap == "Identity" else [name] if
+                                                               wrap == "Reshape" else ["shape", name])  # fmt: skip
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+    if not wrap.startswith("Cast"):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_tied_weight_behind_identities_stays_one() -> None:
+    text = "i = Identity(w) j = Identity(i) a = MatMul(x, i) b = MatMul(x, j) y = Add(a, b)"
+    proto = model(f"g (float[3] x) => (float[4] y) {{ {text} }}", w=W)
+    index = fold(proto)
+    assert [t.name for t in index.proto.graph.initializer] == ["w"]
+    assert len(index.consumers(TensorId("w"))) == 2
+
+
+def test_constant_nodes_of_every_kind_become_initializers() -> None:
+    proto = model(
+        """g (float[2] x) => (float[2] y, int64[2] k) {
+        a = Constant<value_floats = [1.0, 2.0]>()
+        b = Constant<value_float = 3.0>()
+        c = Constant<value = float[2] {4.0, 5.0}>()
+        d = Constant<value_ints = [6, 7]>()
+        s = Add(x, a) t = Mul(s, b) y = Sub(t, c) n = Shape(y) k = Add(d, d2)
+        d2 = Constant<value_ints = [6, 7]>() }"""
+    )
+    index = fold(name_nodes(proto))
+    assert ops(index) == ["Add", "Mul", "Sub", "Add"]
+    np.testing.assert_array_equal(initializer(index, "b"), F(3))
+    np.testing.assert_array_equal(initializer(index, "c"), np.array([4, 5], F))
+    assert initializer(index, "d").dtype == np.int64
+
+
+def test_a_constant_that_is_an_output_stays() -> None:
+    text = "c = Constant<value_floats = [1.0, 2.0]>() k = Neg(c) y = Add(x, k)"
+    proto = model(f"g (float[2] x) => (float[2] y, float[2] k) {{ {text} }}")
+    index = fold(proto)
+    assert ops(index) == ["Neg", "Add"]
+    initializer(index, "c")
+
+
+PADDING = """g (float[N,3,10,10] x) => (float[N,3,H,W] y) {
+    shape = Shape(x)
+    two = Constant<value_ints = [2]>()
+    four = Constant<value_ints = [4]>()
+    hw = Slice(shape, two, four)
+    k = Constant<value_ints = [3, 3]>()
+    rest = Mod(hw, k)
+    zeros = ConstantOfShape<value = int64[1] {0}>(two)
+    pads = Concat<axis = 0>(zeros, rest, zeros, rest)
+    y = Pad(x, pads)
+}"""
+
+
+def test_padding_amounts_follow_from_static_axes_though_the_batch_is_dynamic() -> None:
+    index = fold(model(PADDING))
+    assert ops(index) == ["Pad"]
+    np.testing.assert_array_equal(initializer(index, "pads"), [0, 0, 1, 1, 0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("k = Shape<start = 1, end = 3>(x)", [3, 5]),
+        ("k = Shape<start = -1>(x)", [5]),
+        ("k = Shape<start = 2, end = 99>(x)", [5]),
+        ("s = Shape(x) k = Gather(s, i)", [5, 3]),
+        ("s = Shape(x) g = Gather(s, one) k = Unsqueeze(g, zero)", [3]),
+        ("s = Shape(x) k = Slice(s, m1, far, zero, m1)", []),
+        ("s = Shape(x) t = Slice(s, one1, far) c = Cast<to = 6>(t) k = Cast<to = 7>(c)", [3, 5]),
+        ("s = Shape<start = 1>(x) k = Concat<axis = 0>(s, one1, s)", [3, 5, 1, 3, 5]),
+        ("s = Shape<start = 1>(x) q = Slice(s, zero, one1) r = Squeeze(q) k = Unsqueeze(r, zero)", [3]),
+        ("s = Shape(x) k = Mul(s, s)", None),
+    ],
+)
+def test_shapes_are_followed_entry_by_entry(text: str, expected: list[int] | None) -> None:
+    proto = model(
+        f"g (float[N,3,5] x) => (int64[K] y) {{ {text} y = Add(k, one1) }}",
+        i=np.array([2, 1]),
+        one=np.array(1),
+        one1=np.array([1]),
+        zero=np.array([0]),
+        m1=np.array([-1]),
+        far=np.array([9999]),
+    )
+    index = fold(proto)
+    found = index.constant(TensorId("k"))
+    assert (None if found is None else found.tolist()) == expected
+    feeds = {"x": np.zeros((2, 3, 5), F)}
+    np.testing.assert_array_equal(compute(index.proto, feeds)[0], compute(proto, feeds)[0])
+
+
+def test_stale_value_info_is_not_believed() -> None:
+    """A model made dynamic by editing its input alone still claims batch 1 inside."""
+    proto = model("g (float[N,3] x) => (int64[2] y) { a = Relu(x) s = Shape(a) y = Add(s, s) }")
+    proto.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [1, 3]))
+    index = fold(proto)
+    assert ops(index) == ["Relu", "Shape", "Add"]
+
+
+def test_quantized_weights_stay_behind_their_dequantize() -> None:
+    proto = model(
+        """g (float[3] x) => (float[4] y) {
+        t = Transpose(q) d = DequantizeLinear(t, s) a = MatMul(x, d)
+        r = Neg(w) u = QuantizeLinear(r, s) e = DequantizeLinear(u, s) b = MatMul(x, e)
+        y = Add(a, b) }""",
+        q=np.ones((4, 3), np.int8),
+        s=0.5,
+        w=W,
+    )
+    index = fold(name_nodes(proto))
+    assert ops(index) == ["DequantizeLinear", "MatMul", "QuantizeLinear", "DequantizeLinear", "MatMul", "Add"]
+    assert initializer(index, "t").shape == (3, 4)
+    np.testing.assert_array_equal(initializer(index, "r"), -W)
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.BFLOAT16, TensorProto.INT4, TensorProto.UINT4])
+def test_types_numpy_does_not_know_are_unpacked(dtype: int) -> None:
+    """ORT cannot hand these back; moving them needs no engine."""
+    values = np.arange(6).reshape(2, 3)
+    follow = "Cast<to = 1>(r)" if dtype == TensorProto.BFLOAT16 else "DequantizeLinear(r, s)"
+    proto = model(
+        f"g (float[N,6] x) => (float[N,1] y) {{ t = Transpose(w) r = Reshape(t, k) f = {follow} y = MatMul(x, f) }}",
+        opset=21,
+        ir=10,
+        s=1.0,
+        k=np.array([6, 1]),
+    )
+    proto.graph.initializer.append(encode_tensor("w", values, dtype))
+    index = fold(name_nodes(proto))
+    found = initializer(index, "f" if dtype == TensorProto.BFLOAT16 else "r")
+    np.testing.assert_array_equal(found.astype(F), values.T.reshape(6, 1))
+    np.testing.assert_array_equal(compute(index.proto, {"x": np.eye(6, dtype=F)})[0], values.T.reshape(6, 1).astype(F))
+
+
+def test_chance_is_not_folded() -> None:
+    text = "r = RandomNormal<shape = [4]>() l = RandomUniformLike(w) s = Add(r, l) y = Add(x, s)"
+    index = fold(model(f"g (float[4] x) => (float[4] y) {{ {text} }}", w=np.ones(4, F)))
+    assert ops(index) == ["RandomNormal", "RandomUniformLike", "Add", "Add"]
+
+
+def test_what_would_blow_up_the_model_stays() -> None:
+    proto = model(
+        """g (float[N] x) => (float[2000,2000] y) {
+        n = Concat<axis = 0>(k, k)
+        big = ConstantOfShape<value = float[1] {1.0}>(n)
+        small = ConstantOfShape<value = float[1] {1.0}>(k)
+        e = Expand(small, n)
+        t = ReduceSum<keepdims = 0>(x)
+        u = Mul(big, t) y = Add(u, e) }""",
+        k=np.array([2000]),
+    )
+    index = fold(proto)
+    assert sorted(ops(index)) == ["Add", "ConstantOfShape", "Expand", "Mul", "ReduceSum"]
+    np.testing.assert_array_equal(initializer(index, "n"), [2000, 2000])
+    assert initializer(index, "small").shape == (2000,)
+
+
+def test_one_node_ort_cannot_run_does_not_keep_others_from_folding() -> None:
+    text = """v = Transpose(w) j = Add(i, i) c = BitShift<direction = "LEFT">(j, j) f = Cast<to = 1>(c)
+              m = MatMul(x, v) y = Add(m, f)"""
+    proto = model(
+        f"g (float[3] x) => (float[4] y) {{ {text} }}", w=np.ascontiguousarray(W.T), i=np.array([1], np.uint16)
+    )
+    index = fold(name_nodes(proto))
+    assert sorted(ops(index)) == ["Add", "BitShift", "Cast", "MatMul"]
+    np.testing.assert_array_equal(initializer(index, "v"), W)
+    np.testing.assert_array_equal(initializer(index, "j"), [2])
+
+
+def test_other_domains_are_left_alone() -> None:
+    proto = model("g (float[4] x) => (float[4] y) { v = com.microsoft.Gelu(w) y = Add(x, v) }", w=np.ones(4))
+    assert ops(fold(proto)) == ["Gelu", "Add"]
+
+
+BRANCHES = """g (float[3] x, bool c) => (float[4] y) {
+    [i] y = If(c) <then_branch = t () => (float[4] b) { [n] v = Transpose(w) [m] b = MatMul(x, v) },
+                   else_branch = e () => (float[4] b) { [p] v = Neg(k) [k] k0 = Constant<value = float[1] {2.0}>()
+                        [q] a = MatMul(x, u) [r] z = Add(a, v) [s] b = Mul(z, k0) }>
+}"""
+
+
+def test_bodies_fold_in_their_own_scope() -> None:
+    proto = model(BRANCHES, w=np.ascontiguousarray(W.T), u=W, k=np.ones(4, F))
+    index = fold(proto)
+    assert [node.op_type for node in index.nodes] == ["MatMul", "MatMul", "Add", "Mul", "If"]
+    np.testing.assert_array_equal(initializer(index, "v", "i.then_branch"), W)
+    np.testing.assert_array_equal(initializer(index, "v", "i.else_branch"), -np.ones(4))
+    for flag in (True, False):
+        feeds = {"x": np.ones(3, F), "c": np.array(flag)}
+        np.testing.assert_array_equal(compute(index.proto, feeds)[0], compute(proto, feeds)[0])
+
+
+def test_bodies_that_unpack_one_weight_share_it() -> None:
+    text = """g (float[40] x, bool c) => (float[60] y) {
+        [i] y = If(c) <then_branch = t () => (float[60] b) { [n] v = Transpose(w) [m] b = MatMul(x, v) },
+                       else_branch = e () => (float[60] b) { [p] v = Transpose(w) [q] a = MatMul(x, v) [r] b = Neg(a) }>
+    }"""
+    index = fold(model(text, w=np.random.default_rng(0).standard_normal((60, 40)).astype(F)))
+    assert [t.name for t in index.proto.graph.initializer] == ["v"]
+    assert len(index.consumers(TensorId("v"))) == 2
+
+
+def test_names_metadata_and_narrow_weights_survive() -> None:
+    proto = model("g (float[4] x) => (float[4] y) { [a] v = Neg(w) [b] y = Add(x, v) }", opset=21, ir=10, w=np.ones(4))
+    proto.metadata_props.add(key="k", value="v")
+    proto.graph.node[1].metadata_props.add(key="n", value="m")
+    proto.graph.initializer.append(encode_tensor("four", np.arange(5), TensorProto.INT4))
+    result = fold(proto).proto
+    assert result.metadata_props == proto.metadata_props
+    assert result.graph.node[0] == proto.graph.node[1]
+    assert result.graph.initializer[0] == proto.graph.initializer[1]
+
+
+def test_weights_in_constant_nodes_keep_their_bytes() -> None:
+    proto = model("g (float[4] x) => (float[4] y) { y = Relu(x) }", opset=21, ir=10)
+    tensor = encode_tensor("any", np.arange(5), TensorProto.INT4)
+    tensor.metadata_props.add(key="k", value="v")
+    proto.graph.node.insert(0, helper.make_node("Constant", [], ["four"], "four", value=tensor))
+    proto.graph.node.insert(1, helper.make_node("DequantizeLinear", ["four", "s"], ["d"], "d"))
+    proto.graph.node[2].name, proto.graph.node[2].input[0] = "r", "d"
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(1, F), "s"))
+    found = fold(proto).proto.graph.initializer[-1]
+    assert (found.name, found.raw_data, found.metadata_props) == ("four", tensor.raw_data, tensor.metadata_props)
+
+
+def test_the_input_is_not_changed() -> None:
+    proto = model("g (float[4] x) => (float[4] y) { v = Neg(w) y = Add(x, v) }", w=np.ones(4))
+    before = proto.SerializeToString(deterministic=True)
+    fold_constants(proto)
+    assert proto.SerializeToString(deterministic=True) == before
+
+
+def test_nothing_is_written_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    fold_constants(
+        model(PADDING.replace("zeros = ConstantOfShape<value = int64[1] {0}>(two2)", "zeros = Identity(two)"))
+    )
+    assert capfd.readouterr() == ("", "")
+
+
+def test_folding_twice_changes_nothing_more() -> None:
+    once = fold_constants(model(BRANCHES, w=np.ascontiguousarray(W.T), u=W, k=np.ones(4, F)))
+    assert fold_constants(once) == once
+    assert len(all_nodes(once)) == 5

@@ -1,0 +1,257 @@
+"""Reading models nobody vouches for: every fault named, nothing followed out of the folder, nothing written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from onnxq.errors import ModelError
+from onnxq.graph import load_model
+from onnxq.graph.encode import encode_tensor
+from tests.graph.kit import compute, model
+
+W = np.arange(2000, dtype=np.float32).reshape(4, 500)
+
+
+def small() -> ModelProto:
+    return model("g (float[4] x) => (float[500] y) { [m] y = MatMul(x, w) }", w=W)
+
+
+def external(folder: Path, location: str = "weights.bin", *, real: str | None = None, **entries: object) -> Path:
+    """A model in `folder` whose weight lies in `location`; `real` is where the bytes are really put."""
+    proto = small()
+    tensor = proto.graph.initializer[0]
+    data = tensor.raw_data
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": location, "length": len(data), **entries}.items():
+        if value is not None:
+            tensor.external_data.add(key=key, value=str(value))
+    target = folder / (real or location)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def test_a_model_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(small().SerializeToString())
+    loaded = load_model(path)
+    assert loaded.proto == small()
+    assert (loaded.path, loaded.size_bytes, loaded.external, loaded.notes) == (path, path.stat().st_size, False, ())
+    assert load_model(str(path)).proto == small()
+
+
+def test_a_proto_is_copied() -> None:
+    proto = small()
+    loaded = load_model(proto)
+    loaded.proto.graph.node[0].name = "changed"
+    assert proto == small()
+    assert loaded.path is None
+
+
+def test_external_data_is_read_in(tmp_path: Path) -> None:
+    path = external(tmp_path, "sub/weights.bin")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*.*")}
+    loaded = load_model(path)
+    assert loaded.external
+    assert loaded.size_bytes == sum(len(data) for data in before.values())
+    assert loaded.proto == small()
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*.*")} == before
+
+
+def test_external_data_of_attributes_and_bodies_is_read_in(tmp_path: Path) -> None:
+    proto = model("""g (float[4] x, bool c) => (float[4] y) {
+        [i] y = If(c) <then_branch = t () => (float[4] b) { [n] b = Add(x, w) },
+                       else_branch = e () => (float[4] b) { b = Neg(x) }> }""")
+    body = proto.graph.node[0].attribute[0].g
+    body.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    constant = helper.make_node("Constant", [], ["k"], "k", value=numpy_helper.from_array(np.ones(4, np.float32)))
+    proto.graph.node.insert(0, constant)
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path, save_as_external_data=True, size_threshold=0, convert_attribute=True)
+    again = load_model(path).proto
+    assert numpy_helper.to_array(again.graph.node[0].attribute[0].t).tolist() == [1] * 4
+    assert numpy_helper.to_array(again.graph.node[1].attribute[0].g.initializer[0]).tolist() == [1] * 4
+
+
+def fails(source: object, *words: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(source)  # type: ignore[arg-type]
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_missing_file_suggests_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"x")
+    fails(tmp_path / "modle.onnx", "there is no such file", "model.onnx")
+    fails(tmp_path / "no" / "folder.onnx", "there is no such file")
+
+
+def test_a_folder_names_the_models_in_it(tmp_path: Path) -> None:
+    (tmp_path / "inner.onnx").write_bytes(b"x")
+    fails(tmp_path, "is a folder", "inner.onnx")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        (b"\x08\0\0\0ORTM\0\0", "ORT-format"),
+        (b"PK\x03\x04", "zip"),
+        (b"<!DOCTYPE html>", "web page"),
+        (b"this is not a protobuf at all \xff\xff", "not an ONNX model"),
+        (numpy_helper.from_array(W).SerializeToString(), "not an ONNX model"),
+        (ModelProto(ir_version=8).SerializeToString(), "not an ONNX model"),
+    ],
+)
+def test_what_is_not_a_model_is_told(tmp_path: Path, data: bytes, words: str) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data)
+    fails(path, str(path), words)
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.99])
+def test_a_truncated_file_is_told(tmp_path: Path, part: float) -> None:
+    path = tmp_path / "m.onnx"
+    data = small().SerializeToString()
+    path.write_bytes(data[: int(len(data) * part)])
+    fails(path, "truncated")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_file_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(small().SerializeToString())
+    path.chmod(0)
+    fails(path, "cannot be read")
+
+
+def test_missing_external_data_names_the_file(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    (tmp_path / "weights.bin").unlink()
+    fails(path, "'w'", "'weights.bin' is not there", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ("../weights.bin", "points outside"),
+        ("sub/../../weights.bin", "points outside"),
+        ("/etc/hostname", "absolute"),
+        ("C:\\weights.bin", "absolute"),
+        ("..\\weights.bin", "points outside"),
+        (None, "no file is named"),
+    ],
+)
+def test_external_data_elsewhere_is_not_followed(tmp_path: Path, location: str | None, words: str) -> None:
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    (tmp_path / "weights.bin").write_bytes(W.tobytes())
+    fails(external(folder, real="ok.bin", location=location), words)
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "inner"
+    path = external(folder)
+    (folder / "weights.bin").rename(tmp_path / "elsewhere.bin")
+    (folder / "weights.bin").symlink_to(tmp_path / "elsewhere.bin")
+    fails(path, "link that leads outside", "cp -L")
+
+
+def test_a_folder_linked_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "inner"
+    path = external(folder, "sub/weights.bin")
+    (folder / "sub").rename(tmp_path / "elsewhere")
+    (folder / "sub").symlink_to(tmp_path / "elsewhere")
+    fails(path, "link that leads outside")
+
+
+def test_a_cache_that_links_model_and_data_to_one_store_is_read(tmp_path: Path) -> None:
+    store, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    path = external(store)
+    snapshot.mkdir()
+    (snapshot / "model.onnx").symlink_to(path)
+    (snapshot / "weights.bin").symlink_to(store / "weights.bin")
+    assert load_model(snapshot / "model.onnx").proto == small()
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"length": 8004}, "too short"),
+        ({"offset": 4}, "too short"),
+        ({"offset": -4}, "too short"),
+        ({"length": 4}, "needs 8000 bytes, 4 are stored"),
+        ({"offset": "many"}, "not a number"),
+    ],
+)
+def test_external_data_that_does_not_fit_is_told(tmp_path: Path, entries: dict[str, object], words: str) -> None:
+    fails(external(tmp_path, **entries), words)
+
+
+def test_a_proto_with_loose_external_data_asks_for_the_path(tmp_path: Path) -> None:
+    fails(onnx.load(external(tmp_path), load_external_data=False), "give the path")
+
+
+def test_a_tensor_with_too_few_bytes_is_named() -> None:
+    proto = small()
+    proto.graph.initializer[0].raw_data = b"1234"
+    fails(proto, "'w'", "needs 8000 bytes, 4 are stored")
+
+
+def test_versions_from_the_future_and_the_past_are_told() -> None:
+    for field, value, words in (("ir_version", 99, "IR version 99"), ("ir_version", 2, "before opsets")):
+        proto = small()
+        setattr(proto, field, value)
+        fails(proto, words)
+    proto = small()
+    proto.opset_import[0].version = 999
+    fails(proto, "opset 999")
+
+
+def test_an_invalid_model_says_what_onnx_says() -> None:
+    proto = small()
+    proto.graph.node[0].input[1] = "nobody"
+    fails(proto, "not a valid ONNX model", "nobody")
+
+
+def test_unknown_attributes_pass_only_without_the_check() -> None:
+    proto = small()
+    proto.graph.node[0].attribute.append(helper.make_attribute("bits", 8))
+    fails(proto, "bits")
+    assert load_model(proto, check=False).proto == proto
+
+
+def test_initializers_that_are_inputs_become_plain(tmp_path: Path) -> None:
+    """The form of IR version 3: ORT would take every weight for an input that may change."""
+    proto = model("g (float[4] x, float[4,500] w) => (float[500] y) { [m] y = MatMul(x, w) }", opset=7, ir=3, w=W)
+    loaded = load_model(proto)
+    assert [value.name for value in loaded.proto.graph.input] == ["x"]
+    assert loaded.proto.ir_version == 4
+    assert loaded.notes == ("1 initializers were listed as graph inputs too; they are plain initializers now",)
+    feeds = {"x": np.ones(4, np.float32)}
+    np.testing.assert_array_equal(compute(loaded.proto, feeds)[0], compute(proto, feeds)[0])
+
+
+def test_nodes_in_any_order_are_sorted() -> None:
+    proto = model("g (float[4] x) => (float[4] y) { [b] y = Neg(a) [a] a = Relu(x) }")
+    loaded = load_model(proto)
+    assert [node.name for node in loaded.proto.graph.node] == ["a", "b"]
+    assert len(loaded.notes) == 1
+
+
+def test_narrow_types_pass_the_size_check() -> None:
+    proto = small()
+    proto.graph.initializer.append(encode_tensor("four", np.arange(7), TensorProto.UINT4))
+    proto.graph.initializer.append(helper.make_tensor("text", TensorProto.STRING, [2], [b"a", b"bc"]))
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros((0, 3), np.float32), "none"))
+    assert load_model(proto).proto == proto
