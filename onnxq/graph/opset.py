@@ -10,7 +10,8 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 from onnxq.errors import ModelError
 from onnxq.graph.index import opset_of
 from onnxq.graph.load import check_structure
-from onnxq.graph.names import assign_names, name_nodes
+from onnxq.graph.names import name_nodes
+from onnxq.graph.opset_names import settle_names
 from onnxq.graph.scopes import label, walk
 from onnxq.graph.weights import copy_fields, lighten, restore
 
@@ -38,7 +39,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     result.ir_version = max(named.ir_version, helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True))
     result.graph.CopyFrom(converted.graph)
     _reattach(light, result)
-    assign_names(result)
+    settle_names(light, result)
     full = restore(result, payload)
     try:
         check_structure(full, f"the model at opset {minimum}")
@@ -56,21 +57,25 @@ def _imports(proto: ModelProto, minimum: int) -> list[onnx.OperatorSetIdProto]:
 
 
 def _reattach(before: ModelProto, after: ModelProto) -> None:
-    """What the converter drops: metadata, doc strings, quantization annotations, declared types, sparse weights."""
-    originals = {node.name: node for _, graph in walk(before.graph) for node in graph.node}
+    """What the converter drops: names and metadata, doc strings, annotations, declared types, sparse weights."""
     graphs = dict(walk(before.graph))
     for scope, graph in walk(after.graph):
+        source = graphs[scope]
+        originals = {node.name: node for node in source.node}
+        gone = set(originals) - {node.name for node in graph.node}
+        replaced = {name: node for node in source.node if node.name in gone for name in node.output}
         for node in graph.node:
-            original = originals.get(node.name)
-            if original is not None and original.op_type == node.op_type:
+            # A node that became another operator is a new one to the converter; its output tells whose place it has.
+            original = originals.get(node.name) or next(
+                (replaced[name] for name in node.output if name in replaced), None
+            )
+            if original is not None:
                 _reattach_node(original, node)
-        source = graphs.get(scope)
-        if source is not None:
-            _reattach_graph(source, graph, main=not scope)
+        _reattach_graph(source, graph, main=not scope)
 
 
 def _reattach_node(original: NodeProto, node: NodeProto) -> None:
-    carried = ("doc_string", "metadata_props", "overload", "device_configurations", "domain")
+    carried = ("name", "doc_string", "metadata_props", "overload", "device_configurations", "domain")
     for name in carried:
         node.ClearField(name)
     kept = [field.name for field in original.DESCRIPTOR.fields if field.name not in carried]
@@ -78,9 +83,10 @@ def _reattach_node(original: NodeProto, node: NodeProto) -> None:
 
 
 def _reattach_graph(source: GraphProto, graph: GraphProto, *, main: bool) -> None:
-    for name in ("name", "doc_string", "metadata_props", "quantization_annotation", "sparse_initializer"):
+    # The converter's own value_info calls its new tensors scalars.
+    for name in ("name", "doc_string", "metadata_props", "quantization_annotation", "sparse_initializer", "value_info"):
         graph.ClearField(name)
-    left = ("node", "initializer", "value_info") + (() if main else ("input", "output"))
+    left = ("node", "initializer") + (() if main else ("input", "output"))
     for name in ("input", "output") if main else ():
         graph.ClearField(name)
     copy_fields(source, graph, left)

@@ -1,0 +1,98 @@
+"""Functions inlined: in every scope, names unique, weights and metadata kept, numbers the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto, helper, numpy_helper
+
+from onnxq.errors import ModelError
+from onnxq.graph import GraphIndex, inline_functions, name_nodes, verify
+from tests.graph.kit import all_nodes, assert_same, model
+
+F = np.float32
+
+
+def calling() -> ModelProto:
+    """Calls in the main graph and in bodies, a function that calls another, names that invite collisions."""
+    proto = model(
+        """g (float[4] x, float[4] z, bool c) => (float[4] y) {
+        [t__1] t__1 = Neg(x)
+        [f1] a = Mul(t__1, big)
+        [f2] b = Add(a, z)
+        [if] y = If(c) <then_branch = t () => (float[4] q) { [f3] q = Add(b, z) },
+                        else_branch = e () => (float[4] q) { [n] q = Relu(b) }>
+        }
+        <domain: "loc", opset_import: ["": 17, "loc": 1]> F (p, q) => (r) { [n] t = Mul(p, q) [k] k = Constant<value = float[1] {2.0}>() [m] r = Relu(t) }
+        <domain: "loc", opset_import: ["": 17]> G (p) => (r) { [n] r = Abs(p) }"""  # noqa: E501
+    )
+    proto.opset_import.append(helper.make_opsetid("loc", 1))
+    proto.graph.initializer.append(numpy_helper.from_array(np.full(4, 3, F), "big"))
+    inner = proto.functions[0].node[2]
+    inner.domain, inner.op_type = "loc", "G"
+    body = proto.graph.node[3].attribute[0].g
+    for node in (proto.graph.node[1], proto.graph.node[2], body.node[0]):
+        node.domain, node.op_type = "loc", "F"
+    proto.graph.initializer[0].metadata_props.add(key="k", value="v")
+    proto.graph.node[0].metadata_props.add(key="n", value="v")
+    return proto
+
+
+def test_calls_in_every_scope_are_inlined() -> None:
+    proto = calling()
+    result = inline_functions(proto)
+    verify(result)
+    assert not result.functions
+    index = GraphIndex(result)
+    assert {node.domain for node in index.nodes} == {""}
+    assert [node.op_type for node in index.nodes if node.scope == "if.then_branch"] == ["Mul", "Constant", "Abs"]
+    assert result.graph.node[0].metadata_props == proto.graph.node[0].metadata_props
+    assert result.graph.initializer[0] == proto.graph.initializer[0]
+    assert_same(proto, result)
+
+
+def test_names_do_not_meet() -> None:
+    result = inline_functions(calling())
+    made = [name for node in all_nodes(result) for name in node.output]
+    assert len(set(made)) == len(made) - 1  # q, in both branches
+    assert inline_functions(calling()) == result
+
+
+def test_a_model_without_functions_is_copied() -> None:
+    proto = name_nodes(model("g (float[4] x) => (float[4] y) { y = Relu(x) }"))
+    result = inline_functions(proto)
+    assert result == proto
+    assert result is not proto
+
+
+def test_a_function_of_another_opset_is_converted() -> None:
+    proto = model(
+        """g (float[1,4] x) => (float[4] y) { [f] y = Relu(x) }
+        <domain: "loc", opset_import: ["": 11]> F (a) => (b) { b = Squeeze<axes = [0]>(a) }""",
+        opset=13,
+    )
+    proto.opset_import.append(helper.make_opsetid("loc", 1))
+    proto.graph.node[0].domain, proto.graph.node[0].op_type = "loc", "F"
+    result = inline_functions(proto)
+    verify(result)
+    assert "Squeeze" in {node.op_type for node in result.graph.node}
+
+
+def test_large_weights_come_back() -> None:
+    proto = calling()
+    weight = np.random.default_rng(0).standard_normal(4000).astype(F)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "large"))
+    constant = helper.make_node("Constant", [], ["kept"], "kept", value=numpy_helper.from_array(weight))
+    proto.functions[0].node.insert(0, constant)
+    result = inline_functions(proto)
+    assert result.graph.initializer[1] == proto.graph.initializer[1]
+    held = [n for n in all_nodes(result) if n.op_type == "Constant" and len(n.attribute[0].t.raw_data) == 16000]
+    assert len(held) == 3
+
+
+def test_recursion_is_told() -> None:
+    proto = calling()
+    inner = proto.functions[1].node[0]
+    inner.domain, inner.op_type = "loc", "G"
+    with pytest.raises(ModelError, match="cannot be inlined"):
+        inline_functions(proto)

@@ -1,0 +1,72 @@
+"""Shape inference: every scope, any size, never a failure."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from onnxq.graph import GraphIndex, infer_shapes, name_nodes
+from onnxq.sites import TensorId
+from tests.graph.kit import model
+
+F = np.float32
+
+
+def test_shapes_go_through_computed_reshapes() -> None:
+    proto = name_nodes(
+        model(
+            "g (float[N,3,4] x) => (float[A,B] y) { s = Shape<start = 0, end = 1>(x) t = Concat<axis = 0>(s, k) y = Reshape(x, t) n = Relu(y) z = Neg(n) }",  # noqa: E501
+            k=np.array([12]),
+        )
+    )
+    index = GraphIndex(infer_shapes(proto))
+    assert index.shape(TensorId("n"))[1] == 12  # type: ignore[index]
+
+
+def test_bodies_are_inferred() -> None:
+    proto = model("""g (float[4] x, bool c) => (float[4] y) {
+        [i] y = If(c) <then_branch = t () => (float[M] b) { [n] a = Relu(x) [m] b = Neg(a) },
+                       else_branch = e () => (float[M] b) { [o] b = Neg(x) }> }""")
+    index = GraphIndex(infer_shapes(proto))
+    assert index.shape(TensorId("a", "i.then_branch")) == (4,)
+    assert index.shape(TensorId("b", "i.then_branch")) == (4,)
+
+
+def test_the_interface_and_the_weights_stay() -> None:
+    proto = name_nodes(model("g (float[N,4] x) => (float[A,B] y) { a = MatMul(x, w) y = Relu(a) }"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((4, 2000), F), "w"))
+    result = infer_shapes(proto)
+    assert GraphIndex(result).shape(TensorId("a")) == ("N", 2000)
+    del result.graph.value_info[:]
+    assert result == proto
+
+
+def test_nothing_makes_it_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    proto = name_nodes(model("g (float[4] x) => (float[5] y) { a = com.microsoft.Odd(x) y = Neg(x) }"))
+    assert infer_shapes(proto).graph.node == proto.graph.node
+
+    def broken(*_: object, **__: object) -> ModelProto:
+        raise RuntimeError("an operator's inference failed")
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", broken)
+    assert infer_shapes(proto) == proto
+
+
+def test_over_two_gigabytes_without_their_bytes() -> None:
+    """Only dims count: the tensor claims 4 GB, and no tool is given them."""
+    proto = name_nodes(model("g (float[N,4] x) => (float[A,B] y) { a = MatMul(x, w) y = Relu(a) }"))
+    tensor = proto.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[4, 2**28])
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="elsewhere")
+    assert GraphIndex(infer_shapes(proto)).shape(TensorId("a")) == ("N", 2**28)
+
+
+def test_helper_types_do_not_disturb() -> None:
+    proto = name_nodes(model("g (float[4] x) => (float[4] y) { y = Relu(x) }"))
+    proto.graph.value_info.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [4]))
+    proto.graph.node.append(helper.make_node("SequenceConstruct", ["x"], ["s"], "s"))
+    index = GraphIndex(infer_shapes(proto))
+    assert index.dtype(TensorId("s")) == 0
+    assert index.shape(TensorId("s")) is None
