@@ -64,8 +64,8 @@ def time_both(
     reason = ""
     if ratio < 1:
         reason = (
-            "the nodes that run in int8 save less than their pairs cost on this machine; "
-            "--placement measured looks for a faster placement"
+            "what runs in integers saves less than quantizing and dequantizing costs on this machine; "
+            "--placement measured looks for a faster placement of int8 pairs"
         )
     batch = next((int(value.shape[0]) for value in feeds.values() if value.ndim), 1)
     return Latency(float_ms=slow.median_ms, int8_ms=slow.median_ms / ratio, threads=threads, batch=batch, reason=reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from onnxq.emit import emit
-from onnxq.graph import infer_shapes, opset_of, upgrade_opset, verify
+from onnxq.graph import opset_of, upgrade_opset, verify
 from onnxq.graph.half import restore_half
 from onnxq.passes import guard_float, unfuse_matmul_bias
 from onnxq.pipeline.prepared import PreparedModel
@@ -22,8 +22,19 @@ def realise(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
     proto = emit(proto, plan)
     if plan.float_nodes:
         proto, _ = guard_float(proto, plan.float_nodes)
-    proto = restore_half(infer_shapes(proto), prepared.named)
+    proto = _as_declared(restore_half(proto, prepared.named), prepared.named)
     verify(proto)
+    return proto
+
+
+def _as_declared(proto: onnx.ModelProto, original: onnx.ModelProto) -> onnx.ModelProto:
+    """Only the types the model declared itself: inferred ones let ORT fuse more, and not for the better."""
+    declared = {value.name for value in original.graph.value_info}
+    kept = [value for value in proto.graph.value_info if value.name in declared]
+    if len(kept) < len(proto.graph.value_info):
+        copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
+        del proto.graph.value_info[:]
+        proto.graph.value_info.extend(copies)
     return proto
 
 

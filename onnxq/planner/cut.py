@@ -8,6 +8,7 @@ readers. All terms are submodular, so the best assignment is a minimum s-t cut (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from onnxq.planner.flow import FlowNetwork
@@ -17,8 +18,9 @@ from onnxq.targets import Output
 from onnxq.targets.ort_costs import Cost, OpCase, dequantize_us, op_cost, quantize_us
 
 _INFINITE = 1e15
-# int8 must earn this much of the float time: pairs also cost accuracy, and the model is no better than 10 %.
-_MARGIN = 0.03
+# int8 must earn this much of the float time, and this many microseconds: pairs also cost accuracy, and the
+# model of the costs is no finer.
+_MARGIN, _MARGIN_US = 0.03, 0.2
 
 
 def unit_cost(units: Units, unit: Unit) -> Cost:
@@ -39,13 +41,10 @@ def unit_cost(units: Units, unit: Unit) -> Cost:
     )
 
 
-def elements(units: Units, unit: Unit, tensor: TensorId) -> int:
-    """Number of elements of a tensor; 0 when its shape is unknown."""
+def elements(units: Units, unit: Unit, tensor: TensorId) -> int | None:
+    """Number of elements of a tensor; None when its shape is unknown."""
     shape = units.candidate(unit.node).shape_of(tensor)
-    total = 1
-    for dim in shape or (0,):
-        total *= dim
-    return total
+    return None if shape is None else math.prod(shape)
 
 
 def minimum_cut(units: Units, fixed: Mapping[str, bool]) -> frozenset[str]:
@@ -59,7 +58,11 @@ def minimum_cut(units: Units, fixed: Mapping[str, bool]) -> frozenset[str]:
     for unit in units.units:
         cost = unit_cost(units, unit)
         settled = fixed.get(unit.name)
-        net.edge(unit.name, sink, _INFINITE if settled is False else cost.int8_us + _MARGIN * cost.float_us)
+        net.edge(
+            unit.name,
+            sink,
+            _INFINITE if settled is False else cost.int8_us + _MARGIN * cost.float_us + _MARGIN_US * unit.rule.compute,
+        )
         net.edge(source, unit.name, _INFINITE if settled is True else cost.float_us)
         if not unit.rule.compute:
             _follow(net, units, unit, fixed, sink)

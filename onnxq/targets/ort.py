@@ -272,6 +272,15 @@ WEIGHT_ONLY: tuple[Capability, ...] = (
         granularity=(PerTensor, PerChannel, PerBlock),
         opset=21,
     ),
+    Capability(
+        role=Role.WEIGHT,
+        ops=("Conv", "Gemm"),
+        bits=(2, 3, 4, 5, 6, 7, 8),
+        storage=("int8", "uint8"),
+        granularity=(PerTensor, PerChannel),
+        warning="ORT has no weight-only kernel for Conv and Gemm: their weights are dequantized at every run, "
+        "a smaller file for a slower model",
+    ),
 )
 
 ORT = Target(name="ort", rules=RULES, capabilities=CAPABILITIES, weight_only=("MatMul",))
