@@ -57,6 +57,7 @@ def session_options(
     *,
     optimize: bool,
     threads: int,
+    layout: bool = True,
     arena: bool = True,
     shapes_first: bool = False,
     save: Path | None = None,
@@ -67,7 +68,8 @@ def session_options(
     options = ort.SessionOptions()
     options.log_severity_level = _QUIET
     level = ort.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    highest = level.ORT_ENABLE_ALL if layout else level.ORT_ENABLE_EXTENDED
+    options.graph_optimization_level = highest if optimize else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -10,12 +10,14 @@ import onnx
 from onnxq.runtime.session import Session
 
 
-def optimized_graph(model: onnx.ModelProto | str | Path) -> onnx.ModelProto:
+def optimized_graph(model: onnx.ModelProto | str | Path, *, layout: bool = True) -> onnx.ModelProto:
     """The graph ORT runs at its highest optimization level on this CPU: fused and integer kernels by op type.
 
+    layout: False stops before tensors are laid out anew (NCHWc, NHWC): the same fusions, and every tensor that
+    survives them still has its own name and axes.
     For looking at, not for shipping: it is bound to the machine. Raises ModelError when ORT refuses the model.
     """
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
         path = Path(folder) / "optimized.onnx"
-        Session(model, threads=1, save_optimized=path)
+        Session(model, layout=layout, threads=1, save_optimized=path)
         return onnx.load(path)

@@ -47,6 +47,7 @@ class Session:
     """One model, ready to run.
 
     model: a ModelProto or a path. optimize: all of ORT's graph optimizations, or none (the file as it says).
+    layout: False leaves out the last of them, which only change how tensors lie in memory.
     threads: 0 takes ORT's default, all cores. providers: None takes the CPU. arena: False hands every buffer back
     as soon as it is free (lower peak memory, slower small runs). shapes_first: run Shape nodes as early as possible.
     save_optimized: where to write the graph ORT made. profile: prefix of the profile that `end_profiling` finishes.
@@ -59,6 +60,7 @@ class Session:
         model: onnx.ModelProto | str | Path,
         *,
         optimize: bool = True,
+        layout: bool = True,
         threads: int = 0,
         providers: Sequence[str] | None = None,
         arena: bool = True,
@@ -70,6 +72,7 @@ class Session:
         chosen = checked_providers(providers)
         options = session_options(
             optimize=optimize,
+            layout=layout,
             threads=threads,
             arena=arena,
             shapes_first=shapes_first,
@@ -85,6 +88,11 @@ class Session:
         self.inputs: tuple[ValueInfo, ...] = tuple(_value(arg) for arg in self._session.get_inputs())
         self.outputs: tuple[ValueInfo, ...] = tuple(_value(arg) for arg in self._session.get_outputs())
         self._types = {arg.name: arg.type for arg in self._session.get_inputs()}
+
+    @property
+    def native(self) -> Any:
+        """The onnxruntime.InferenceSession itself, for tools that ask one about its inputs and outputs."""
+        return self._session
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
         """Run once; the outputs by name (all of them when `outputs` is None), sequences as lists.

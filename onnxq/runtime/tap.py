@@ -17,6 +17,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
 from onnxq.graph.scopes import bodies, body_scope, reads, topological, walk
+from onnxq.graph.weights import lighten, restore
 from onnxq.nearest import did_you_mean
 from onnxq.sites import Refusal, TensorId
 
@@ -60,8 +61,7 @@ def tap(proto: ModelProto, tensors: Iterable[TensorId], *, only: bool = False, p
         if tensor.name not in known.get(tensor.scope, ()):
             near = did_you_mean(tensor.name, known.get(tensor.scope, ()))
             raise ModelError(str(tensor), "the model has no such tensor", near)
-    copy = ModelProto()
-    copy.CopyFrom(proto)
+    copy, weights = lighten(proto)
     work = _Work(index, probe, set().union(*known.values(), (node.name for node in index.nodes)))
     for tensor in wanted:
         work.by_scope.setdefault(tensor.scope, []).append(tensor)
@@ -76,7 +76,9 @@ def tap(proto: ModelProto, tensors: Iterable[TensorId], *, only: bool = False, p
     if only:
         _prune(copy.graph)
     found = {item.tensor: item.name for item in lifted}
-    return Tapped(copy, {tensor: found[tensor] for tensor in wanted if tensor in found}, tuple(work.refusals))
+    return Tapped(
+        restore(copy, weights), {tensor: found[tensor] for tensor in wanted if tensor in found}, tuple(work.refusals)
+    )
 
 
 @dataclass(frozen=True)
