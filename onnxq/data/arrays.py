@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,7 +115,8 @@ def _reading(where: str) -> Iterator[None]:
     """Say which file could not be read, and why."""
     try:
         yield
-    except (ValueError, EOFError, zipfile.BadZipFile, KeyError, NotImplementedError) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, KeyError, RuntimeError, zlib.error) as error:
         raise DataError(where, f"is not a readable array file ({error})", _DAMAGED) from error
     except OSError as error:
-        raise DataError(where, f"cannot be read ({error.strerror or error})", "check its permissions") from error
+        cause = f"cannot be read ({error.strerror or error})"
+        raise DataError(where, cause, "check its permissions and the space left in the temporary folder") from error

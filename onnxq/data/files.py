@@ -24,7 +24,14 @@ _KINDS = (
 
 
 def open_path(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
-    """The samples behind a path. Raises DataError for a path that is not there or of no known kind."""
+    """The samples behind a path. Raises DataError for a path that is not there, not readable or of no known kind."""
+    try:
+        return _open(path, inputs, config)
+    except OSError as error:
+        raise DataError(str(path), f"cannot be read ({error.strerror or error})", "check its permissions") from error
+
+
+def _open(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
     if path.is_dir():
         return _folder(path, inputs, config)
     if not path.exists():

@@ -73,12 +73,12 @@ def _uneven(cuts: Mapping[str, Cut]) -> str:
 
 
 class JoinedSource:
-    """Several sources one after another."""
+    """Several sources one after another. keep: something that must live as long as they do."""
 
-    def __init__(self, parts: Sequence[Source], notes: Sequence[str] = ()) -> None:
-        self._parts = tuple(parts)
+    def __init__(self, parts: Sequence[Source], keep: object = None) -> None:
+        self._parts, self._keep = tuple(parts), keep
         self._ends = list(accumulate(len(part) for part in self._parts))
-        self.notes: tuple[str, ...] = tuple(dict.fromkeys([*notes, *(n for part in self._parts for n in part.notes)]))
+        self.notes: tuple[str, ...] = tuple(dict.fromkeys(note for part in self._parts for note in part.notes))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

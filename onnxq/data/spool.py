@@ -63,10 +63,7 @@ def spool(items: Iterable[Any], inputs: Sequence[ValueInfo], where: str, limit: 
             break
     if not parts:
         raise DataError(where, "is empty: it gave no samples", "give it at least one sample")
-    source = JoinedSource(parts)
-    if store.folder is not None:
-        weakref.finalize(source, shutil.rmtree, store.folder, ignore_errors=True)
-    return source
+    return JoinedSource(parts, keep=store)
 
 
 def _guarded(items: Iterable[Any], where: str) -> Iterator[Any]:
@@ -83,7 +80,7 @@ def _guarded(items: Iterable[Any], where: str) -> Iterator[Any]:
 
 
 class _Store:
-    """Keeps copies: the giver may fill the same buffer again for its next item."""
+    """Keeps copies: the giver may fill the same buffer again for its next item. Its folder goes when it does."""
 
     def __init__(self) -> None:
         self.folder: Path | None = None
@@ -99,6 +96,7 @@ class _Store:
             return np.array(array)
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="onnxq-data-"))
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         path = self.folder / f"{self._files}.npy"
         self._files += 1
         try:

@@ -280,6 +280,22 @@ def test_an_archive_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
         load_data(tmp_path / "short.npz", [X])
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_no_damage_escapes_as_anything_but_a_data_error(tmp_path: Path, save: Callable[..., None]) -> None:
+    save(tmp_path / "a.npz", x=ROWS)
+    whole = (tmp_path / "a.npz").read_bytes()
+    refused = 0
+    for place in range(0, len(whole), 3):
+        broken = bytearray(whole)
+        broken[place] ^= 0xFF
+        (tmp_path / "b.npz").write_bytes(broken)
+        try:
+            all_of(load_data(tmp_path / "b.npz", [X]))
+        except DataError:
+            refused += 1
+    assert refused > 10
+
+
 def test_files_that_are_something_else(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"hello")
     (tmp_path / "a.txt").write_bytes(b"hello")
