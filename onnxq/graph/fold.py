@@ -301,12 +301,16 @@ def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor) -> None:
 
 def _share(index: GraphIndex, plan: _Plan, editor: Editor) -> None:
     """Make large results that are equal one initializer: branches that unpack one weight must not double it."""
-    equal: defaultdict[tuple[int, tuple[int, ...], bytes], list[TensorId]] = defaultdict(list)
+    alike: defaultdict[tuple[int, tuple[int, ...]], list[TensorId]] = defaultdict(list)
     for t, tensor in plan.tensors.items():
         maker = index.producer(t)
         if tensor_bytes(tensor) > SMALL_BYTES and maker is not None and maker.op_type != "Constant":
-            digest = hashlib.sha256(tensor.raw_data).digest()
-            equal[tensor.data_type, tuple(tensor.dims), digest].append(t)
+            alike[tensor.data_type, tuple(tensor.dims)].append(t)
+    equal: defaultdict[bytes, list[TensorId]] = defaultdict(list)
+    for t in (t for group in alike.values() if len(group) > 1 for t in group):
+        tensor = plan.tensors[t]
+        kind = repr((tensor.data_type, tuple(tensor.dims))).encode()
+        equal[kind + hashlib.sha256(tensor.raw_data).digest()].append(t)
     for group in equal.values():
         if len(group) == 1:
             continue

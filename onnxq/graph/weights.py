@@ -196,9 +196,10 @@ def copy_fields(source: object, target: object, leave_out: tuple[str, ...]) -> N
     for descriptor, value in source.ListFields():  # type: ignore[attr-defined]
         if descriptor.name in leave_out:
             continue
-        if descriptor.is_repeated:
+        # How a descriptor says "repeated" has changed between protobuf releases; the containers have not.
+        if hasattr(value, "extend"):
             getattr(target, descriptor.name).extend(value)
-        elif descriptor.message_type is not None:
+        elif hasattr(value, "CopyFrom"):
             getattr(target, descriptor.name).CopyFrom(value)
         else:
             setattr(target, descriptor.name, value)
