@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from onnxq.config import DataConfig
 from onnxq.data.dataset import Dataset
@@ -21,18 +22,21 @@ from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 
 
-def load_data(source: Any, inputs: Sequence[ValueInfo], config: DataConfig | None = None) -> Dataset:
+def load_data(
+    source: Any, inputs: Sequence[ValueInfo], config: DataConfig | None = None, model: onnx.ModelProto | None = None
+) -> Dataset:
     """Samples for a model with these inputs.
 
     source: a path (.npz, .npy, .pb, Polygraphy .json; a folder of these, of ONNX test data or of images; script.py or
     script.py:function), a mapping {name: array of many samples}, one array, an iterable of {name: array} for one run
     each, a function returning any of these, a Dataset, or None for synthetic inputs.
     config.samples: at most so many. Of a source that has more, a seeded choice; of a stream, the first.
+    model: what synthetic inputs are tried on, to find sizes for its dynamic axes.
     Raises DataError for what does not fit the model, before anything is computed with it where that can be told.
     """
     wished = config or DataConfig()
     if source is None:
-        return synthetic(inputs, samples=wished.samples or SAMPLES, seed=wished.seed)
+        return synthetic(inputs, samples=wished.samples or SAMPLES, seed=wished.seed, model=model)
     if isinstance(source, Dataset):
         return _same_inputs(source, inputs)
     if not inputs:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import onnx
 
 from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Array, kind, shape_text, wanted_dtype
-from onnxq.errors import DataError
+from onnxq.errors import DataError, ModelError
 from onnxq.graph import ValueInfo
+from onnxq.runtime import Session
 
 SAMPLES = 16
 # Sizes for dynamic axes, by a part of the axis' symbol or of the input's name; first match wins.
@@ -29,43 +31,78 @@ _IMAGE_SIDE = 224
 _OTHER_SIZE = 16
 
 
+# Tried for all guessed axes together when the model does not run with the guesses.
+_OTHER_GUESSES = (32, 48, 64, 128, 256, 512, 1024, 224, 320, 640, 8, 4, 2, 1)
+
+
 def synthetic(
-    inputs: Sequence[ValueInfo], *, samples: int = SAMPLES, seed: int = 0, dims: Mapping[str, int] | None = None
+    inputs: Sequence[ValueInfo],
+    *,
+    samples: int = SAMPLES,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+    model: onnx.ModelProto | None = None,
 ) -> Dataset:
     """Seeded random samples: floats standard normal, ints 0 or 1 (masks all 1), booleans even.
 
     A dynamic axis gets 1 on axis 0, else a size its name suggests; one symbol has one size everywhere. dims: sizes by
-    symbol, or by "input:axis" for an axis without one.
-    Raises DataError for an input of unknown type or rank, or of strings.
+    symbol, or by "input:axis" for an axis without one. model: tried on the sizes; when it does not run with those
+    guessed, other guesses follow.
+    Raises DataError for an input of unknown type or rank, or of strings, and when no guess lets the model run.
     """
-    sizes = dict(dims or {})
-    shapes: dict[str, tuple[int, ...]] = {}
     for value in inputs:
         want = wanted_dtype(value)
         if value.shape is None or want is None or kind(want) not in ("float", "int", "bool"):
             raise DataError(
                 f"input {value.name!r}", f"no random values can be made for it ({shape_text(value)})", "give --data"
             )
-        shapes[value.name] = tuple(_size(value, axis, sizes) for axis in range(len(value.shape)))
-    source = _RandomSource(inputs, shapes, samples, seed)
-    return Dataset(source, inputs, range(samples), title="SYNTHETIC random inputs", synthetic=True)
+
+    def made(other: int | None) -> Dataset:
+        source = _RandomSource(inputs, _shapes(inputs, dims or {}, other), samples, seed)
+        return Dataset(source, inputs, range(samples), title="SYNTHETIC random inputs", synthetic=True)
+
+    return made(None) if model is None else _running(made, Session(model, optimize=False))
 
 
-def _size(value: ValueInfo, axis: int, sizes: dict[str, int]) -> int:
-    """Size of an axis; what is guessed for a symbol is remembered in `sizes`."""
+def _running(made: Callable[[int | None], Dataset], session: Session) -> Dataset:
+    """The first dataset whose first sample the model can run."""
+    told = ""
+    for guess in (None, *_OTHER_GUESSES):
+        dataset = made(guess)
+        try:
+            session.run(dataset[0])
+        except ModelError as error:
+            told = told or f"{error.subject}: {error.cause}"
+            continue
+        return dataset
+    raise DataError("synthetic inputs", f"the model runs with none of the sizes tried ({told})", "give --data")
+
+
+def _shapes(inputs: Sequence[ValueInfo], dims: Mapping[str, int], other: int | None) -> dict[str, tuple[int, ...]]:
+    sizes = dict(dims)
+    return {
+        value.name: tuple(_size(value, axis, sizes, other) for axis in range(len(value.shape or ())))
+        for value in inputs
+    }
+
+
+def _size(value: ValueInfo, axis: int, sizes: dict[str, int], other: int | None) -> int:
+    """Size of an axis; what is guessed for a symbol is remembered in `sizes`. other: in place of a guess above 1."""
     dim = (value.shape or ())[axis]
     if isinstance(dim, int):
         return dim
     key = dim if dim is not None else f"{value.name}:{axis}"
     if key not in sizes:
-        sizes[key] = _guess(value, axis, key.lower())
+        guess = _guess(value, axis, key.lower())
+        sizes[key] = guess if other is None or guess == 1 else other
     return sizes[key]
 
 
 def _guess(value: ValueInfo, axis: int, symbol: str) -> int:
-    if axis == 0:
-        return 1
     rank = len(value.shape or ())
+    # [layers, batch, features] is how recurrent networks keep their state.
+    if axis == 0 or (rank == 3 and axis == 1 and isinstance((value.shape or ())[0], int)):
+        return 1
     for part, size in _SIZES:
         if part in symbol:
             return size

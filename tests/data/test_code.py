@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -355,3 +357,22 @@ def test_a_dataset_goes_through_if_it_is_of_this_model() -> None:
     assert load_data(dataset, [X]) is dataset
     with pytest.raises(DataError, match="frames"):
         load_data(dataset, [FRAMES])
+
+
+def test_synthetic_sizes_are_tried_on_the_model() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N,3,H,W] x) => (float[M,3,64,64] y) <int64[4] s = {-1, 3, 64, 64}> { [fit] y = Reshape(x, s) }"""
+    )
+    value = ValueInfo("x", TensorProto.FLOAT, ("N", 3, "H", "W"))
+    assert load_data(None, [value])[0]["x"].shape == (1, 3, 224, 224)
+    assert load_data(None, [value], DataConfig(samples=2), proto)[0]["x"].shape == (1, 3, 64, 64)
+
+
+def test_a_model_no_size_fits_says_so() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N,L] x) => (float[7,11] y) <int64[2] shape = {7, 11}> { [fit] y = Reshape(x, shape) }"""
+    )
+    with pytest.raises(DataError, match=r"none of the sizes tried \(node 'fit'"):
+        load_data(None, [ValueInfo("x", TensorProto.FLOAT, ("N", "L"))], None, proto)
