@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import ModelProto
@@ -58,6 +59,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
         size = len(data)
         proto = _parse(data, path)
         del data
+        _check_text(proto, subject)
         read = load_external(proto, path)
         size, external = size + read, read > 0
     _check_versions(proto, subject)
@@ -125,6 +127,27 @@ def _parse(data: bytes, path: Path) -> ModelProto:
     if not proto.HasField("graph") or not proto.ir_version or not (proto.graph.node or proto.graph.output):
         raise ModelError(str(path), "is a protobuf file but not an ONNX model", "give the .onnx of the network")
     return proto
+
+
+def _check_text(proto: ModelProto, subject: str) -> None:
+    """protobuf reads names that are not UTF-8 as bytes, which nothing after it expects."""
+    waiting: list[Any] = [proto]
+    while waiting:
+        message = waiting.pop()
+        if isinstance(message, onnx.TensorProto):
+            # Not its other fields: to list them is to copy the weights.
+            waiting.extend((*message.external_data, *message.metadata_props))
+            texts = [message.name, message.doc_string]
+        else:
+            texts = []
+            for descriptor, value in message.ListFields():
+                values = value if hasattr(value, "extend") else (value,)
+                if descriptor.type == descriptor.TYPE_STRING:
+                    texts.extend(values)
+                elif descriptor.type == descriptor.TYPE_MESSAGE:
+                    waiting.extend(values)
+        if not all(isinstance(text, str) for text in texts):
+            raise ModelError(subject, "is damaged: a name in it is not text (UTF-8)", "copy or export it again")
 
 
 def _check_versions(proto: ModelProto, subject: str) -> None:

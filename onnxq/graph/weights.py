@@ -52,7 +52,11 @@ def model_bytes(proto: ModelProto) -> int:
 
 def check_tensors(proto: ModelProto, subject: str) -> None:
     """Raise ModelError for a tensor whose stored bytes do not match its dims (onnx.checker never sees the weights)."""
+    known = set(onnx.helper.get_all_tensor_dtypes())
     for tensor in all_tensors(proto):
+        if tensor.data_type not in known:
+            cause = f"has the unknown element type {tensor.data_type}"
+            raise ModelError(f"{subject}, tensor {tensor.name!r}", cause, "export it again, or upgrade onnx")
         if is_external(tensor) or not tensor.HasField("raw_data"):
             continue
         wanted = tensor_bytes(tensor)

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import os
+import random
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
-from onnxq.graph import load_model
+from onnxq.graph import (
+    Editor,
+    GraphIndex,
+    fingerprint,
+    infer_shapes,
+    inline_functions,
+    load_model,
+    name_nodes,
+)
 from onnxq.graph.encode import encode_tensor
 from tests.graph.kit import compute, model
 
@@ -38,6 +51,17 @@ def external(folder: Path, location: str = "weights.bin", *, real: str | None = 
     path = folder / "model.onnx"
     path.write_bytes(proto.SerializeToString())
     return path
+
+
+DAMAGED = model(
+    """g (float[4] x, bool c) => (float[4] y) {
+    [a] a = Add(x, w)
+    [i] y = If(c) <then_branch = t () => (float[4] b) { [n] b = Clip(a, k) [k] k = Constant<value_float = 1.0>() },
+                   else_branch = e () => (float[4] b) { [m] b = LeakyRelu<alpha = 0.5>(a) }>
+    }
+    <domain: "loc", opset_import: ["": 17]> F (p) => (q) { [f] q = Neg(p) }""",
+    w=np.ones(4, np.float32),
+).SerializeToString()
 
 
 def test_a_model_is_read_whole(tmp_path: Path) -> None:
@@ -229,6 +253,43 @@ def test_unknown_attributes_pass_only_without_the_check() -> None:
     proto.graph.node[0].attribute.append(helper.make_attribute("bits", 8))
     fails(proto, "bits")
     assert load_model(proto, check=False).proto == proto
+
+
+def test_names_that_are_not_text_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    proto = small()
+    for text in (proto.graph.node[0].op_type, "MARK"):
+        proto.graph.initializer[0].doc_string = "MARK"
+        data = proto.SerializeToString().replace(text.encode(), b"\xff" * len(text))
+        path.write_bytes(data)
+        fails(path, "not text")
+
+
+def test_an_unknown_element_type_is_told() -> None:
+    proto = small()
+    proto.graph.initializer[0].data_type = 99
+    fails(proto, "'w'", "element type 99")
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**32), st.integers(1, 4))
+def test_damaged_bytes_give_a_model_or_an_error(seed: int, hits: int) -> None:
+    """Whatever is flipped, dropped or added: what load_model lets through, the rest of the room can work on."""
+    rng = random.Random(seed)
+    data = bytearray(DAMAGED)
+    for _ in range(hits):
+        at = rng.randrange(len(data))
+        end, new = rng.choice(((at + 1, 1), (at + 3, 0), (at, 2)))
+        data[at:end] = rng.randbytes(new)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.onnx"
+        path.write_bytes(bytes(data))
+        with suppress(ModelError):
+            proto = name_nodes(load_model(path).proto)
+            GraphIndex(proto)
+            Editor(proto).export()
+            infer_shapes(proto)
+            fingerprint(inline_functions(proto))
 
 
 def test_initializers_that_are_inputs_become_plain(tmp_path: Path) -> None:
