@@ -126,11 +126,3 @@ def label(node: NodeProto) -> str:
         return node.name
     made = next((name for name in node.output if name), "")
     return f"{node.op_type} producing {made!r}" if made else f"an unnamed {node.op_type}"
-
-
-def scope_named(proto: ModelProto, scope: str) -> GraphProto:
-    """The graph of a scope. Raises ModelError when there is none."""
-    for name, graph in walk(proto.graph):
-        if name == scope:
-            return graph
-    raise ModelError(scope, "the model has no such scope", "scopes are written If_0.else_branch/Loop_3.body")

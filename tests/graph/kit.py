@@ -28,6 +28,19 @@ def model(text: str, opset: int = 17, ir: int = 8, **arrays: object) -> ModelPro
     return proto
 
 
+BRANCHES = """g (float[4] x, float[4] z, bool c) => (float[4] y) {
+    [up] a = Relu(x)
+    [if] i = If(c) <then_branch = t () => (float[4] b) { [n1] k = Neg(a) [n2] b = Add(k, w) },
+                    else_branch = e () => (float[4] b) { [n3] k = Abs(x) [n4] b = Add(k, z) }>
+    [end] y = Add(i, a)
+}"""
+
+
+def branches() -> ModelProto:
+    """An If whose bodies use one tensor name and read the main graph: a, z and the weight w (ones)."""
+    return model(BRANCHES, w=np.ones(4, np.float32))
+
+
 def compute(proto: ModelProto, feeds: Mapping[str, NDArray[np.generic]] | None = None) -> list[NDArray[np.generic]]:
     """The outputs as the file says (ORT without optimizations)."""
     options = ort.SessionOptions()
