@@ -1,0 +1,33 @@
+"""--placement measured: the choice is in the plan, and carrying that out gives the same bytes anywhere."""
+
+from __future__ import annotations
+
+import onnxq
+from tests.pipeline.models import images, residual
+
+
+def test_the_choice_is_written_down_and_reproducible() -> None:
+    result = onnxq.quantize(residual(), images(), placement="measured", latency=False)
+    choice = result.plan.choice
+    assert choice["placement"] == "measured"
+    assert choice["chosen"]
+    assert any(key.startswith("ratio ") for key in choice)
+    again = onnxq.apply(residual(), result.plan)
+    assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
+
+
+def test_a_model_that_cannot_gain_is_left_float() -> None:
+    import numpy as np
+    from onnx import numpy_helper, parser
+
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,4,4,4] x) => (float[1,4,4,4] y) { y = Conv <pads=[1,1,1,1]>(x, w) }"""
+    )
+    weight = np.random.default_rng(0).standard_normal((4, 4, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    data = {"x": np.random.default_rng(1).standard_normal((8, 4, 4, 4)).astype(np.float32)}
+    result = onnxq.quantize(proto, data, placement="measured", latency=False)
+    assert result.plan.choice["chosen"] == "none"
+    assert not result.plan.sites
+    assert any("no placement ran faster" in refusal.reason for refusal in result.plan.refusals)

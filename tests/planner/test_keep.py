@@ -1,0 +1,85 @@
+"""What stays float though it could be quantized, and what it says."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import numpy_helper, parser
+
+import onnxq
+from onnxq.config import Config, Rule
+
+
+def build(text: str, shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{text}')
+    for name, shape in shapes.items():
+        fan = max(1, int(np.prod(shape[1:])))
+        value = (rng.standard_normal(shape) / np.sqrt(fan)).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(value, name))
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    return proto
+
+
+def refused(plan: onnxq.Plan) -> dict[str, str]:
+    return {refusal.subject: refusal.rule for refusal in plan.refusals}
+
+
+STEM = """g (float[1,3,224,224] x) => (float[1,64,112,112] y) {
+    stem = Conv <pads=[1,1,1,1], strides=[2,2]>(x, w0)
+    stem_relu = Relu(stem)
+    depthwise = Conv <pads=[1,1,1,1], group=32>(stem_relu, w1)
+    depthwise_relu = Relu(depthwise)
+    wide = Conv(depthwise_relu, w2)
+    wide_relu = Relu(wide)
+    y = Conv(wide_relu, w3)
+}"""
+STEM_SHAPES = {"w0": (32, 3, 3, 3), "w1": (32, 1, 3, 3), "w2": (128, 32, 1, 1), "w3": (64, 128, 1, 1)}
+
+
+def test_stem_and_the_depthwise_behind_it() -> None:
+    plan = onnxq.make_plan(build(STEM, STEM_SHAPES))
+    rules = refused(plan)
+    assert rules["stem"] == "stem"
+    assert rules["depthwise"] == "stem-depthwise"
+    assert "y" not in rules
+
+
+def test_a_person_overrules_it() -> None:
+    force = Config(rules=(Rule.model_validate({"node": "stem", "set": {"quantize": True}}),))
+    plan = onnxq.make_plan(build(STEM, STEM_SHAPES), config=force)
+    assert "stem" not in refused(plan)
+    assert any(str(site.site) == "w0" for site in plan.sites)
+
+
+def test_a_spectrogram_front_end() -> None:
+    text = """g (float[1,1,16000] x) => (float[1,64,61] y) <float two = {2.0}, float tiny = {0.000001}> {
+        stft = Conv <strides=[256]>(x, w0)
+        power = Mul(stft, stft)
+        floor = Add(power, tiny)
+        logged = Log(floor)
+        y = Conv <pads=[0,0]>(logged, w1)
+    }"""
+    plan = onnxq.make_plan(build(text, {"w0": (64, 1, 512), "w1": (64, 64, 1)}))
+    assert refused(plan)["stft"] == "log-front-end"
+    assert any("logarithm logged" in refusal.reason for refusal in plan.refusals)
+
+
+def test_tiny_layers_do_not_pay() -> None:
+    text = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) {
+        a = Conv <pads=[1,1,1,1]>(x, w0)
+        r = Relu(a)
+        y = Conv <pads=[1,1,1,1]>(r, w1)
+    }"""
+    plan = onnxq.make_plan(build(text, {"w0": (4, 4, 3, 3), "w1": (4, 4, 3, 3)}))
+    assert not plan.sites
+    assert refused(plan)["y"] == "size"
+
+
+def test_recurrent_layers_name_their_reason() -> None:
+    text = """g (float[7,1,16] x) => (float[7,1,1,16] y) {
+        y, h = GRU <hidden_size=16>(x, w, r)
+    }"""
+    plan = onnxq.make_plan(build(text, {"w": (1, 48, 16), "r": (1, 48, 16)}))
+    assert refused(plan)["y"] == "no-kernel"
