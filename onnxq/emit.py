@@ -14,6 +14,7 @@ from onnxq.errors import PlanError
 from onnxq.graph import Editor, GraphIndex, opset_of
 from onnxq.numerics import clip_bounds, quantize
 from onnxq.plan import Plan, SitePlan, to_json
+from onnxq.plan.limits import check_numbers, check_specs
 from onnxq.plan.names import part
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
@@ -28,6 +29,7 @@ _STORAGE = {
     "int16": onnx.TensorProto.INT16,
     "uint16": onnx.TensorProto.UINT16,
     "int32": onnx.TensorProto.INT32,
+    "float8e4m3fn": onnx.TensorProto.FLOAT8E4M3FN,
 }
 
 
@@ -39,11 +41,13 @@ def emit(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     than its container. Every node is named after its site and carries `onnxq.*` metadata; the plan
     without its numbers goes into the model's metadata.
 
-    Raises PlanError for a site without numbers, or one that is not in this model.
+    Raises PlanError for a site without numbers, one that is not in this model, or one that the target cannot run.
     """
     if opset_of(proto) < plan.opset:
         raise PlanError(plan.model, f"the plan needs opset {plan.opset}, the model has {opset_of(proto)}")
     index = GraphIndex(proto)
+    check_specs(plan, index)
+    check_numbers(plan)
     writer = _Writer(Editor(proto), index)
     for site in plan.sites:
         if site.qparams is None:
@@ -184,7 +188,9 @@ def _axis(spec: QuantSpec) -> dict[str, int]:
     return {}
 
 
-def _numpy_type(spec: QuantSpec) -> type[np.integer]:
+def _numpy_type(spec: QuantSpec) -> type[np.generic]:
+    if spec.is_float:
+        return np.float32  # only 0 is ever written; the writer casts it
     name = spec.storage if spec.storage_bits >= 8 else spec.storage.replace("int4", "int8")
     return np.dtype(name).type
 

@@ -46,7 +46,11 @@ STORAGE_BITS: dict[str, tuple[int, bool]] = {
     "int16": (16, True),
     "uint16": (16, False),
     "int32": (32, True),
+    "float8e4m3fn": (8, True),
 }
+# FP8 E4M3 without infinities: its levels are the floats it holds, up to this one.
+FLOAT8 = "float8e4m3fn"
+_FLOAT8_MAX = 448
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,8 @@ class QuantSpec:
 
     bits: 2-8 and 16 (32 for a derived bias). `storage` is the ONNX integer type that holds the
     values, by default the narrowest of int8/uint8/int16/uint16/int32 that fits; "int4"/"uint4" ask
-    for the native sub-byte type of opset 21.
+    for the native sub-byte type of opset 21, "float8e4m3fn" for FP8 E4M3 (opset 19), whose levels are
+    not evenly spaced: a scale, no zero point, saturation at +-448.
     symmetric: zero_point is 0 for signed and 2**(bits-1) for unsigned types.
     narrow_range: drops the lowest level of a signed type (int8: -127..127).
     """
@@ -76,24 +81,41 @@ class QuantSpec:
         held = STORAGE_BITS.get(self.storage)
         if held is None or held[0] < self.bits or held[1] != self.signed:
             fitting = [
-                name for name, (width, sign) in STORAGE_BITS.items() if width >= self.bits and sign == self.signed
+                name
+                for name, (width, sign) in STORAGE_BITS.items()
+                if width >= self.bits and sign == self.signed and name != FLOAT8
             ]
             raise ConfigError(
                 f"storage={self.storage!r}",
                 f"cannot hold {self.bits}-bit {'signed' if self.signed else 'unsigned'} values",
                 f"use one of {', '.join(fitting)}",
             )
+        if self.is_float and (self.bits != 8 or not self.symmetric or self.narrow_range):
+            raise ConfigError(
+                f"storage={self.storage!r}",
+                "is 8 bits, symmetric and takes no narrow_range",
+                "ask for bits: 8 and scheme: symmetric, or for an integer type",
+            )
+
+    @property
+    def is_float(self) -> bool:
+        """True for FP8, whose levels are floats."""
+        return self.storage == FLOAT8
 
     @property
     def qmin(self) -> int:
-        """Lowest integer level."""
+        """Lowest level."""
+        if self.is_float:
+            return -_FLOAT8_MAX
         if not self.signed:
             return 0
         return int(self.narrow_range) - (1 << (self.bits - 1))
 
     @property
     def qmax(self) -> int:
-        """Highest integer level."""
+        """Highest level."""
+        if self.is_float:
+            return _FLOAT8_MAX
         return (1 << (self.bits - int(self.signed))) - 1
 
     @property

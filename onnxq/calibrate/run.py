@@ -15,6 +15,7 @@ from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import qparams_from_range
 from onnxq.plan import Plan, SitePlan
+from onnxq.plan.limits import check_numbers
 from onnxq.sites import Refusal, Role, Site
 from onnxq.spec import PerTensor, QParams
 
@@ -78,7 +79,9 @@ def calibrate(
     numbers.update(weight_numbers(index, missing, biases, numbers))
     numbers.update(bias_numbers(index, missing, numbers))
     sites = tuple(replace(site, qparams=numbers.get(site.site)) for site in plan.sites)
-    return replace(plan, sites=sites, refusals=(*plan.refusals, *refusals))
+    done = replace(plan, sites=sites, refusals=(*plan.refusals, *refusals))
+    check_numbers(done)
+    return done
 
 
 def _shared(plan: Plan) -> dict[Site, QParams]:

@@ -1,5 +1,6 @@
 """What a person asks for: YAML presets and files read into frozen, typed configuration."""
 
+from onnxq.config.limits import check_limits
 from onnxq.config.load import load_config
 from onnxq.config.model import Config, DataConfig, ImageConfig, QuantWish, Rule, RuleSet, VerifyConfig, matches
 from onnxq.config.presets import preset_names, preset_text
@@ -13,6 +14,7 @@ __all__ = [
     "Rule",
     "RuleSet",
     "VerifyConfig",
+    "check_limits",
     "did_you_mean",
     "load_config",
     "matches",

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from onnxq.config.document import Document, Path, dotted, parse
+from onnxq.config.limits import check_limits
 from onnxq.config.model import Config, DataConfig, ImageConfig, QuantWish, Rule, RuleSet, VerifyConfig
 from onnxq.config.presets import preset_names, preset_text
 from onnxq.errors import ConfigError
@@ -163,7 +164,7 @@ def _build(values: Mapping[str, Any], places: Mapping[Path, str], source: str) -
     except ValidationError as error:
         raise _explain(error, places, source) from error
     config._lines.update({dotted(path): place for path, place in places.items()})
-    return config
+    return check_limits(config)
 
 
 def _plain(value: Any) -> Any:

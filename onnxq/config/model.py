@@ -31,7 +31,7 @@ from onnxq.spec import Granularity, ObserverSpec, PerBlock, PerChannel, PerTenso
 Bits = Literal[2, 3, 4, 5, 6, 7, 8, 16]
 Scheme = Literal["symmetric", "asymmetric"]
 Grain = Literal["tensor", "channel", "block"]
-Storage = Literal["", "int4", "uint4", "int8", "uint8", "int16", "uint16"]
+Storage = Literal["", "int4", "uint4", "int8", "uint8", "int16", "uint16", "float8e4m3fn"]
 
 
 class _Frozen(BaseModel):
@@ -110,7 +110,8 @@ class QuantWish(_Frozen):
     """How one kind of tensor should be quantized; `spec` turns it into a QuantSpec.
 
     signed: None takes the scheme's usual type (symmetric: signed, asymmetric: unsigned).
-    storage: "" takes the narrowest whole-byte type; "int4"/"uint4" the packed types of opset 21.
+    storage: "" takes the narrowest whole-byte type; "int4"/"uint4" the packed types of opset 21,
+        "float8e4m3fn" FP8 (opset 19).
     """
 
     bits: Bits = 8
@@ -344,7 +345,7 @@ class Config(_Frozen):
     """
 
     source: str = ""
-    target: Literal["ort"] = "ort"
+    target: Literal["ort", "trt"] = "ort"
     mode: Literal["static", "weight-only"] = "static"
     activations: QuantWish = Field(default_factory=_activation_wish)
     weights: QuantWish = Field(default_factory=_weight_wish)

@@ -27,7 +27,10 @@ def scale_floor(spec: QuantSpec) -> float:
 
 
 def symmetric_steps(spec: QuantSpec) -> int:
-    """Steps between 0 and the top of a symmetric range: 127 for int8, and for uint8, whose zero point is 128."""
+    """Steps between 0 and the top of a symmetric range: 127 for int8, and for uint8, whose zero point is 128.
+
+    For FP8 the largest value it holds, 448.
+    """
     return spec.qmax - (0 if spec.signed else 1 << (spec.bits - 1))
 
 

@@ -8,6 +8,8 @@ model stores it; rint goes half to even; saturation happens before the zero poin
 +-inf saturates and NaN becomes qmin, as in ONNX Runtime's vector kernel (float32, per tensor). Its scalar loops
 (float16, channels on the last axis, blocks, the odd end of an int4 tensor) compute in int32 and, on x86, wrap to
 the other end of the range once |x / scale| >= 2**31, so for inf and NaN too; here such values saturate, as ONNX says.
+FP8 (E4M3, saturate=1) has no zero point and keeps NaN: x / scale in float32, cut to +-448, half to even among the
+values the type holds.
 A spec narrower than its storage saturates at its own qmin and qmax; in the emitted model a float Clip with
 `clip_bounds` in front of QuantizeLinear does that.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
@@ -31,13 +34,14 @@ _NUMPY_TYPE = {
     "int16": np.int16,
     "uint16": np.uint16,
     "int32": np.int32,
+    "float8e4m3fn": ml_dtypes.float8_e4m3fn,
 }
 
 Aligned = tuple[NDArray[Any], NDArray[np.int32]]
 
 
 def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
-    """Integers in the storage type's numpy dtype (int4 as int8), of x's shape.
+    """Levels in the storage type's numpy dtype (int4 as int8, FP8 as ml_dtypes'), of x's shape.
 
     x: float16, or anything that converts to float32. A 32-bit spec (biases) divides in float64, since
     float32 cannot hold its levels. Raises PlanError if the scale's shape does not fit x.
@@ -47,6 +51,9 @@ def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
     width = np.float64 if spec.bits == 32 else np.float32
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         scaled = np.asarray(values.astype(np.float32, copy=False) / scale.astype(width))
+        if spec.is_float:
+            np.clip(scaled, np.float32(spec.qmin), np.float32(spec.qmax), out=scaled)
+            return np.asarray(scaled.astype(_NUMPY_TYPE[spec.storage]))
         np.rint(scaled, out=scaled)
         # fmax and fmin return the number when the other side is NaN.
         np.fmax(scaled, (spec.qmin - zero).astype(width), out=scaled)
@@ -64,7 +71,8 @@ def dequantize(q: ArrayLike, qparams: QParams, spec: QuantSpec, dtype: DTypeLike
     levels = np.asarray(q)
     scale, zero = align(qparams, spec, levels.shape, dtype)
     with np.errstate(over="ignore", under="ignore"):
-        values = (levels.astype(np.int32) - zero).astype(np.float32) * scale
+        steps = levels.astype(np.float32) if spec.is_float else (levels.astype(np.int32) - zero).astype(np.float32)
+        values = steps * scale
         return np.asarray(values).astype(dtype, copy=False)
 
 

@@ -55,7 +55,7 @@ def apply(
     found = read_plan(plan)
     wished = configured(config, None, options)
     with stages.run("prepare"):
-        prepared = load(model, only=found.prepare)
+        prepared = load(model, only=found.prepare, target=found.target)
         index = GraphIndex(prepared.proto)
         found = rebase(found, index, fingerprint(prepared.proto), new_weights=new_weights)
         inputs = None if data is None else read_data(prepared, data, wished)

@@ -59,8 +59,10 @@ class PreparedModel:
         return tuple(lines)
 
 
-def load(source: object, *, skip: Iterable[str] = (), only: Iterable[str] | None = None) -> PreparedModel:
-    """Load and prepare. `skip` leaves passes out; `only` runs no others (a plan carried out again)."""
+def load(
+    source: object, *, skip: Iterable[str] = (), only: Iterable[str] | None = None, target: str = "ort"
+) -> PreparedModel:
+    """Load and prepare for a target. `skip` leaves passes out; `only` runs no others (a plan carried out again)."""
     model = load_model(source)  # type: ignore[arg-type]
     named = name_nodes(model.proto)
     proto = inline_functions(named) if named.functions else named
@@ -75,7 +77,7 @@ def load(source: object, *, skip: Iterable[str] = (), only: Iterable[str] | None
     if _WIDEN not in left_out and computes_in_half(typed):
         typed = infer_shapes(widen_half(upgraded))
         reports.append(PassReport(_WIDEN, ("float16 is computed in float32",), ()))
-    result = prepare(typed, skip=left_out - {_WIDEN})
+    result = prepare(typed, skip=left_out - {_WIDEN}, target=target)
     reports.extend(result.reports)
     return PreparedModel(model, GraphIndex(named), named, infer_shapes(result.proto), tuple(reports))
 

@@ -11,6 +11,7 @@ from onnxq.passes import guard_float, unfuse_matmul_bias
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.plan import Plan
 from onnxq.sites import Role
+from onnxq.targets import target
 
 
 def realise(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
@@ -18,12 +19,13 @@ def realise(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
     proto = prepared.proto
     if opset_of(proto) < plan.opset:
         proto = upgrade_opset(proto, plan.opset)
-    proto, _ = unfuse_matmul_bias(proto, _quantized_matmuls(plan))
+    if target(plan.target).quantizes_alone:
+        proto, _ = unfuse_matmul_bias(proto, _quantized_matmuls(plan))
     proto = emit(proto, plan)
     if plan.float_nodes:
         proto, _ = guard_float(proto, plan.float_nodes)
     proto = _as_declared(restore_half(proto, prepared.named), prepared.named)
-    verify(proto)
+    verify(proto, kept=plan.kept)
     return proto
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import onnx
 
+from onnxq import targets
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, load_config
+from onnxq.config import Config, check_limits, load_config
 from onnxq.data import Dataset, load_data
-from onnxq.errors import ConfigError
+from onnxq.errors import CalibrationError, ConfigError
 from onnxq.graph import GraphIndex
 from onnxq.pipeline import check
 from onnxq.pipeline.measured import choose_measured
@@ -27,7 +28,8 @@ from onnxq.runtime import observe_shapes
 from onnxq.sites import Role
 from onnxq.verify import Array, check_interface
 
-_SHAPE_SAMPLES = 4
+# Shapes are looked at on a few samples; where branches depend on the data, on many.
+_SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
 _EQUALITY_SAMPLES = 2
 _TIMING_SAMPLES = 8
 SYNTHETIC = (
@@ -55,6 +57,8 @@ DEFAULT_OPTIONS = Options()
 
 def configured(config: Config | str | Path | None, target: str | None, options: Options) -> Config:
     """The configuration with the caller's options on top."""
+    if config is None and target is not None:
+        config = f"{target}-int8"
     given = load_config(config) if not isinstance(config, Config) else config
     if target is not None and target != given.target:
         raise ConfigError(
@@ -69,7 +73,7 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
         update["verify"] = given.verify.model_copy(update=check_)
     if options.placement is not None:
         update["placement"] = options.placement
-    return given.model_copy(update=update) if update else given
+    return check_limits(given.model_copy(update=update) if update else given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +89,7 @@ class Inputs:
 
 def read_data(prepared: PreparedModel, data: object, config: Config) -> Inputs:
     """Load the samples and hold some back for the check."""
-    dataset = load_data(data, prepared.before.inputs, config.data)
+    dataset = load_data(data, prepared.before.inputs, config.data, prepared.named)
     holdout = config.verify.holdout
     if holdout is None:
         holdout = max(1, min(16, len(dataset) // 8))
@@ -96,9 +100,9 @@ def read_data(prepared: PreparedModel, data: object, config: Config) -> Inputs:
 
 def look(prepared: PreparedModel, inputs: Inputs, config: Config, name: str) -> Draft:
     """Observe shapes and which bodies run, then draft the placement."""
-    feeds = list(islice(inputs.calibration.samples(), _SHAPE_SAMPLES))
-    shapes = observe_shapes(prepared.proto, feeds)
     index = GraphIndex(prepared.proto)
+    enough = _BRANCH_SAMPLES if len(index.scopes) > 1 else _SHAPE_SAMPLES
+    shapes = observe_shapes(prepared.proto, islice(inputs.calibration.samples(), enough))
     reached = {""} | {tensor.scope for tensor in shapes}
     return draft(
         prepared.proto,
@@ -146,7 +150,7 @@ def quantize(
     stages = Stages()
     wished = configured(config, target, options)
     with stages.run("prepare"):
-        prepared = load(model, skip=wished.skip)
+        prepared = load(model, skip=wished.skip, target=wished.target)
         inputs = read_data(prepared, data, wished)
         prove_equal(prepared, islice(inputs.held.samples(), _EQUALITY_SAMPLES))
     with stages.run("plan"):
@@ -161,6 +165,12 @@ def quantize(
             memory_limit=options.memory_limit,
             progress=progress,
         )
+    missing = [site for site in plan.sites if site.qparams is None]
+    if missing:
+        reasons = {refusal.subject: refusal.reason for refusal in plan.refusals}
+        subject = str(missing[0].site)
+        cause = reasons.get(subject, "no sample of the calibration data reached it")
+        raise CalibrationError(subject, cause, "give samples that reach it, or leave it float with a rule")
     with stages.run("emit"):
         quantized = realise(prepared, plan)
     return finish(prepared, plan, quantized, inputs, wished, stages, source=model)
@@ -171,7 +181,7 @@ def _placed(prepared: PreparedModel, inputs: Inputs, config: Config, name: str, 
     drafted = look(prepared, inputs, config, name)
     if config.placement != "measured" or config.mode != "static":
         return drafted.default()
-    few, _ = inputs.calibration.split(max(0, len(inputs.calibration) - _TIMING_SAMPLES), config.data.seed)
+    few = inputs.calibration.take(_TIMING_SAMPLES, config.data.seed)
     threads = config.verify.threads or 1
     return choose_measured(drafted, prepared, few, inputs.first, threads=threads, progress=progress)
 
@@ -197,11 +207,12 @@ def finish(
 ) -> Result:
     """Check the finished model and write the account."""
     check_interface(prepared.source.proto, model)
+    engine = targets.target(plan.target)
     trial, timing = None, None
     if inputs is not None:
         with stages.run("check"):
             trial = check.try_out(prepared.named, model, inputs.held.samples(), threads=config.verify.threads)
-        if config.verify.latency:
+        if config.verify.latency and engine.times_itself:
             with stages.run("time"):
                 timing = check.time_both(prepared.named, model, inputs.first, threads=config.verify.threads or 1)
     index = GraphIndex(prepared.proto)
@@ -247,7 +258,7 @@ def make_plan(
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
     wished = configured(config, target, options)
-    prepared = load(model, skip=wished.skip)
+    prepared = load(model, skip=wished.skip, target=wished.target)
     inputs = read_data(prepared, data, wished)
     plan = _placed(prepared, inputs, wished, _name(model), progress)
     return replace(plan, data=inputs.description, warnings=_warnings(plan, inputs))

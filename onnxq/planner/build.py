@@ -11,24 +11,12 @@ from onnxq.config import Config
 from onnxq.graph import GraphIndex, fingerprint, structural_ids
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner.choose import Choice, choose, choose_weights, strategies
+from onnxq.planner.choose_all import choose_all
 from onnxq.planner.place import Placer, spec_refusals
 from onnxq.planner.units import Units, find_units
 from onnxq.planner.wishes import Wishes
 from onnxq.sites import Edge, Refusal, Role, TensorId
 from onnxq.targets import Shapes, target
-
-# Operators that cost time and have no integer kernel in any placement, with what there is instead.
-_NO_KERNEL: Mapping[str, Mapping[str, str]] = {
-    "ort": {
-        "ConvTranspose": "ORT has no quantized ConvTranspose kernel",
-        "LSTM": "ORT quantizes LSTM only dynamically (DynamicQuantizeLSTM); pairs on its weights make it slower",
-        "GRU": "ORT has no quantized GRU kernel",
-        "RNN": "ORT has no quantized RNN kernel",
-        "AveragePool": "ORT's quantized AveragePool is slower than the float one",
-        "Einsum": "ORT has no quantized Einsum kernel",
-    }
-}
-
 
 @dataclass(frozen=True, eq=False)
 class Draft:
@@ -43,7 +31,10 @@ class Draft:
 
     def default(self) -> Plan:
         """The plan of the deterministic rules."""
-        pick = choose_weights if self.config.mode == "weight-only" else choose
+        engine = target(self.base.target, self.config.mode)
+        pick = choose if engine.costs else choose_all
+        if self.config.mode == "weight-only":
+            pick = choose_weights
         return self.placed(pick(self.units, self.wishes, self.base.target, self.refused), {"placement": "rules"})
 
     def candidates(self) -> Mapping[str, frozenset[str]]:
@@ -56,7 +47,8 @@ class Draft:
         placement = placer.place(choice.chosen)
         ids = structural_ids(self.proto)
         sites = tuple(replace(site, anchor=_anchor(self.units.index, site, ids)) for site in placement.sites)
-        floats = _float_nodes(self.units, sites)
+        engine = target(self.base.target, self.config.mode)
+        floats = _float_nodes(self.units, sites) if engine.quantizes_alone else ()
         named = dict.fromkeys([edge.node for site in sites for edge in site.consumers or ()] + list(floats))
         seen: dict[str, Refusal] = {}
         for refusal in (*placement.refusals, *choice.refusals, *self.base.refusals):
@@ -94,11 +86,12 @@ def draft(
     closed = dict(closed or {})
     wishes = Wishes(config, index)
     wishes.check_used(before or index)
-    units = find_units(index, target(config.target, config.mode), shapes or {}, closed=frozenset(closed))
+    engine = target(config.target, config.mode)
+    units = find_units(index, engine, shapes or {}, closed=frozenset(closed))
     print_of = fingerprint(proto)
     refusals = [Refusal(scope, reason, "give samples that reach it", "scope") for scope, reason in closed.items()]
     refusals += list(units.refusals)
-    table = _NO_KERNEL.get(config.target, {})
+    table = engine.no_kernel
     refusals += [
         Refusal(node.name, table[node.op_type], rule="no-kernel") for node in index.nodes if node.op_type in table
     ]
@@ -111,7 +104,6 @@ def draft(
         refusals=tuple(refusals),
         kept=tuple(node.name for node in index.nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear")),
     )
-    engine = target(config.target, config.mode)
     return Draft(proto, config, units, wishes, base, spec_refusals(units, wishes, engine, config))
 
 

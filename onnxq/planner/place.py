@@ -67,6 +67,7 @@ def spec_refusals(units: Units, wishes: Wishes, target: Target, config: Config) 
 
 
 def _spec_refusal(units: Units, wishes: Wishes, target: Target, config: Config, unit: Unit) -> Refusal | None:
+    multiplied = set()
     for role, tensor in roles_of(units, unit):
         if role is Role.ACTIVATION and config.mode == "weight-only":
             continue
@@ -77,6 +78,10 @@ def _spec_refusal(units: Units, wishes: Wishes, target: Target, config: Config, 
         refusal = target.refuse(spec, role, unit.node)
         if refusal is not None:
             return replace(refusal, rule=unit.rule.name)
+        multiplied.add(spec.is_float)
+    if len(multiplied) > 1:
+        reason = f"{target.name} multiplies FP8 by FP8 and integers by integers, nothing else"
+        return Refusal(unit.name, reason, "ask for the same storage for its input and its weight", unit.rule.name)
     return None
 
 
@@ -103,7 +108,7 @@ class Placer:
         """Tensors with a pair -> the edges that read it; None when the pair sits at an int8 producer."""
         found: dict[TensorId, tuple[Edge, ...] | None] = {}
         for unit in picked:
-            for _, tensor in unit.data:
+            for _, tensor in () if unit.rule.joins else unit.data:
                 if tensor not in found:
                     found[tensor] = self._readers(tensor, chosen)
             if unit.rule.output is Output.PAIR or self._needs_output_pair(unit):
@@ -127,7 +132,8 @@ class Placer:
     ) -> Iterable[SitePlan]:
         inputs: list[SitePlan] = []
         if self.config.mode != "weight-only":
-            inputs = [self._activation(unit, edge, tensor, activations[tensor]) for edge, tensor in unit.data]
+            wanted = [pair for pair in unit.data if pair[1] in activations]
+            inputs = [self._activation(unit, edge, tensor, activations[tensor]) for edge, tensor in wanted]
             yield from inputs
         weight = None
         if unit.weight is not None:
@@ -238,8 +244,9 @@ def share_scales(picked: Iterable[Unit], sites: list[SitePlan]) -> list[SitePlan
 
     known = {site.site: site for site in sites}
     for unit in picked:
-        if unit.rule.shares and unit.data[0][1] in known and unit.out in known:
-            root[find(unit.out)] = find(unit.data[0][1])
+        for _, tensor in unit.data if unit.rule.shares and unit.out in known else ():
+            if tensor in known and find(tensor) != find(unit.out):
+                root[find(unit.out)] = find(tensor)
     groups: dict[Site, list[SitePlan]] = {}
     for site in sites:
         groups.setdefault(find(site.site), []).append(site)

@@ -114,6 +114,8 @@ def _between_existing_pairs(index: GraphIndex) -> frozenset[str]:
 def _unit(candidate: Candidate, rule: PlacementRule) -> Unit | None:
     node = candidate.node
     indices = rule.data or tuple(k for k in range(len(node.inputs)) if not candidate.is_constant(k))
+    if rule.inputs is not None:
+        indices = rule.inputs(candidate)
     data = []
     for k in indices:
         tensor = candidate.tensor(k)

@@ -12,10 +12,13 @@ from onnxq.targets.base import (
     describe,
 )
 from onnxq.targets.ort import ORT, ORT_WEIGHT_ONLY
+from onnxq.targets.trt import TRT, TRT_WEIGHT_ONLY
 
 TARGETS: dict[tuple[str, str], Target] = {
     ("ort", "static"): ORT,
     ("ort", "weight-only"): ORT_WEIGHT_ONLY,
+    ("trt", "static"): TRT,
+    ("trt", "weight-only"): TRT_WEIGHT_ONLY,
 }
 
 

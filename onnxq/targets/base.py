@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -95,6 +95,11 @@ class PlacementRule:
     output: whether the kernel needs a pair behind it; shares: input and output must have one scale.
     fuses: activations that disappear into the kernel when the pair sits behind them.
     compute: this rule is worth quantizing for; the others only keep data in integers between.
+    inputs: which inputs take a pair, where that depends on the graph; it takes the place of `data`.
+    joins: reads the pairs that are there for others' sake and shares their scale; it asks for none of its own.
+    follow: for rules that do not compute, in targets without costs: does the node gain, given the nodes chosen?
+    opt_in: why the rule is off unless the person forces it with `quantize: true`; "" when it is on.
+    together: the other nodes without which the kernel does not come about.
     check: why a given node does not qualify, or None.
     kernel: what the engine's optimized graph then shows; tests assert it.
     """
@@ -111,6 +116,11 @@ class PlacementRule:
     fuses: tuple[str, ...] = ()
     compute: bool = False
     check: Check = lambda _: None
+    inputs: Callable[[Candidate], tuple[int, ...]] | None = None
+    joins: bool = False
+    follow: Callable[[Candidate, frozenset[str]], bool] = lambda _, __: True
+    opt_in: str = ""
+    together: Callable[[Candidate], tuple[str, ...]] = lambda _: ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +128,7 @@ class Capability:
     """The specs a target accepts for a role on some operators, and what it costs.
 
     ops empty: any operator. `opset` is the lowest that can say it; `fix` is for the refusal of the rest.
+    blocks: the block sizes a blocked kernel reads (empty: any).
     """
 
     role: Role
@@ -126,18 +137,34 @@ class Capability:
     storage: tuple[str, ...] = ("int8", "uint8")
     symmetric: tuple[bool, ...] = (True, False)
     granularity: tuple[type, ...] = (PerTensor,)
+    blocks: tuple[int, ...] = ()
     opset: int = 13
     warning: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """An engine's rules as data."""
+    """An engine's rules as data.
+
+    costs: units are chosen by a minimum cut on predicted times; else every compute unit the rules take is quantized.
+    zero_points: whether a zero point other than 0 can be said. int32_bias: whether a bias may be dequantized int32.
+    quantizes_alone: the engine quantizes or fuses by itself what stands between pairs, and must be kept from it.
+    times_itself: ONNX Runtime on this machine is the engine, so its times say something.
+    strict: what the tables do not accept the engine refuses or reads wrongly, so plans are checked site by site.
+    no_kernel: operators that cost time and have no quantized kernel in any placement, with what there is instead.
+    """
 
     name: str
     rules: tuple[PlacementRule, ...]
     capabilities: tuple[Capability, ...]
     weight_only: tuple[str, ...] = ()
+    costs: bool = True
+    zero_points: bool = True
+    int32_bias: bool = True
+    quantizes_alone: bool = True
+    times_itself: bool = True
+    strict: bool = False
+    no_kernel: Mapping[str, str] = field(default_factory=dict)
 
     def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Refusal | None]:
         """The rule that quantizes this node; or why none does (None, None: the engine has no such kernel)."""
@@ -148,7 +175,7 @@ class Target:
             reason = rule.check(candidate)
             if reason is None:
                 return rule, None
-            if rule.compute:
+            if rule.compute and refusal is None:
                 refusal = Refusal(candidate.node.name, reason, rule=rule.name)
         return None, refusal
 
@@ -162,6 +189,7 @@ class Target:
                 and spec.storage in row.storage
                 and spec.symmetric in row.symmetric
                 and isinstance(spec.granularity, row.granularity)
+                and _fits_blocks(spec, row)
             ):
                 return row
         return None
@@ -177,6 +205,10 @@ class Target:
         )
 
 
+def _fits_blocks(spec: QuantSpec, row: Capability) -> bool:
+    return not row.blocks or not isinstance(spec.granularity, PerBlock) or spec.granularity.size in row.blocks
+
+
 _GRAIN = {PerTensor: "per tensor", PerChannel: "per channel", PerBlock: "per block"}
 
 
@@ -190,7 +222,8 @@ def _describe(row: Capability) -> str:
     schemes = "/".join("symmetric" if sym else "asymmetric" for sym in row.symmetric)
     grains = " or ".join(_GRAIN[grain] for grain in row.granularity)
     bits = "/".join(map(str, row.bits))
-    return f"{bits} bits, {schemes}, {'/'.join(row.storage)}, {grains}"
+    blocks = f" of {'/'.join(map(str, row.blocks))}" if row.blocks else ""
+    return f"{bits} bits, {schemes}, {'/'.join(row.storage)}, {grains}{blocks}"
 
 
 def channel_count(weight: NDArray[np.generic], axis: int) -> int:

@@ -283,5 +283,16 @@ WEIGHT_ONLY: tuple[Capability, ...] = (
     ),
 )
 
-ORT = Target(name="ort", rules=RULES, capabilities=CAPABILITIES, weight_only=("MatMul",))
-ORT_WEIGHT_ONLY = Target(name="ort", rules=RULES, capabilities=WEIGHT_ONLY, weight_only=("MatMul",))
+_NO_KERNEL = {
+    "ConvTranspose": "ORT has no quantized ConvTranspose kernel",
+    "LSTM": "ORT quantizes LSTM only dynamically (DynamicQuantizeLSTM); pairs on its weights make it slower",
+    "GRU": "ORT has no quantized GRU kernel",
+    "RNN": "ORT has no quantized RNN kernel",
+    "AveragePool": "ORT's quantized AveragePool is slower than the float one",
+    "Einsum": "ORT has no quantized Einsum kernel",
+}
+
+ORT = Target(name="ort", rules=RULES, capabilities=CAPABILITIES, weight_only=("MatMul",), no_kernel=_NO_KERNEL)
+ORT_WEIGHT_ONLY = Target(
+    name="ort", rules=RULES, capabilities=WEIGHT_ONLY, weight_only=("MatMul",), no_kernel=_NO_KERNEL
+)

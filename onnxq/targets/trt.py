@@ -1,0 +1,249 @@
+"""TensorRT: where pairs must stand so that its kernels run in int8, as measured on TensorRT-RTX 1.7 for SM86.
+
+Pairs on both operands of Conv, Gemm and MatMul, on the skip branch of a residual Add, and nowhere else: the engine
+computes bias, activation and the next QuantizeLinear behind the product in one kernel, so a pair between a
+convolution and its activation only rounds twice. Symmetric int8, zero point 0, one scale of shape [] for an
+activation (of shape [1] the convolution falls to float), weights per output channel, bias in float (a
+DequantizeLinear of int32 is refused by its parser).
+"""
+
+from __future__ import annotations
+
+from onnxq.sites import Role
+from onnxq.spec import FLOAT8, PerBlock, PerChannel, PerTensor
+from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.targets.surroundings import attention_of, backbone, resolved, skip_input, two_computed
+
+
+def _conv(c: Candidate) -> str | None:
+    if not c.is_constant(1):
+        return "its weight is computed at run time: TensorRT has no int8 kernel for that"
+    if c.is_constant(0):
+        return "its data is constant"
+    return None
+
+
+def _gemm(c: Candidate) -> str | None:
+    if not c.is_constant(1) or c.is_constant(0):
+        return "its weight is computed at run time: it is left float, as all products of two activations"
+    if c.attr("transA", 0):
+        return "transA=1 turns its data around: the pair would not stand at the product"
+    return None
+
+
+def _matmul(c: Candidate) -> str | None:
+    if two_computed(c.index, c.node):
+        return "both operands are computed"
+    if not c.is_constant(1):
+        return "the constant stands on the left: its channels are not the product's columns"
+    if c.rank(1) != 2:
+        return "its weight is not a matrix: one scale a column cannot be said"
+    return None
+
+
+def _attention(c: Candidate) -> str | None:
+    return None if attention_of(c.index, c.node) is not None else "not a part of attention"
+
+
+def _product(c: Candidate) -> str | None:
+    return None if two_computed(c.index, c.node) else "one operand is constant"
+
+
+def _partners(c: Candidate) -> tuple[str, ...]:
+    return tuple(name for name in attention_of(c.index, c.node) or () if name != c.node.name)
+
+
+def _residual(c: Candidate) -> str | None:
+    return None if skip_input(c.index, c.node) is not None else "not the end of a residual block"
+
+
+def _skip(c: Candidate) -> tuple[int, ...]:
+    k = skip_input(c.index, c.node)
+    return () if k is None else (k,)
+
+
+def _takes_the_sum(c: Candidate, chosen: frozenset[str]) -> bool:
+    """The convolution branch ends in a chosen convolution, whose kernel can take the sum in."""
+    k = skip_input(c.index, c.node)
+    return k is not None and backbone(c.index, resolved(c.index, c.node)[1 - k]) in chosen
+
+
+def _float_data(c: Candidate) -> str | None:
+    return "its data is constant" if c.is_constant(0) else None
+
+
+_MHA_OFF = (
+    "attention stays float: int8 costs it accuracy, and only all four operands and the result together make TensorRT's "
+    "fused int8 kernel"
+)
+
+RULES: tuple[PlacementRule, ...] = (
+    PlacementRule(
+        name="conv",
+        ops=("Conv",),
+        kernel="correlation Int8",
+        why="pairs on input and weight; bias, activation and the next QuantizeLinear follow in one kernel",
+        output=Output.FLOAT,
+        weight=1,
+        bias=2,
+        compute=True,
+        check=_conv,
+    ),
+    PlacementRule(
+        name="gemm",
+        ops=("Gemm",),
+        kernel="gemm Int8",
+        why="pairs on input and weight",
+        output=Output.FLOAT,
+        weight=1,
+        bias=2,
+        compute=True,
+        check=_gemm,
+    ),
+    PlacementRule(
+        name="matmul",
+        ops=("MatMul",),
+        kernel="gemm Int8",
+        why="pairs on input and weight; one pair serves all readers of the input (query, key, value)",
+        output=Output.FLOAT,
+        weight=1,
+        compute=True,
+        check=_matmul,
+    ),
+    PlacementRule(
+        name="attention",
+        ops=("MatMul",),
+        kernel="_gemm_mha_v2 Int8",
+        why="pairs on query, key, softmax, value and the result: with one missing the fused kernel falls apart in three",
+        output=Output.PAIR,
+        data=(0, 1),
+        compute=True,
+        check=_attention,
+        opt_in=_MHA_OFF,
+        together=_partners,
+    ),
+    PlacementRule(
+        name="product",
+        ops=("MatMul",),
+        kernel="gemm Int8",
+        why="pairs on both operands: with one TensorRT computes in float and quantizes besides",
+        output=Output.FLOAT,
+        data=(0, 1),
+        compute=True,
+        check=_product,
+        opt_in="a product of two activations stays float: int8 costs it accuracy",
+    ),
+    PlacementRule(
+        name="residual-add",
+        ops=("Add",),
+        kernel="kgen reading Int8",
+        why="a pair on the skip branch only: the kernel reads int8 and the float sum of its own convolution",
+        output=Output.FLOAT,
+        inputs=_skip,
+        check=_residual,
+        follow=_takes_the_sum,
+    ),
+    PlacementRule(
+        name="concat",
+        ops=("Concat",),
+        kernel="kgen writing Int8",
+        why="inputs that have pairs for other readers share one scale with the result: bytes are copied",
+        output=Output.FLOAT,
+        data=(),
+        shares=True,
+        joins=True,
+    ),
+    PlacementRule(
+        name="max-pool",
+        ops=("MaxPool",),
+        kernel="maxpool Int8",
+        why="pools bytes, and shares one scale with an input that has a pair for other readers",
+        output=Output.FLOAT,
+        shares=True,
+        joins=True,
+        check=_float_data,
+    ),
+)
+
+_CHANNEL = ("Conv", "Gemm", "MatMul")
+_NARROW = (2, 3, 4, 5, 6, 7, 8)
+
+CAPABILITIES: tuple[Capability, ...] = (
+    Capability(role=Role.ACTIVATION, bits=_NARROW, storage=("int8",), symmetric=(True,)),
+    Capability(role=Role.OUTPUT, bits=_NARROW, storage=("int8",), symmetric=(True,)),
+    Capability(
+        role=Role.WEIGHT,
+        ops=_CHANNEL,
+        bits=_NARROW,
+        storage=("int8",),
+        symmetric=(True,),
+        granularity=(PerTensor, PerChannel),
+    ),
+    Capability(role=Role.ACTIVATION, storage=(FLOAT8,), symmetric=(True,), opset=19),
+    Capability(role=Role.OUTPUT, storage=(FLOAT8,), symmetric=(True,), opset=19),
+    Capability(
+        role=Role.WEIGHT,
+        ops=_CHANNEL,
+        storage=(FLOAT8,),
+        symmetric=(True,),
+        granularity=(PerTensor, PerChannel),
+        opset=19,
+        warning="FP8 kernels exist from compute capability 8.9 on; on older GPUs TensorRT refuses to build",
+    ),
+)
+
+WEIGHT_ONLY: tuple[Capability, ...] = (
+    Capability(
+        role=Role.WEIGHT,
+        ops=("MatMul",),
+        bits=(2, 3, 4),
+        storage=("int4",),
+        symmetric=(True,),
+        granularity=(PerBlock,),
+        blocks=(16, 32, 64, 128),
+        opset=21,
+    ),
+    Capability(
+        role=Role.WEIGHT,
+        ops=("MatMul",),
+        bits=_NARROW,
+        storage=("int8",),
+        symmetric=(True,),
+        granularity=(PerTensor, PerChannel),
+    ),
+)
+
+_NO_KERNEL = {
+    "ConvTranspose": "TensorRT runs transposed convolutions in float whatever stands around them",
+    "AveragePool": "TensorRT averages in float whatever stands around it; a pair in front only adds a kernel",
+    "LSTM": "TensorRT runs LSTM in float",
+    "GRU": "TensorRT runs GRU in float",
+    "RNN": "TensorRT runs RNN in float",
+    "Einsum": "write it as MatMul: pairs are placed on MatMul, Gemm and Conv",
+}
+
+TRT = Target(
+    name="trt",
+    rules=RULES,
+    capabilities=CAPABILITIES,
+    costs=False,
+    zero_points=False,
+    int32_bias=False,
+    quantizes_alone=False,
+    times_itself=False,
+    strict=True,
+    no_kernel=_NO_KERNEL,
+)
+TRT_WEIGHT_ONLY = Target(
+    name="trt",
+    rules=RULES,
+    capabilities=WEIGHT_ONLY,
+    weight_only=("MatMul",),
+    costs=False,
+    zero_points=False,
+    int32_bias=False,
+    quantizes_alone=False,
+    times_itself=False,
+    strict=True,
+    no_kernel={},
+)
