@@ -96,12 +96,12 @@ def _fed(units: Units, unit: Unit, settled: Mapping[str, bool]) -> bool:
 
 def _too_small(units: Units, unit: Unit) -> Refusal:
     cost = unit_cost(units, unit)
-    return Refusal(
-        unit.name,
-        f"int8 would not pay: about {cost.float_us:.1f} us in float, {cost.int8_us:.1f} us in int8 without its pairs",
-        "force it with a rule that sets `quantize: true`, or let --placement measured decide",
-        "size",
-    )
+    if cost.int8_us < cost.float_us:
+        reason = "int8 would not pay: quantizing what it reads and dequantizing what it writes costs more than it saves"
+    else:
+        reason = "int8 would not pay: at this size its int8 kernel is predicted no faster than the float one"
+    fix = "force it with a rule that sets `quantize: true`, or let --placement measured decide"
+    return Refusal(unit.name, reason, fix, "size")
 
 
 def _large_pointwise(units: Units, unit: Unit) -> bool:
