@@ -29,6 +29,6 @@ def unpack_int4(packed: ArrayLike, shape: tuple[int, ...], *, signed: bool) -> N
     halves = np.empty(data.size * 2, np.uint8)
     halves[0::2] = data & 0x0F
     halves[1::2] = data >> 4
-    values = halves[:count].reshape(shape)
+    values = halves[:count]
     # Moving the sign bit to bit 7 and back copies it into the upper half.
-    return (values << 4).view(np.int8) >> 4 if signed else values
+    return ((values << 4).view(np.int8) >> 4 if signed else values).reshape(shape)

@@ -8,8 +8,7 @@ model stores it; rint goes half to even; saturation happens before the zero poin
 +-inf saturates and NaN becomes qmin, as in ONNX Runtime's vector kernel (float32, per tensor). Its scalar loops
 (float16, channels on the last axis, blocks, the odd end of an int4 tensor) compute in int32 and, on x86, wrap to
 the other end of the range once |x / scale| >= 2**31, so for inf and NaN too; here such values saturate, as ONNX says.
-FP8 (E4M3, saturate=1) has no zero point and keeps NaN: x / scale in float32, cut to +-448, half to even among the
-values the type holds.
+Before 1.30 its float16 kernel truncates x / scale towards zero (microsoft/onnxruntime#32452); here it is rounded.
 A spec narrower than its storage saturates at its own qmin and qmax; in the emitted model a float Clip with
 `clip_bounds` in front of QuantizeLinear does that.
 """
@@ -50,7 +49,8 @@ def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
     scale, zero = align(qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32)
     width = np.float64 if spec.bits == 32 else np.float32
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        scaled = np.asarray(values.astype(np.float32, copy=False) / scale.astype(width))
+        # Both sides are cast: numpy 1 lets a scalar scale of float64 be divided in float32.
+        scaled = np.asarray(values.astype(np.float32, copy=False).astype(width, copy=False) / scale.astype(width))
         if spec.is_float:
             np.clip(scaled, np.float32(spec.qmin), np.float32(spec.qmax), out=scaled)
             return np.asarray(scaled.astype(_NUMPY_TYPE[spec.storage]))
