@@ -25,7 +25,9 @@ OWNERS = {
     "click": "onnxq/cli/",
     "rich": "onnxq/report/",
     "PIL": "onnxq/data/",
-    "polygraphy": "onnxq/data/",
+    "polygraphy": "onnxq/engines/",
+    "tensorrt": "onnxq/engines/",
+    "tensorrt_rtx": "onnxq/engines/",
     "torch": "torch_frontend/",
 }
 OPTIONAL = ("onnxruntime", "torch", "PIL", "polygraphy", "tensorrt", "tensorrt_rtx")

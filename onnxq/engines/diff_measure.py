@@ -1,0 +1,127 @@
+"""Errors summed up sample by sample: nothing of a sample is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.engines.diff_model import Error, OutputDiff, Tolerances, Unmet
+from onnxq.verify import Comparison
+
+Array = NDArray[np.generic]
+
+# Two engines that add the same float32 numbers in another order differ less than this; so does float16 or TF32.
+SAME_DB = 40.0
+# One step more or less is what rounding can do to an integer; float arithmetic adds a little to it.
+ONE_LEVEL = 1.01
+# Two roundings of one network, each as far from float as the other, are twice that noise apart.
+_TWICE_DB = 10.0 * math.log10(2.0)
+
+
+@dataclass
+class Tally:
+    """A Comparison with what people ask for beside it. step: one level of the tensor's quantizer, 0 without one."""
+
+    name: str
+    top_k: int = 0
+    step: float = 0.0
+    samples: int = 0
+    max_rel: float = 0.0
+    worst_sample: int = 0
+    _worst: float = -1.0
+    _hits: float = 0.0
+    _rows: int = 0
+    _sums: Comparison = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sums = Comparison(self.name)
+
+    def update(self, reference: Array, value: Array) -> None:
+        """Add one sample."""
+        self._sums.update(reference, value)
+        at, self.samples = self.samples, self.samples + 1
+        if reference.shape != value.shape or not reference.size:
+            return
+        ref = reference.astype(np.float64)
+        both = np.isfinite(ref)
+        with np.errstate(invalid="ignore", over="ignore"):
+            gap = np.abs(value.astype(np.float64) - ref)[both]
+        top = float(np.abs(ref[both]).max(initial=0.0))
+        error = float(np.nan_to_num(gap.max(initial=0.0), nan=math.inf))
+        rel = error / top if top else math.inf if error else 0.0
+        self.max_rel = max(self.max_rel, rel)
+        noise = float(np.nan_to_num(np.square(gap).mean() if gap.size else 0.0, nan=math.inf))
+        share = noise / max(float(np.square(ref[both]).mean()) if gap.size else 0.0, np.finfo(np.float64).tiny)
+        if share > self._worst:
+            self._worst, self.worst_sample = share, at
+        if self.top_k and ref.ndim and ref.shape[-1] > 1:
+            hits, rows = _shared(ref, value.astype(np.float64), self.top_k)
+            self._hits += hits
+            self._rows += rows
+
+    def error(self, run: str, against: str) -> Error:
+        """What the sums say."""
+        found = self._sums.result()
+        return Error(
+            run=run,
+            against=against,
+            sqnr_db=found.sqnr_db,
+            cosine=found.cosine,
+            max_abs=found.max_abs,
+            max_rel=self.max_rel,
+            top_k=self._hits / self._rows if self._rows else math.nan,
+            levels=found.max_abs / self.step if self.step else math.nan,
+            samples=self.samples,
+        )
+
+
+def _shared(reference: NDArray[np.float64], value: NDArray[np.float64], k: int) -> tuple[float, int]:
+    """Over all rows: the share of the k largest that both name, summed; and the number of rows."""
+    width = reference.shape[-1]
+    k = min(k, width)
+    # A stable sort: equal values keep the order of their indices in both.
+    mine, theirs = (np.argsort(-array.reshape(-1, width), axis=1, kind="stable")[:, :k] for array in (reference, value))
+    return float((mine[:, :, None] == theirs[:, None, :]).any(axis=2).mean(axis=1).sum()), len(mine)
+
+
+def parts(error: Error, accuracy_db: float = math.inf) -> bool:
+    """Do two engines differ by more than rounding?
+
+    Rounding is: at least 40 dB, or at most one level of the quantizer, or no more than two equally good roundings
+    of the network differ (`accuracy_db`, SQNR against float, less 3 dB): a value rounded the other way early on moves
+    all those after it.
+    """
+    if math.isnan(error.sqnr_db):
+        return True
+    return error.sqnr_db < min(SAME_DB, accuracy_db - _TWICE_DB) and not error.levels <= ONE_LEVEL
+
+
+_AGAINST_FLOAT = (
+    ("SQNR in dB", "sqnr_db", "min_sqnr"),
+    ("cosine", "cosine", "min_cosine"),
+    ("max abs error", "max_abs", "max_abs"),
+    ("top-k agreement", "top_k", "min_agreement"),
+)
+
+
+def unmet(outputs: Iterable[OutputDiff], tolerances: Tolerances) -> tuple[Unmet, ...]:
+    """Every tolerance that an output of a run does not meet; one that cannot be measured is not met."""
+    found = []
+    for output in outputs:
+        checks = [(error, check) for error in output.accuracy for check in _AGAINST_FLOAT]
+        checks += [
+            (error, ("SQNR in dB against " + error.against, "sqnr_db", "min_engines")) for error in output.engines
+        ]
+        for error, (measure, attribute, tolerance) in checks:
+            wanted = getattr(tolerances, tolerance)
+            value = float(getattr(error, attribute))
+            if wanted is None or (attribute == "top_k" and math.isnan(value)):
+                continue  # An output without rows to rank has no agreement to ask for.
+            good = value <= wanted if tolerance == "max_abs" else value >= wanted
+            if not good:
+                found.append(Unmet(output=output.name, run=error.run, measure=measure, value=value, wanted=wanted))
+    return tuple(found)

@@ -1,0 +1,161 @@
+"""What a comparison of engines found, as frozen values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onnxq.sites import Refusal
+
+FLOAT, OFF, ON, TRT = "float", "ort-off", "ort-on", "trt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One model in one engine. name: its column and its runner's name in saved results. samples: how many it ran."""
+
+    name: str
+    engine: str
+    samples: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Error:
+    """How far one run's tensor is from another's, over all samples.
+
+    sqnr_db: inf when identical. max_rel: largest error over the largest reference value of its sample.
+    top_k: share of the K largest along the last axis that both name; nan where there is none. levels: largest error
+    in steps of the tensor's quantizer; nan where it has none.
+    """
+
+    run: str
+    against: str
+    sqnr_db: float
+    cosine: float
+    max_abs: float
+    max_rel: float
+    top_k: float = math.nan
+    levels: float = math.nan
+    samples: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputDiff:
+    """One model output: every quantized run against float, and every engine against ORT without optimizations."""
+
+    name: str
+    accuracy: tuple[Error, ...]
+    engines: tuple[Error, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDiff:
+    """One tensor inside. name: the float model's; at: the quantized model's that was read for it ("" the same).
+
+    node, op: what makes it. drop_db: how much SQNR it lost against the worst tensor it is computed from.
+    """
+
+    name: str
+    node: str
+    op: str
+    at: str = ""
+    accuracy: tuple[Error, ...] = ()
+    engines: tuple[Error, ...] = ()
+    drop_db: float = math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting:
+    """The first tensor, in the order of the network, where an engine leaves another beyond rounding."""
+
+    run: str
+    against: str
+    tensor: str
+    node: str
+    op: str
+    sqnr_db: float
+    levels: float = math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bisection:
+    """The smallest subgraph found whose output still parts when both engines get the same inputs.
+
+    nodes, ops: in the order they run; inputs, output: its tensors; trials: subgraphs tried; path: where it is.
+    """
+
+    run: str
+    against: str
+    output: str
+    nodes: tuple[str, ...]
+    ops: tuple[str, ...]
+    inputs: tuple[str, ...]
+    sqnr_db: float
+    max_abs: float
+    levels: float = math.nan
+    trials: int = 0
+    path: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    """What a person holds the quantized model to; None: not checked.
+
+    min_engines: SQNR in dB of each engine against ORT without optimizations; the others are against float.
+    """
+
+    min_sqnr: float | None = None
+    min_cosine: float | None = None
+    max_abs: float | None = None
+    min_agreement: float | None = None
+    min_engines: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmet:
+    """A tolerance that an output does not meet in a run."""
+
+    output: str
+    run: str
+    measure: str
+    value: float
+    wanted: float
+
+    def __str__(self) -> str:
+        sign = "at most" if self.measure == "max abs error" else "at least"
+        value = "nothing comparable" if math.isnan(self.value) else f"{self.value:.6g}"
+        return f"{self.run}: {self.measure} is {value}, {sign} {self.wanted:g} is wanted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The account of one `onnxq diff`.
+
+    float_model, quantized_model: paths as given ("" when only in memory). top_k: K of the agreement.
+    worst: layers by SQNR drop, the largest first. skipped: engines and tensors that were not compared, and why.
+    saved: files written. unmet: tolerances not met, in the order of the outputs. missing: engines asked for by name
+    that could not run.
+    """
+
+    float_model: str = ""
+    quantized_model: str = ""
+    data: str = ""
+    samples: int = 0
+    synthetic: bool = False
+    top_k: int = 1
+    runs: tuple[Run, ...] = ()
+    outputs: tuple[OutputDiff, ...] = ()
+    layers: tuple[LayerDiff, ...] = ()
+    worst: tuple[str, ...] = ()
+    parted: tuple[Parting, ...] = ()
+    bisections: tuple[Bisection, ...] = ()
+    skipped: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
+    unmet: tuple[Unmet, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """True when every tolerance is met and every engine asked for by name has run."""
+        return not self.unmet and not self.missing

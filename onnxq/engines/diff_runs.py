@@ -1,0 +1,148 @@
+"""The runs that are compared: which engines can run here, their Polygraphy runners, and what is said of them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxq.data import Dataset
+from onnxq.engines import diff_trt
+from onnxq.engines.diff_bisect import Rival, optimized
+from onnxq.engines.diff_measure import Array
+from onnxq.engines.diff_model import FLOAT, OFF, ON, TRT
+from onnxq.engines.diff_polygraphy import Feeds, active, infer, ort_runner
+from onnxq.errors import OnnxqError
+from onnxq.graph import GraphIndex
+from onnxq.runtime import Session
+from onnxq.runtime.engine import engine
+from onnxq.sites import Refusal
+
+ENGINES = ("ort", "trt")
+_FIX = {ON: "without optimizations it may run all the same: keep what the message names float with a rule"}
+Stage = Callable[[str, int | None], AbstractContextManager[Any]]
+
+
+@dataclass(eq=False)
+class Engines:
+    """Both models in the engines asked for.
+
+    wanted: of ENGINES; () takes ORT and, where it can run, TensorRT. names: the runs that work, float first.
+    skipped: engines that do not run, with the reason; missing: those of them that were to run in any case.
+    """
+
+    float_index: GraphIndex
+    index: GraphIndex
+    dataset: Dataset
+    wanted: tuple[str, ...]
+    threads: int
+    folder: Path
+    stage: Stage
+    names: list[str] = field(default_factory=list)
+    skipped: list[Refusal] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    _shapes: diff_trt.Shapes = field(default_factory=dict)
+    _failures: list[OnnxqError] = field(default_factory=list)
+
+    @contextmanager
+    def running(self, *, alone: bool) -> Iterator[list[Any]]:
+        """Active runners of all runs that get through the first sample.
+
+        alone: raise the first engine's error when none does.
+        """
+        with ExitStack() as stack:
+            runners = [self._start(FLOAT, stack)]
+            self.names.append(FLOAT)
+            for name in self._candidates():
+                try:
+                    runners.append(self._start(name, stack))
+                    self.names.append(name)
+                except OnnxqError as error:
+                    self._skip(Refusal(name, str(error).splitlines()[0], _FIX.get(name, error.fix)), required=True)
+                    self._failures.append(error)
+            if len(runners) == 1 and self._failures and alone:
+                raise self._failures[0]
+            yield runners
+
+    def _candidates(self) -> list[str]:
+        """The runs to try. TensorRT is only tried where it can run."""
+        found = [OFF, ON] if not self.wanted or "ort" in self.wanted else []
+        if self.wanted and TRT not in self.wanted:
+            return found
+        obstacle = diff_trt.obstacle()
+        if obstacle is None:
+            return [*found, TRT]
+        self._skip(obstacle, required=TRT in self.wanted)
+        return found
+
+    def _skip(self, refusal: Refusal, *, required: bool) -> None:
+        self.skipped.append(refusal)
+        if required:
+            self.missing.append(refusal.subject)
+
+    def _start(self, name: str, stack: ExitStack) -> Any:
+        runner = self._made(name)
+        with ExitStack() as trial:
+            trial.enter_context(active([runner]))
+            infer(runner, self.dataset[0])
+            stack.enter_context(trial.pop_all())
+        return runner
+
+    def _made(self, name: str) -> Any:
+        if name == TRT:
+            with self.stage("build the TensorRT engine", None):
+                return diff_trt.trt_runner(TRT, self._build("outputs"))
+        proto = (self.float_index if name == FLOAT else self.index).proto
+        return ort_runner(name, Session(proto, optimize=name == ON, threads=self.threads))
+
+    def _build(self, name: str, *, layers: bool = False) -> Path:
+        if not self._shapes:
+            self._shapes = diff_trt.shapes_of(self.index, self.dataset.samples())
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        return diff_trt.build(self.index.proto, self._shapes, folder, layers=layers)
+
+    def inner(self, stack: ExitStack) -> list[Any]:
+        """Active runners that give inner tensors with their outputs: TensorRT's, if it runs."""
+        if TRT not in self.names:
+            return []
+        try:
+            with self.stage("build the TensorRT engine for its layers", None):
+                runner = diff_trt.trt_runner(TRT, self._build("layers", layers=True))
+            stack.enter_context(active([runner]))
+        except OnnxqError as error:
+            self._skip(
+                Refusal(f"layers of {TRT}", error.cause, "the outputs are compared all the same"), required=False
+            )
+            return []
+        return [runner]
+
+    @property
+    def rivals(self) -> Mapping[str, Rival]:
+        """What bisection runs a piece of the model in, by run."""
+        return {ON: optimized, TRT: self._rival_trt}
+
+    def _rival_trt(self, proto: onnx.ModelProto, feeds: Feeds) -> Mapping[str, Array]:
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            shapes = diff_trt.shapes_of(GraphIndex(proto), [feeds])
+            runner = diff_trt.trt_runner(TRT, diff_trt.build(proto, shapes, Path(folder)))
+            with active([runner]):
+                return {name: np.array(value) for name, value in infer(runner, feeds).items()}
+
+
+def engine_text(run: str) -> str:
+    """What a local run is, for people."""
+    if run == TRT:
+        return diff_trt.version()
+    how = {
+        FLOAT: "float model, optimizations off",
+        OFF: "optimizations off: as the file says",
+        ON: "all optimizations: as users run it",
+    }[run]
+    return f"ONNX Runtime {engine().__version__}, {how}"
