@@ -9,6 +9,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # 
 
 import importlib.util
 import shutil
+from importlib.metadata import version
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,13 +28,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "onnxq"))
 def _missing(marker: str) -> str | None:
     if marker == "gpu":
         return None if shutil.which("nvidia-smi") else "no NVIDIA GPU"
+    if marker == "recent_ort":
+        found = version("onnxruntime") if importlib.util.find_spec("onnxruntime") else "0.0"
+        return None if tuple(map(int, found.split(".")[:2])) >= (1, 27) else f"onnxruntime {found} is older"
     engines = ("tensorrt", "tensorrt_rtx")
     return None if any(importlib.util.find_spec(name) for name in engines) else "no TensorRT"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs an engine that is not here, saying which."""
-    for marker in ("gpu", "trt"):
+    for marker in ("gpu", "recent_ort", "trt"):
         reason = _missing(marker)
         for item in items:
             if reason and item.get_closest_marker(marker):

@@ -132,6 +132,7 @@ def linear() -> onnx.ModelProto:
 TOKENS = {"x": np.random.default_rng(2).standard_normal((8, 6, 128)).astype(np.float32)}
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize(
     ("wish", "dtype", "scale_shape", "least"),
     [

@@ -15,6 +15,8 @@ from onnx import ModelProto
 from onnxq.runtime import optimized_graph
 from tests.passes.kit import infer, ops, parse
 
+pytestmark = pytest.mark.recent_ort
+
 F = np.float32
 RNG = np.random.default_rng(0)
 WEIGHT = RNG.integers(-63, 64, (16, 16, 1, 1)).astype(np.int8)

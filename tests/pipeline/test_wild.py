@@ -22,7 +22,10 @@ def good(result: onnxq.Result) -> None:
         assert check.agreement_db > 35, check
 
 
-@pytest.mark.parametrize("opset", range(11, 25))
+NEW = [pytest.param(opset, marks=pytest.mark.recent_ort) for opset in (23, 24)]
+
+
+@pytest.mark.parametrize("opset", [*range(11, 23), *NEW])
 def test_every_opset(opset: int) -> None:
     result = onnxq.quantize(residual(opset=opset), images(), EVERYTHING, latency=False)
     good(result)
