@@ -69,6 +69,7 @@ def test_axes_as_an_input() -> None:
     assert_same(model, result, rtol=1e-5)
 
 
+@pytest.mark.recent_ort
 @settings(max_examples=25)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(1, 3), st.floats(1e-6, 1e-2), st.booleans())
 def test_any_trailing_axes(shape: list[int], count: int, eps: float, full: bool) -> None:
