@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onnxq.config import Config, load_config
     from onnxq.errors import OnnxqError
-    from onnxq.pipeline import Inspection, Result, annotate_bits, apply, inspect, make_plan, quantize
+    from onnxq.pipeline import Difference, Inspection, Result, annotate_bits, apply, diff, inspect, make_plan, quantize
     from onnxq.plan import Plan
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Config": "onnxq.config",
+    "Difference": "onnxq.pipeline",
     "Inspection": "onnxq.pipeline",
     "OnnxqError": "onnxq.errors",
     "Plan": "onnxq.plan",
     "Result": "onnxq.pipeline",
     "annotate_bits": "onnxq.pipeline",
     "apply": "onnxq.pipeline",
+    "diff": "onnxq.pipeline",
     "inspect": "onnxq.pipeline",
     "load_config": "onnxq.config",
     "make_plan": "onnxq.pipeline",
@@ -36,12 +38,14 @@ _HOME = {
 
 __all__ = [
     "Config",
+    "Difference",
     "Inspection",
     "OnnxqError",
     "Plan",
     "Result",
     "annotate_bits",
     "apply",
+    "diff",
     "inspect",
     "load_config",
     "make_plan",

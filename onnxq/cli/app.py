@@ -23,6 +23,7 @@ Exit codes:
         "quantize": "onnxq.cli.quantize",
         "plan": "onnxq.cli.plan",
         "apply": "onnxq.cli.apply",
+        "diff": "onnxq.cli.diff",
         "inspect": "onnxq.cli.inspect",
         "annotate-bits": "onnxq.cli.annotate_bits",
     },

@@ -1,7 +1,9 @@
 """quantize(): the one orchestration, and the other commands' functions."""
 
 from onnxq.annotate import Inspection
+from onnxq.engines.diff_model import Difference
 from onnxq.pipeline.api import annotate_bits, apply, inspect, make_plan, quantize
+from onnxq.pipeline.differ import diff
 from onnxq.pipeline.result import Result
 
-__all__ = ["Inspection", "Result", "annotate_bits", "apply", "inspect", "make_plan", "quantize"]
+__all__ = ["Difference", "Inspection", "Result", "annotate_bits", "apply", "diff", "inspect", "make_plan", "quantize"]

@@ -1,5 +1,6 @@
 """What is shown to people: summaries, plans, tables, JSON and progress; made from reports, never from a graph."""
 
+from onnxq.report.diffs import difference_json, show_difference
 from onnxq.report.document import report_json, to_json
 from onnxq.report.live import Progress, Task, progress, silent
 from onnxq.report.model import Latency, OpCount, OutputCheck, Report, SiteLine, StageCost
@@ -16,9 +17,11 @@ __all__ = [
     "SiteLine",
     "StageCost",
     "Task",
+    "difference_json",
     "inspection_json",
     "progress",
     "report_json",
+    "show_difference",
     "show_inspection",
     "show_plan",
     "show_report",

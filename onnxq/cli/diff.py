@@ -1,0 +1,114 @@
+"""onnxq diff."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnxq.cli import options
+from onnxq.errors import MissingDependencyError, VerificationError
+
+if TYPE_CHECKING:
+    from onnxq.engines.diff_model import Difference
+
+
+def _engines(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in (value or "").split(",") if part.strip()))
+    for name in names:
+        if name not in ("ort", "trt"):
+            raise click.BadParameter(f"{name!r} is no engine; they are ort and trt")
+    return names
+
+
+@click.command("diff", short_help="Compare a quantized model with its float one, and engines with each other.")
+@click.argument("model", metavar="FLOAT")
+@click.argument("quantized", metavar="QUANT")
+@options.data
+@click.option("--config", metavar="PRESET|FILE", help="A YAML file whose `data` section says how images become inputs.")
+@click.option(
+    "--engines",
+    metavar="ort,trt",
+    callback=_engines,
+    help="Engines that must run. [default: ort, and trt where it can]",
+)
+@click.option("--layers", is_flag=True, help="Compare every matching tensor inside, in the order of the network.")
+@click.option("--bisect", is_flag=True, help="Find the smallest subgraph in which engines part.")
+@click.option("--min-sqnr", type=float, metavar="DB", help="Least SQNR of every output against float.")
+@click.option("--min-cosine", type=float, metavar="C", help="Least cosine similarity of every output with float.")
+@click.option("--max-abs", type=float, metavar="X", help="Largest absolute error of every output against float.")
+@click.option(
+    "--top-k",
+    type=click.IntRange(min=1),
+    metavar="K",
+    default=1,
+    show_default=True,
+    help="Agreement: the share of the K largest along the last axis that both name.",
+)
+@click.option("--min-agreement", type=click.FloatRange(0, 1), metavar="P", help="Least agreement, 0 to 1.")
+@click.option(
+    "--min-engines",
+    type=float,
+    metavar="DB",
+    help="Least SQNR of every engine against ONNX Runtime without optimizations.",
+)
+@click.option("--save", metavar="FOLDER", help="Write results.json and inputs.json (Polygraphy's), diff.json, pieces.")
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=16,
+    show_default=True,
+    help="Samples whose inputs and outputs --save writes.",
+)
+@click.option(
+    "--load",
+    metavar="RESULTS.json",
+    multiple=True,
+    help="Also compare results saved elsewhere, by --save or `polygraphy run --save-outputs`; repeatable.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Threads of ONNX Runtime; 0: all.",
+)
+@click.option(
+    "--memory-limit",
+    metavar="SIZE",
+    callback=options.size,
+    help="Bound on the inner tensors held at a time. [default: 1GiB]",
+)
+@click.option("--force", is_flag=True, help="Overwrite earlier results in FOLDER.")
+@options.showing
+def command(model: str, quantized: str, as_json: bool, verbose: bool, **wanted: Any) -> None:
+    """Run FLOAT and QUANT on samples and say how far they are apart: ONNX Runtime off, on, and TensorRT.
+
+    Exits with 1 when a tolerance is not met, or when an engine named by --engines cannot run here.
+
+    \b
+    Examples:
+      onnxq diff model.onnx model.q.onnx --data samples.npz --min-sqnr 20
+      onnxq diff model.onnx model.q.onnx --data samples.npz --layers --bisect --save out
+      onnxq diff model.onnx model.q.onnx --load from-the-gpu-machine/results.json
+    """  # fmt: skip
+    from onnxq import pipeline, report
+
+    found = pipeline.diff(model, quantized, progress=report.progress, **wanted)
+    report.show_difference(found, as_json=as_json, verbose=verbose)
+    _demand(found)
+
+
+def _demand(found: Difference) -> None:
+    """Exit with 1, saying why, when a tolerance or an engine is lacking."""
+    if found.unmet:
+        first, more = found.unmet[0], len(found.unmet) - 1
+        rest = f"; and {more} more tolerance{'s' if more > 1 else ''} not met" if more else ""
+        raise VerificationError(f"output {first.output}", f"{first}{rest}")
+    for name in found.missing:
+        refusal = next(one for one in found.skipped if one.subject == name)
+        if name == "trt":
+            raise MissingDependencyError("engine trt", f"asked for by --engines, but {refusal.reason}", refusal.fix)
+        raise VerificationError(f"run {name}", f"failed: {refusal.reason}", refusal.fix)

@@ -1,0 +1,139 @@
+"""diff(): a model and its quantized form through every engine, over samples, against tolerances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from onnxq.config import Config
+from onnxq.data import load_data
+from onnxq.engines.diff import Outcome, Wish, compare
+from onnxq.engines.diff_model import Difference, Tolerances
+from onnxq.engines.diff_polygraphy import INPUTS, RESULTS, inputs_beside, load_results, save_feeds
+from onnxq.engines.diff_runs import ENGINES
+from onnxq.errors import ConfigError, OutputError
+from onnxq.files import write_text
+from onnxq.graph import GraphIndex, load_model, name_nodes, save_model
+from onnxq.nearest import did_you_mean
+from onnxq.pipeline.run import Options, configured
+from onnxq.report import Progress, difference_json, silent
+
+ModelSource = str | Path | onnx.ModelProto
+REPORT = "diff.json"
+
+
+def diff(
+    model: ModelSource,
+    quantized: ModelSource,
+    data: object = None,
+    config: Config | str | Path | None = None,
+    *,
+    engines: Sequence[str] = (),
+    layers: bool = False,
+    bisect: bool = False,
+    top_k: int = 1,
+    min_sqnr: float | None = None,
+    min_cosine: float | None = None,
+    max_abs: float | None = None,
+    min_agreement: float | None = None,
+    min_engines: float | None = None,
+    load: Sequence[str | Path] = (),
+    save: str | Path | None = None,
+    keep: int = 16,
+    samples: int | None = None,
+    seed: int | None = None,
+    threads: int = 1,
+    memory_limit: int | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Difference:
+    """Compare a quantized model with its float one: in ONNX Runtime without and with optimizations, and in TensorRT.
+
+    data: as for `quantize`; None takes the inputs saved beside the results of `load`, else synthetic ones. config:
+    only its `data` section is used. engines: of "ort" and "trt"; empty takes ORT and, where it can run, TensorRT.
+    layers: also every matching tensor inside. bisect: find the smallest subgraph in which an engine parts.
+    top_k, min_agreement: share of the K largest along the last axis that both name. min_engines: SQNR of every engine
+    against ORT without optimizations. load: Polygraphy results of other runs on the same samples. save: a folder for
+    results.json and inputs.json (Polygraphy's, of the first `keep` samples), diff.json and what bisection cut out.
+
+    Returns a Difference; `.holds` is False when a tolerance is unmet or an engine asked for could not run.
+    Raises a subclass of OnnxqError for models that do not belong together, data that does not fit, missing packages.
+    """
+    for name in engines:
+        if name not in ENGINES:
+            raise ConfigError(f"engine {name!r}", "there is no such engine", did_you_mean(name, ENGINES))
+    folder = None if save is None else _folder(Path(save), force)
+    loaded = [run for path in load for run in load_results(path)]
+    if data is None and load:
+        data = inputs_beside(load[0])
+    float_model, quantized_model = load_model(model), load_model(quantized)
+    named = name_nodes(float_model.proto)
+    chosen = configured(config, None, Options(samples=samples, seed=seed)).data
+    dataset = load_data(data, GraphIndex(named).inputs, chosen, named)
+    wish = Wish(
+        engines=tuple(engines),
+        layers=layers,
+        bisect=bisect,
+        top_k=top_k,
+        keep=keep if folder is not None else 0,
+        threads=threads,
+        memory_limit=memory_limit or Wish.memory_limit,
+        tolerances=Tolerances(
+            min_sqnr=min_sqnr,
+            min_cosine=min_cosine,
+            max_abs=max_abs,
+            min_agreement=min_agreement,
+            min_engines=min_engines,
+        ),
+    )
+    outcome = compare(named, quantized_model.proto, dataset, wish, loaded=loaded, stage=progress)
+    found = replace(outcome.difference, float_model=_path(model), quantized_model=_path(quantized))
+    return found if folder is None else _saved(found, outcome, folder)
+
+
+def _path(source: ModelSource) -> str:
+    return "" if isinstance(source, onnx.ModelProto) else str(source)
+
+
+def _folder(folder: Path, force: bool) -> Path:
+    """The folder to save to, made if need be. OutputError for one with earlier results, unless they may be replaced."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(str(folder), "is a file", "name a folder")
+    there = [name for name in (RESULTS, INPUTS, REPORT) if (folder / name).exists()]
+    there += sorted(path.name for path in folder.glob("bisect-*.onnx")) if folder.is_dir() else []
+    if there and not force:
+        raise OutputError(str(folder), f"holds {', '.join(there)} already", "choose another folder, or pass --force")
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            str(folder), error.strerror or str(error), "create the folder it is to be in first"
+        ) from error
+    for name in there:
+        if name.startswith("bisect-"):
+            (folder / name).unlink()
+    return folder
+
+
+def _saved(found: Difference, outcome: Outcome, folder: Path) -> Difference:
+    """Write everything; plain Polygraphy files, so that `polygraphy run` can go on from them."""
+    files = [*outcome.recorder.write(folder, overwrite=True)]
+    bisections = []
+    for piece in outcome.pieces:
+        stem = f"bisect-{piece.bisection.run}"
+        path = folder / f"{stem}.onnx"
+        save_model(piece.proto, path, overwrite=True)
+        save_feeds(folder / f"{stem}.inputs.json", [piece.feeds], overwrite=True)
+        files += [str(path), str(folder / f"{stem}.inputs.json")]
+        bisections.append(replace(piece.bisection, path=str(path)))
+    files.append(str(folder / REPORT))
+    count = len(outcome.recorder.inputs)
+    notes = found.notes
+    if count < found.samples:
+        notes = (*notes, f"the outputs of the first {count} of {found.samples} samples were saved")
+    found = replace(found, saved=tuple(files), bisections=tuple(bisections) or found.bisections, notes=notes)
+    write_text(folder / REPORT, difference_json(found), overwrite=True)
+    return found

@@ -1,0 +1,161 @@
+"""What engines make of a quantized model, as tables and JSON."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import PurePath
+from typing import IO
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from onnxq.engines.diff_model import FLOAT, Difference, Error, LayerDiff
+from onnxq.report.document import SCHEMA, to_json
+from onnxq.report.terminal import decibel, sheet, show, table, write
+
+_WORST = 5
+SYNTHETIC = "no samples were given: the models were compared on made-up inputs, so give --data for numbers that count"
+
+
+def difference_json(found: Difference) -> str:
+    """The comparison as one strict JSON document, with whether it holds."""
+    values = {field.name: getattr(found, field.name) for field in fields(found)}
+    return to_json({"schema": SCHEMA, "holds": found.holds, **values, "messages": [str(one) for one in found.unmet]})
+
+
+def show_difference(
+    found: Difference,
+    *,
+    as_json: bool = False,
+    verbose: bool = False,
+    stream: IO[str] | None = None,
+    errors: IO[str] | None = None,
+    width: int | None = None,
+) -> None:
+    """Print the comparison to `stream` (stdout) as tables or JSON; with JSON the warnings go to `errors` (stderr)."""
+    warnings = list(_warnings(found))
+    if as_json:
+        write(difference_json(found), stream)
+        if warnings:
+            show(Group(*warnings), sys.stderr if errors is None else errors, width)
+        return
+    parts: list[RenderableType] = [_title(found), sheet(_rows(found, verbose))]
+    if found.layers:
+        parts += [Text(""), _layers(found, verbose)]
+    show(Group(*parts, *warnings), stream, width)
+
+
+def _title(found: Difference) -> Text:
+    names = [PurePath(path).name or "model" for path in (found.float_model, found.quantized_model)]
+    return Text(f"{names[1]} against {names[0]}", style="bold").append(f"  ({found.data})" if found.data else "")
+
+
+def _rows(found: Difference, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+    yield "runs", table(("run", "engine", "samples"), ((r.name, r.engine, str(r.samples)) for r in found.runs))
+    if found.outputs:
+        yield "outputs", _outputs(found)
+    yield "engines", Text(_engines(found))
+    for piece in found.bisections:
+        names = ", ".join(f"{name} ({op})" for name, op in zip(piece.nodes, piece.ops, strict=True))
+        text = (
+            f"{piece.run}: {len(piece.nodes)} nodes part by themselves at {piece.output} "
+            f"({_apart(piece.sqnr_db, piece.levels)}): {names}"
+        )
+        yield "bisected", Text(text + (f"\nwritten to {piece.path}" if piece.path else ""))
+    if found.worst:
+        by_name = {layer.name: layer for layer in found.layers}
+        worst = [by_name[name] for name in found.worst if name in by_name]
+        if worst:
+            shown = worst if verbose else worst[:_WORST]
+            yield "worst", Text("\n".join(f"{one.name} ({one.op}): -{one.drop_db:.1f} dB" for one in shown))
+    if found.skipped:
+        lines = (f"{s.subject}: {s.reason}" + (f"\n    fix: {s.fix}" if s.fix else "") for s in found.skipped)
+        yield "not run", Text("\n".join(lines))
+    if found.notes:
+        yield "notes", Text("\n".join(found.notes))
+    if found.saved:
+        yield "saved", Text("\n".join(found.saved))
+
+
+def _outputs(found: Difference) -> RenderableType:
+    top = f"top-{found.top_k}"
+    columns = ("output", "run", "SQNR", "cosine", "max abs", "max rel", top, "vs ort-off")
+    rows = []
+    for output in found.outputs:
+        against = {error.run: error for error in output.engines}
+        for error in output.accuracy:
+            other = against.get(error.run)
+            rows.append((output.name, error.run, *_numbers(error), decibel(other.sqnr_db) if other else ""))
+    return table(columns, rows, right=columns[2:], fold=("output",))
+
+
+def _numbers(error: Error) -> tuple[str, str, str, str, str]:
+    return (
+        decibel(error.sqnr_db),
+        f"{error.cosine:.5f}",
+        f"{error.max_abs:.3g}",
+        f"{error.max_rel:.3g}",
+        "" if math.isnan(error.top_k) else f"{100 * error.top_k:.1f}%",
+    )
+
+
+def _engines(found: Difference) -> str:
+    runs = [run.name for run in found.runs]
+    if found.parted:
+        return "\n".join(
+            f"{part.run} parts from {part.against} first at {part.tensor} ({part.op} {part.node}): "
+            f"{_apart(part.sqnr_db, part.levels)}"
+            for part in found.parted
+        )
+    compared = {error.run for output in found.outputs for error in output.engines}
+    if not compared:
+        return f"only one engine ran ({', '.join(run for run in runs if run != FLOAT)}): nothing to compare it with"
+    return "all agree within rounding"
+
+
+def _apart(sqnr_db: float, levels: float) -> str:
+    return decibel(sqnr_db) + ("" if math.isnan(levels) else f", up to {levels:.0f} levels")
+
+
+def _layers(found: Difference, verbose: bool) -> RenderableType:
+    runs = list(dict.fromkeys(error.run for layer in found.layers for error in layer.accuracy))
+    others = list(dict.fromkeys(error.run for layer in found.layers for error in layer.engines))
+    columns: tuple[str, ...] = ("tensor", "op", *(f"SQNR {run}" for run in runs), "drop")
+    columns += (*(f"{run} vs off" for run in others), "levels")
+    if verbose:
+        columns += ("cosine", "max abs", "max rel", "read at")
+    rows = (_layer(layer, runs, others, verbose) for layer in found.layers)
+    fold = ("tensor", "read at") if verbose else ("tensor",)
+    return table(columns, rows, right=[c for c in columns if c not in ("tensor", "op", "read at")], fold=fold)
+
+
+def _layer(layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose: bool) -> tuple[str, ...]:
+    accuracy = {error.run: error for error in layer.accuracy}
+    engines = {error.run: error for error in layer.engines}
+    levels = max((error.levels for error in layer.engines if not math.isnan(error.levels)), default=math.nan)
+    cells = [layer.name, layer.op]
+    cells += [decibel(accuracy[run].sqnr_db) if run in accuracy else "" for run in runs]
+    cells.append("" if math.isnan(layer.drop_db) else f"{layer.drop_db:.1f}")
+    cells += [decibel(engines[run].sqnr_db) if run in engines else "" for run in others]
+    cells.append("" if math.isnan(levels) else f"{levels:.1f}")
+    if verbose:
+        worst = min(layer.accuracy, key=lambda error: error.sqnr_db, default=None)
+        cells += list(_numbers(worst)[1:4]) if worst is not None else ["", "", ""]
+        cells.append(layer.at)
+    return tuple(cells)
+
+
+def _warnings(found: Difference) -> Iterator[RenderableType]:
+    for part in found.parted:
+        yield Text(
+            f"warning: {part.run} computes something else than {part.against} from {part.tensor} on "
+            f"({_apart(part.sqnr_db, part.levels)})",
+            style="bold red",
+        )
+    for one in found.unmet:
+        yield Text(f"unmet: output {one.output}: {one}", style="bold red")
+    if found.synthetic:
+        yield Text(f"warning: {SYNTHETIC}", style="yellow")
