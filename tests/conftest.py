@@ -9,7 +9,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # 
 
 import importlib.util
 import shutil
-from importlib.metadata import version
+from importlib.metadata import Distribution, distributions
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,12 +25,16 @@ settings.register_profile("search", parent=settings.get_profile("onnxq"), derand
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "onnxq"))
 
 
+def _installed(package: str) -> Distribution | None:
+    return next(iter(distributions(name=package)), None)
+
+
 def _missing(marker: str) -> str | None:
     if marker == "gpu":
         return None if shutil.which("nvidia-smi") else "no NVIDIA GPU"
     if marker == "recent_ort":
-        found = version("onnxruntime") if importlib.util.find_spec("onnxruntime") else "0.0"
-        return None if tuple(map(int, found.split(".")[:2])) >= (1, 27) else f"onnxruntime {found} is older"
+        found = next((d.version for d in map(_installed, ("onnxruntime", "onnxruntime-gpu")) if d), "0.0")
+        return None if tuple(map(int, found.split(".")[:2])) >= (1, 31) else f"onnxruntime {found} is older than 1.31"
     engines = ("tensorrt", "tensorrt_rtx")
     return None if any(importlib.util.find_spec(name) for name in engines) else "no TensorRT"
 
