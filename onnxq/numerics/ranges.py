@@ -43,7 +43,9 @@ def qparams_from_range(
     symmetric: scale = max(|lo|, |hi|) / (qmax - zero_point), so +max is a level (/127 for int8, signed or not).
     asymmetric: scale = (hi - lo) / (qmax - qmin), zero point to the nearest level.
     bound: [low, high] that a Relu or Clip in front guarantees. The range is cut to it and the scale lowered until
-        every level lies inside in float32 arithmetic, which lets ONNX Runtime drop that node. A side the scheme
+        every level lies inside in float32 arithmetic. ONNX Runtime then drops that node, as it does wherever the
+        node's ends quantize to qmin and qmax. That alone is less than this asks for, but up to 1.30 it fails to load
+        a model where it holds and a level lies outside, so do not relax it. A side the scheme
         cannot keep (symmetric levels below a Relu's 0; a bound so near 0 that it asks for less than the floor)
         is left as it is.
 
