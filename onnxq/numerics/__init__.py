@@ -10,7 +10,7 @@ packing    two 4-bit values to a byte
 from onnxq.numerics.bias import bias_qparams, floor_weight_scale
 from onnxq.numerics.packing import pack_int4, unpack_int4
 from onnxq.numerics.ranges import clip_bounds, qparams_from_range, scale_floor, symmetric_steps
-from onnxq.numerics.rounding import dequantize, fake_quant, quantize, scale_as
+from onnxq.numerics.rounding import dequantize, fake_quant, levels, quantize, scale_as
 from onnxq.numerics.weights import weight_qparams
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "dequantize",
     "fake_quant",
     "floor_weight_scale",
+    "levels",
     "pack_int4",
     "qparams_from_range",
     "quantize",

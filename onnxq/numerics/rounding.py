@@ -83,6 +83,14 @@ def fake_quant(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
     return dequantize(quantize(values, qparams, spec), qparams, spec, dtype)
 
 
+def levels(spec: QuantSpec) -> NDArray[np.float64]:
+    """All that a spec can store, ascending, before zero point and scale: integers, or FP8's uneven 253 values."""
+    if not spec.is_float:
+        return np.arange(spec.qmin, spec.qmax + 1, dtype=np.float64)
+    every = np.arange(256, dtype=np.uint8).view(_NUMPY_TYPE[spec.storage]).astype(np.float64)
+    return np.unique(every[np.isfinite(every)])
+
+
 def scale_as(qparams: QParams, dtype: DTypeLike) -> NDArray[Any]:
     """The scale as a model of float type `dtype` stores it. PlanError if float16 turns it into 0 or inf."""
     with np.errstate(over="ignore", under="ignore"):

@@ -21,7 +21,16 @@ from numpy.typing import NDArray
 from onnxq.errors import ConfigError
 from onnxq.nearest import did_you_mean
 from onnxq.numerics import symmetric_steps
-from onnxq.observers.base import Range, Values, as_range, checked, nothing_seen, register_observer, same_kind
+from onnxq.observers.base import (
+    Range,
+    Values,
+    as_range,
+    checked,
+    even_steps,
+    nothing_seen,
+    register_observer,
+    same_kind,
+)
 from onnxq.spec import QuantSpec
 
 DISTRIBUTIONS = ("auto", "gaussian", "laplace")
@@ -55,6 +64,7 @@ class Aciq:
     per_sample = False
 
     def __init__(self, quant: QuantSpec, *, distribution: str = "auto") -> None:
+        even_steps("aciq", quant)
         if distribution not in DISTRIBUTIONS:
             raise ConfigError(
                 "observer 'aciq'", f"distribution={distribution!r}", did_you_mean(distribution, DISTRIBUTIONS)

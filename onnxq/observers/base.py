@@ -128,6 +128,12 @@ def checked(x: ArrayLike) -> Values | None:
     return Values(flat, low, high)
 
 
+def even_steps(observer: str, quant: QuantSpec) -> None:
+    """Raise ConfigError for FP8, whose levels are not evenly spaced as this observer's theory takes them to be."""
+    if quant.is_float:
+        raise ConfigError(f"observer {observer!r}", "needs evenly spaced levels, FP8 has none", "use minmax or mse")
+
+
 def nothing_seen(name: str) -> CalibrationError:
     """The error of a range that was asked for too early."""
     return CalibrationError(

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.numerics import qparams_from_range, quantize, symmetric_steps
-from onnxq.observers.base import register_observer
+from onnxq.observers.base import even_steps, register_observer
 from onnxq.observers.histogram import MIN_BINS, HistogramObserver, View
 from onnxq.observers.search import best_range
 from onnxq.spec import PerTensor, QuantSpec
@@ -35,6 +35,7 @@ class Entropy(HistogramObserver):
     name = "entropy"
 
     def __init__(self, quant: QuantSpec, *, bins: int = 2 * MIN_BINS) -> None:
+        even_steps(self.name, quant)
         super().__init__(quant, bins)
 
     def reference(self) -> View:

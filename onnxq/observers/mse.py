@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.numerics import qparams_from_range
+from onnxq.numerics import levels, qparams_from_range
 from onnxq.observers.base import register_observer
 from onnxq.observers.histogram import HistogramObserver, View
 from onnxq.observers.search import best_range
@@ -45,6 +45,7 @@ class SquaredError:
 
     def __init__(self, view: View, spec: QuantSpec) -> None:
         self._spec = replace(spec, granularity=PerChannel(0))
+        self._levels = levels(spec)
         self._edges = view.edges
         width = np.diff(self._edges)
         counts = view.counts.astype(np.float64)
@@ -56,9 +57,8 @@ class SquaredError:
     def __call__(self, low: Array, high: Array) -> Array:
         numbers = qparams_from_range(low, high, self._spec)
         scale, zero = numbers.scale.astype(np.float64)[:, None], numbers.zero_point[:, None]
-        levels = np.arange(self._spec.qmin, self._spec.qmax + 1)
-        few = levels.size <= _MOST_LEVELS
-        values = ((levels if few else levels[[0, -1]]) - zero) * scale
+        few = self._levels.size <= _MOST_LEVELS
+        values = ((self._levels if few else self._levels[[0, -1]]) - zero) * scale
         points = (values[:, 1:] + values[:, :-1]) / 2 if few else values
         below = self._cumulated(points)
         start, end = np.zeros((3, len(scale), 1)), np.broadcast_to(self._moments[:, -1:, None], (3, len(scale), 1))

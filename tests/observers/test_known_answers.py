@@ -117,7 +117,8 @@ def test_mse_counts_what_quantizing_the_density_itself_costs(bits: int) -> None:
     assert edges.tolist() == [-1.1, -1.0, -0.75, -0.5, -0.25, 0.25, 0.5, 0.75, 1.0, 1.0]  # 5 values of exactly 1
     spread = (np.arange(dense) + 0.5) / dense
     ranges = [(-1.1, 1.0), (-0.3, 0.9), (-1.1, 0.2), (0.0, 0.45), (-0.02, 0.01), (-3.0, 2.0), (-0.9, 1.2)]
-    for quant in (QuantSpec(bits=bits), _asymmetric(bits)):
+    more = [QuantSpec(storage="float8e4m3fn")] if bits == 8 else []
+    for quant in (QuantSpec(bits=bits), _asymmetric(bits), *more):
         for low, high in ranges:
             wanted = 0.0
             for a, b, count in zip(edges[:-1], edges[1:], view.counts, strict=True):
@@ -160,6 +161,19 @@ def test_mse_costs_no_more_than_a_fine_search_over_the_values_themselves(name: s
     factors = np.geomspace(1, 0.05, 25)
     least = min(_cost(values, low * f, high * g, quant) for f in (factors if low else [1]) for g in factors)
     assert _cost(values, *_range("mse", quant, values), quant) <= 1.02 * least
+
+
+def test_mse_of_fp8_keeps_outliers_that_int8_clips() -> None:
+    """FP8 is fine near 0 by itself: clipping buys next to nothing."""
+    values = _gauss()[:50_000].copy()
+    values[:20] *= 30
+    top, quant = float(np.abs(values).max()), QuantSpec(storage="float8e4m3fn")
+    found = _range("mse", quant, values)
+    assert _cost(values, *found, quant) <= 1.01 * min(
+        _cost(values, -top * f, top * f, quant) for f in np.geomspace(1, 0.01, 80)
+    )
+    assert max(-found[0], found[1]) > 0.9 * top
+    assert _range("mse", SIGNED, values)[1] < 0.7 * top
 
 
 def test_mse_lets_one_far_outlier_go_but_not_many() -> None:

@@ -39,6 +39,12 @@ def test_wrong_names_options_and_values_are_config_errors(name: str, options: di
         create(ObserverSpec(name, tuple(sorted(options.items()))), QUANT)
 
 
+@pytest.mark.parametrize("name", ["entropy", "aciq"])
+def test_fp8_is_refused_where_levels_must_be_even(name: str) -> None:
+    with pytest.raises(ConfigError, match="needs evenly spaced levels"):
+        create(ObserverSpec(name), QuantSpec(storage="float8e4m3fn"))
+
+
 def test_options_reach_the_observer() -> None:
     values = np.arange(1001, dtype=np.float32)
     ends = []
