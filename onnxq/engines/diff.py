@@ -14,8 +14,9 @@ import numpy as np
 import onnx
 
 from onnxq.data import Dataset
+from onnxq.engines.diff_alone import check_kernels
 from onnxq.engines.diff_bisect import Found, bisect
-from onnxq.engines.diff_inside import Inside, Spot, open_inner, read_inside
+from onnxq.engines.diff_inside import Inner, Inside, Spot, open_inner, read_inside
 from onnxq.engines.diff_layers import Place
 from onnxq.engines.diff_levels import level_of
 from onnxq.engines.diff_measure import SAME_DB, Array, Tally, parts, unmet
@@ -95,6 +96,8 @@ def compare(
         outputs = work.outputs(loaded)
         inside = work.inside() if wish.inside else Inside()
         spots = _first_spots(work, inside, outputs)
+        if wish.bisect:
+            spots = (*spots, *work.alone(spots))
         pieces = tuple(work.bisections(spots)) if wish.bisect else ()
     difference = Difference(
         data=dataset.describe(),
@@ -138,6 +141,7 @@ class _Work:
     runs: list[Run] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sums: _OutputSums | None = None
+    inner: Inner | None = None
 
     @property
     def index(self) -> GraphIndex:
@@ -202,7 +206,7 @@ class _Work:
         first, threads = self.dataset[0], self.wish.threads
         if OFF not in self.engines.names:
             return Inside(skipped=(Refusal("layers", f"they are compared with {OFF}, which did not run"),))
-        inner = open_inner(
+        self.inner = inner = open_inner(
             self.engines.float_index, self.index, first, fused=ON in self.engines.names, threads=threads
         )  # fmt: skip
         with ExitStack() as stack:
@@ -212,6 +216,17 @@ class _Work:
                 inner, self.dataset.samples, first, others=others, threads=threads,
                 memory_limit=self.wish.memory_limit, tick=task.advance,
             )  # fmt: skip
+
+    def alone(self, spots: Sequence[Spot]) -> Iterator[Spot]:
+        """Where nothing parts on the way through: a kernel that parts when it is fed the same as without fusions."""
+        if self.inner is None or self.inner.fused is None or any(spot.parting.run == ON for spot in spots):
+            return
+        with self.engines.stage("check each kernel alone", None) as task:
+            found = check_kernels(self.inner, self.dataset[0], threads=self.wish.threads, tick=task.advance)
+        if found.spot is not None:
+            yield found.spot
+        elif found.kernels:
+            self.notes.append(found.text())
 
     def bisections(self, spots: Iterable[Spot]) -> Iterator[Found]:
         """The smallest piece for every engine that parts."""

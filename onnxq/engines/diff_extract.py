@@ -43,6 +43,10 @@ class Parts:
         """The nodes whose outputs a node reads, bodies' captures included."""
         return [name for tensor in reads(self._nodes[node]) if (name := self.maker(tensor)) is not None]
 
+    def makes(self, node: str) -> list[str]:
+        """The tensors a node computes."""
+        return [name for name in self._nodes[node].output if name]
+
     def needed(self, names: set[str], output: str) -> set[str]:
         """Those of the nodes that the output is computed from without leaving them."""
         start = self.maker(output)

@@ -18,6 +18,8 @@ Array = NDArray[np.generic]
 SAME_DB = 40.0
 # One step more or less is what rounding can do to an integer; float arithmetic adds a little to it.
 ONE_LEVEL = 1.01
+# Attention masks, not numbers: squared, they would drown everything else. What the reference has there is left out.
+_MASK = 1e30
 # Two roundings of one network, each as far from float as the other, are twice that noise apart.
 _TWICE_DB = 10.0 * math.log10(2.0)
 
@@ -42,6 +44,7 @@ class Tally:
 
     def update(self, reference: Array, value: Array) -> None:
         """Add one sample."""
+        reference = _unmasked(reference)
         self._sums.update(reference, value)
         at, self.samples = self.samples, self.samples + 1
         if reference.shape != value.shape or not reference.size:
@@ -51,11 +54,12 @@ class Tally:
         with np.errstate(invalid="ignore", over="ignore"):
             gap = np.abs(value.astype(np.float64) - ref)[both]
         top = float(np.abs(ref[both]).max(initial=0.0))
-        error = float(np.nan_to_num(gap.max(initial=0.0), nan=math.inf))
+        error = float(np.nan_to_num(gap.max(initial=0.0), nan=math.inf, posinf=math.inf))
         rel = error / top if top else math.inf if error else 0.0
         self.max_rel = max(self.max_rel, rel)
-        noise = float(np.nan_to_num(np.square(gap).mean() if gap.size else 0.0, nan=math.inf))
-        share = noise / max(float(np.square(ref[both]).mean()) if gap.size else 0.0, np.finfo(np.float64).tiny)
+        noise = float(np.nan_to_num(np.square(gap).mean() if gap.size else 0.0, nan=math.inf, posinf=math.inf))
+        power = float(np.square(ref[both]).mean()) if gap.size else 0.0
+        share = noise / power if power else math.inf if noise else 0.0
         if share > self._worst:
             self._worst, self.worst_sample = share, at
         if self.top_k and ref.ndim and ref.shape[-1] > 1:
@@ -77,6 +81,13 @@ class Tally:
             levels=found.max_abs / self.step if self.step else math.nan,
             samples=self.samples,
         )
+
+
+def _unmasked(reference: Array) -> Array:
+    if reference.dtype.kind != "f" or reference.dtype.itemsize < 4:
+        return reference
+    masks = np.abs(reference) > _MASK
+    return np.where(masks, np.nan, reference) if masks.any() else reference
 
 
 def _shared(reference: NDArray[np.float64], value: NDArray[np.float64], k: int) -> tuple[float, int]:

@@ -1,0 +1,90 @@
+"""A small network quantized by hand, and the same with one weight quantized where ORT's kernels do not look."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper, parser
+
+from onnxq.runtime import Session
+
+WIDTH = 32
+BODY = """g (float[N,32] x) => (float[N,32] y) {
+    a = MatMul(x, w0)
+    r = Relu(a)
+    b = MatMul(r, w1)
+    s = Relu(b)
+    y = MatMul(s, w2)
+}"""
+
+
+def chain(seed: int = 0) -> onnx.ModelProto:
+    """Three products with ReLUs between; square weights, so that no kernel can tell their axes apart."""
+    rng = np.random.default_rng(seed)
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{BODY}')
+    for k in range(3):
+        weight = rng.standard_normal((WIDTH, WIDTH)) * np.exp(rng.standard_normal((WIDTH, 1)))
+        proto.graph.initializer.append(numpy_helper.from_array(weight.astype(np.float32), f"w{k}"))
+    for node in proto.graph.node:
+        node.name = f"node_{node.output[0]}"
+    return proto
+
+
+def samples(count: int = 12, seed: int = 5) -> dict[str, np.ndarray]:
+    """Inputs for `chain`."""
+    return {"x": np.random.default_rng(seed).standard_normal((count, WIDTH)).astype(np.float32)}
+
+
+def pairs(proto: onnx.ModelProto, wrong: str = "", *, signed: bool = False) -> onnx.ModelProto:
+    """The chain with uint8 (or symmetric int8) activations and int8 weights per column.
+
+    wrong: a weight quantized per row instead: legal ONNX, which ORT's fused kernels read as per column.
+    """
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    tapped = onnx.ModelProto()
+    tapped.CopyFrom(proto)
+    tapped.graph.output.extend(onnx.ValueInfoProto(name=node.output[0]) for node in proto.graph.node[:-1])
+    values = Session(tapped, threads=1).run(samples(64, seed=1)) | samples(64, seed=1)
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    del made.graph.node[:], made.graph.initializer[:]
+    for node in proto.graph.node:
+        if node.op_type == "MatMul":
+            activation = _activation(made.graph, node.input[0], values[node.input[0]], signed)
+            axis = 0 if node.input[1] == wrong else 1
+            weight = _weight(made.graph, node.input[1], weights[node.input[1]], axis)
+            made.graph.node.append(helper.make_node("MatMul", [activation, weight], list(node.output), name=node.name))
+        else:
+            made.graph.node.append(node)
+    onnx.checker.check_model(made)
+    return made
+
+
+def _activation(graph: onnx.GraphProto, name: str, value: np.ndarray, signed: bool) -> str:
+    low, high = min(float(value.min()), 0.0), max(float(value.max()), 0.0)
+    scale = np.float32(max(-low, high) / 127 if signed else (high - low) / 255)
+    zero = np.int8(0) if signed else np.uint8(np.rint(-low / scale))
+    graph.initializer.append(numpy_helper.from_array(np.asarray(scale), f"{name}/scale"))
+    graph.initializer.append(numpy_helper.from_array(np.asarray(zero), f"{name}/zero_point"))
+    numbers = [f"{name}/scale", f"{name}/zero_point"]
+    for op, source, target in (("QuantizeLinear", name, "quantized"), ("DequantizeLinear", "", "dequantized")):
+        graph.node.append(
+            helper.make_node(op, [source or f"{name}/quantized", *numbers], [f"{name}/{target}"], name=f"{name}/{op}")
+        )
+    return f"{name}/dequantized"
+
+
+def _weight(graph: onnx.GraphProto, name: str, value: np.ndarray, axis: int) -> str:
+    scale = np.abs(value).max(axis=1 - axis, keepdims=True) / 127
+    graph.initializer.append(numpy_helper.from_array(np.rint(value / scale).astype(np.int8), f"{name}/quantized"))
+    graph.initializer.append(numpy_helper.from_array(scale.reshape(-1).astype(np.float32), f"{name}/scale"))
+    graph.node.append(
+        helper.make_node(
+            "DequantizeLinear",
+            [f"{name}/quantized", f"{name}/scale"],
+            [f"{name}/dequantized"],
+            name=f"{name}/DequantizeLinear",
+            axis=axis,
+        )
+    )
+    return f"{name}/dequantized"
