@@ -44,7 +44,7 @@ def main() -> None:
         right, ms = accuracy(path, images, labels), times[name].median_ms
         print(f"{name:8}  {path.stat().st_size / 1e3:5.0f} kB  {right:8.1%}  {ms:6.3f} ms")
     smaller = source.stat().st_size / target.stat().st_size
-    print(f"\nint8 is {smaller:.1f}x smaller and {times['float32'].median_ms / times['int8'].median_ms:.2f}x as fast.")
+    print(f"\nint8 is {smaller:.1f}x smaller and {times['int8'].speedup(times['float32']):.2f}x as fast.")
     print(f"Written: {target.relative_to(Path.cwd()) if target.is_relative_to(Path.cwd()) else target}")
 
 
