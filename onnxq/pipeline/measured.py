@@ -25,6 +25,7 @@ _PAYS = 1.02
 # Placements within this of the fastest are a tie, which accuracy decides.
 _TIE = 1.03
 _FINALISTS = 4
+_ROUNDS = 9
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,23 +58,21 @@ def choose_measured(
             if trial is not None:
                 trials.append(trial)
             task.advance()
-        first = _times(prepared, trials, feeds, threads, rounds=5)
+        first = _speeds(prepared, trials, feeds, threads, _ROUNDS)
         task.advance()
-        order = sorted(trials, key=lambda trial: first[trial.name][0])[:_FINALISTS]
-        second = _times(prepared, order, feeds, threads, rounds=10)
+        order = sorted(trials, key=lambda trial: -first[trial.name].median)[:_FINALISTS]
+        second = _speeds(prepared, order, feeds, threads, 2 * _ROUNDS)
         task.advance()
-    base = second["float"]
-    told = {f"ratio {trial.name}": f"{base[0] / second.get(trial.name, first[trial.name])[0]:.2f}" for trial in trials}
-    fit = [
-        trial for trial in order if base[0] / second[trial.name][0] > _PAYS and base[1] / second[trial.name][1] > _PAYS
-    ]
+    speeds = {**first, **second}
+    told = {f"ratio {trial.name}": f"{speeds[trial.name].median:.2f}" for trial in trials}
+    fit = [trial for trial in order if min(speeds[trial.name].median, speeds[trial.name].best) > _PAYS]
     if not fit:
         refusal = Refusal(
             "placement", "no placement ran faster than float on this machine", "use --placement rules", "measured"
         )
         return draft.placed(Choice(frozenset(), (refusal,)), {"placement": "measured", "chosen": "none", **told})
-    fastest = min(second[trial.name][0] for trial in fit)
-    tied = [trial for trial in fit if second[trial.name][0] <= fastest * _TIE]
+    fastest = max(speeds[trial.name].median for trial in fit)
+    tied = [trial for trial in fit if speeds[trial.name].median * _TIE >= fastest]
     best = max(tied, key=lambda trial: (round(trial.sqnr_db, 1), -len(trial.chosen)))
     how = {"placement": "measured", "chosen": best.name, "threads": str(threads), **told}
     return draft.placed(Choice(best.chosen, _left(draft, best.chosen, best.name)), how)
@@ -96,12 +95,23 @@ def _build(draft: Draft, prepared: PreparedModel, samples: Dataset, name: str, c
     return _Trial(name, chosen, model, float(np.mean(finite)) if finite else 0.0)
 
 
-def _times(
+@dataclass(frozen=True)
+class _Speed:
+    """Float time over a candidate's: median of the rounds' ratios, and ratio of the best times."""
+
+    median: float
+    best: float
+
+
+def _speeds(
     prepared: PreparedModel, trials: Sequence[_Trial], feeds: Mapping[str, Array], threads: int, rounds: int
-) -> dict[str, tuple[float, float]]:
+) -> dict[str, _Speed]:
     models = {"float": prepared.named, **{trial.name: trial.model for trial in trials}}
     found = latency(models, feeds, threads=threads, rounds=rounds)
-    return {name: (one.median_ms, one.min_ms) for name, one in found.items()}
+    base = found["float"]
+    return {
+        trial.name: _Speed(found[trial.name].speedup(base), base.min_ms / found[trial.name].min_ms) for trial in trials
+    }
 
 
 def _left(draft: Draft, chosen: frozenset[str], name: str) -> tuple[Refusal, ...]:
