@@ -39,10 +39,11 @@ class Alone:
 
     def text(self) -> str:
         """What it shows, in a line."""
-        exact = "exactly" if math.isinf(self.sqnr_db) else f"to {self.sqnr_db:.0f} dB"
+        whole = f"to 1 level on at most {100 * self.share:.2g}% of a tensor's values" if self.levels else "exactly"
+        real = "exactly" if math.isinf(self.sqnr_db) else f"to {self.sqnr_db:.0f} dB"
         return (
             f"{ON}: each of {self.kernels} kernels alone, fed what {OFF} computes, agrees with it: quantized results "
-            f"to {self.levels:.0f} level on at most {100 * self.share:.2g}% of a tensor's values, float ones {exact}"
+            f"{whole}, float ones {real}"
         )
 
 
@@ -54,12 +55,13 @@ def check_kernels(
     survivors = inner.survivors
     wanted = [(row, place) for row in made for place in row.places if place.tensor in survivors]
     reference = Reference(inner.index, feeds, threads=threads)
-    reference(place.tensor for _, place in wanted)
     cutter = Parts(inner.index, reference)
+    pieces = {place.tensor: _kernel(cutter, place.tensor, survivors) for _, place in wanted}
+    reference([*pieces, *(tensor for piece in pieces.values() for tensor in cutter.crossing(piece))])
     kernels, levels, share, worst = 0, 0.0, 0.0, math.inf
     spot: Spot | None = None
     for row, place in wanted:
-        found = _alone(cutter, row, place, survivors)
+        found = _alone(cutter, row, place, pieces[place.tensor])
         tick()
         if found is None:
             continue
@@ -74,20 +76,24 @@ def check_kernels(
     return Alone(kernels, levels, share, worst, spot)
 
 
-def _alone(cutter: Parts, row: Row, place: Place, stops: frozenset[str]) -> tuple[Error, float] | None:
-    """The error of one piece and the share of values that differ; None when it cannot run by itself."""
-    start = cutter.maker(place.tensor)
-    if start is None:
-        return None
-    piece, stack = {start}, [start]
+def _kernel(cutter: Parts, tensor: str, stops: frozenset[str]) -> set[str]:
+    """The nodes between a tensor ORT computes and those before it that it also computes."""
+    start = cutter.maker(tensor)
+    stack = [start] if start is not None else []
+    found = set(stack)
     while stack:
         for name in cutter.before(stack.pop()):
-            if name not in piece and not stops.intersection(cutter.makes(name)):
-                piece.add(name)
+            if name not in found and not stops.intersection(cutter.makes(name)):
+                found.add(name)
                 stack.append(name)
+    return found
+
+
+def _alone(cutter: Parts, row: Row, place: Place, piece: set[str]) -> tuple[Error, float] | None:
+    """The error of one piece and the share of values that differ; None when it cannot run by itself."""
     proto, feeds = cutter.cut(piece, place.tensor)
     try:
-        mine = Session(proto, optimize=False, threads=1).run(feeds)[place.tensor]
+        mine = Session(proto, optimize=False, threads=1, arena=False).run(feeds)[place.tensor]
         theirs = optimized(proto, feeds)[place.tensor]
     except ModelError:
         return None

@@ -18,7 +18,7 @@ from onnxq.engines.diff_measure import Tally, parts
 from onnxq.engines.diff_model import OFF, Bisection, Error
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
-from onnxq.runtime import Session, tap
+from onnxq.runtime import Session, tap, trim
 from onnxq.sites import TensorId
 
 Array = NDArray[np.generic]
@@ -51,15 +51,17 @@ class Reference:
         missing = [TensorId(name) for name in wanted if name not in self._known]
         if missing:
             tapped = tap(self._index.proto, missing, only=True)
-            session = Session(tapped.proto, optimize=False, threads=self._threads)
+            session = Session(tapped.proto, optimize=False, threads=self._threads, arena=False)
             values = session.run({value.name: self._feeds[value.name] for value in session.inputs})
             self._known.update({tensor.name: values[name] for tensor, name in tapped.outputs.items()})
+            del session
+            trim()
         return {name: self._known[name] for name in wanted}
 
 
 def optimized(proto: onnx.ModelProto, feeds: Feeds) -> Mapping[str, Array]:
     """The rival that users run: ORT with all optimizations."""
-    return Session(proto, threads=1).run(feeds)
+    return Session(proto, threads=1, arena=False).run(feeds)
 
 
 def bisect(
@@ -157,7 +159,7 @@ class _Search:
         self._tick()
         proto, feeds = self.parts.cut(piece, self._tensor)
         try:
-            mine = Session(proto, optimize=False, threads=1).run(feeds)[self._tensor]
+            mine = Session(proto, optimize=False, threads=1, arena=False).run(feeds)[self._tensor]
             theirs = self._rival(proto, feeds)[self._tensor]
         except ModelError:
             self._fine.add(key)

@@ -60,27 +60,36 @@ class Parts:
             stack.extend(name for name in self.before(node) if name in names)
         return found
 
+    def crossing(self, names: set[str]) -> list[str]:
+        """What the nodes read and somebody else computes, or a caller feeds."""
+        return [tensor for tensor in self._read(names) if not self._stored(tensor)]
+
+    def _read(self, names: set[str]) -> list[str]:
+        nodes = [self._nodes[name] for name in self.order(names)]
+        made = {tensor for node in nodes for tensor in node.output}
+        return list(dict.fromkeys(tensor for node in nodes for tensor in reads(node) if tensor not in made))
+
+    def _stored(self, tensor: str) -> bool:
+        constant = tensor in self._producer and self.maker(tensor) is None
+        return tensor in self._fixed or tensor in self._sparse or constant
+
     def cut(self, names: set[str], output: str) -> tuple[ModelProto, dict[str, Array]]:
         """The nodes as a model with one output, and what to feed it."""
         nodes = [self._nodes[name] for name in self.order(names)]
-        made = {tensor for node in nodes for tensor in node.output}
-        wanted = dict.fromkeys(tensor for node in nodes for tensor in reads(node) if tensor not in made)
         model = ModelProto()
         proto = self._index.proto
         model.ir_version = proto.ir_version
         model.opset_import.extend(proto.opset_import)
         model.functions.extend(proto.functions)
         model.graph.name = "part"
-        crossing = []
-        for tensor in wanted:
+        crossing = self.crossing(names)
+        for tensor in filter(self._stored, self._read(names)):
             if tensor in self._fixed:
                 model.graph.initializer.append(self._fixed[tensor])
             elif tensor in self._sparse:
                 model.graph.sparse_initializer.append(self._sparse[tensor])
-            elif tensor in self._producer and self.maker(tensor) is None:
-                model.graph.node.append(self._nodes[self._producer[tensor]])
             else:
-                crossing.append(tensor)
+                model.graph.node.append(self._nodes[self._producer[tensor]])
         model.graph.node.extend(nodes)
         arrays = self._values([*crossing, output])
         model.graph.input.extend(self._info(name, arrays[name]) for name in crossing)

@@ -186,7 +186,8 @@ def _read_group(
 
 def _runner(name: str, proto: onnx.ModelProto, tensors: Sequence[str], threads: int) -> Any:
     tapped = tap(proto, [TensorId(tensor) for tensor in tensors], only=True)
-    return ort_runner(name, Session(tapped.proto, optimize=False, threads=threads), list(tapped.outputs.values()))
+    session = Session(tapped.proto, optimize=False, threads=threads, arena=False)
+    return ort_runner(name, session, list(tapped.outputs.values()))
 
 
 def _compare_row(row: Row, values: dict[str, dict[str, Array]], levels: dict[str, Level | None], sums: _Sums) -> None:

@@ -68,7 +68,7 @@ class Row:
 def rows(float_index: GraphIndex, index: GraphIndex) -> tuple[Row, ...]:
     """Every float tensor that a node of the quantized main graph makes, in the order of the network.
 
-    Constants, and what a DequantizeLinear makes of an activation's integers, are left out: the latter is its source.
+    What is computed from weights alone is left out, and so is what a DequantizeLinear makes: that is its source again.
     """
     known = {name for node in float_index.nodes if not node.scope for name in node.outputs}
     quantizers: dict[str, list[NodeRef]] = {}
@@ -76,8 +76,13 @@ def rows(float_index: GraphIndex, index: GraphIndex) -> tuple[Row, ...]:
         if node.op_type == "QuantizeLinear" and not node.scope:
             quantizers.setdefault(source(index, node.inputs[0]), []).append(node)
     found = []
+    live = _live(index)
     for node in index.nodes:
-        if node.scope or node.op_type in ("QuantizeLinear", "DequantizeLinear", "Constant") or _clips(index, node):
+        if (
+            node.name not in live
+            or node.op_type in ("QuantizeLinear", "DequantizeLinear", "Constant")
+            or _clips(index, node)
+        ):
             continue
         for name in node.outputs:
             tensor = TensorId(name)
@@ -89,6 +94,17 @@ def rows(float_index: GraphIndex, index: GraphIndex) -> tuple[Row, ...]:
             reference = next((one for one in names if one in known), "")
             found.append(Row(name, node, reference, tuple(places)))
     return tuple(found)
+
+
+def _live(index: GraphIndex) -> set[str]:
+    """The main graph's nodes that depend on an input; the rest is weights, whatever is computed from them first."""
+    tensors = {value.name for value in index.inputs}
+    found = set()
+    for node in index.nodes:
+        if not node.scope and (index.bodies(node.name) or tensors.intersection(node.inputs)):
+            found.add(node.name)
+            tensors.update(node.outputs)
+    return found
 
 
 def source(index: GraphIndex, tensor: str) -> str:
