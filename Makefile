@@ -49,11 +49,13 @@ test check: $(VENV)/.test-$(RUNTIME)
 	@status=0; $(MAKE) --no-print-directory --silent lint || status=1; \
 	$(BIN)/python -m pytest -n $(WORKERS) || status=1; exit $$status
 
+# Types are judged with the stubs of the numpy that Python 3.11 and later get; those of 3.10 differ.
 lint: $(VENV)/.test-$(RUNTIME)
 	@status=0; \
 	$(BIN)/ruff format --check --quiet . || { echo "ruff format: run make format" >&2; status=1; }; \
 	$(BIN)/ruff check --quiet . || status=1; \
-	$(BIN)/mypy --no-error-summary || status=1; \
+	if $(BIN)/python -c "import sys; sys.exit(sys.version_info < (3, 11))"; then $(BIN)/mypy --no-error-summary || status=1; \
+	else echo "mypy: left out on Python 3.10, whose numpy has other type stubs"; fi; \
 	$(BIN)/lint-imports --no-logo || status=1; \
 	exit $$status
 
