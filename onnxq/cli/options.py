@@ -34,8 +34,10 @@ def together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 wishes = together(
-    click.option("--target", type=click.Choice(["ort", "trt"]), help="The engine that will run the result. [default: ort]"),
-    click.option("--config", metavar="PRESET|FILE", help="A preset's name or a YAML file. [default: ort-int8, trt-int8]"),
+    click.option(
+        "--target", type=click.Choice(["ort", "trt"]), help="The engine that will run the result. [default: ort]"
+    ),
+    click.option("--config", metavar="PRESET|FILE", help="A preset's name or a YAML file. [default: TARGET-int8]"),
     click.option(
         "--placement",
         type=click.Choice(["rules", "measured"]),

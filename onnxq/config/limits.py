@@ -41,6 +41,10 @@ def _blocks(config: Config) -> bool:
     return not blocked or (config.mode == "weight-only" and config.weights.storage == "int4")
 
 
+def _one_kind(config: Config) -> bool:
+    return not _static(config) or (config.weights.storage == FLOAT8) == (config.activations.storage == FLOAT8)
+
+
 def _static(config: Config) -> bool:
     return config.mode == "static"
 
@@ -65,7 +69,7 @@ TENSORRT: tuple[Limit, ...] = (
           "write `bits: 8`, or `mode: weight-only` with `storage: int4` (see trt-int4-weights)"),
     Limit("weights.granularity", _blocks, "TensorRT reads blocks only of int4 weights in weight-only mode",
           "write `granularity: channel`, or see trt-int4-weights"),
-    Limit("weights.storage", lambda c: not _static(c) or (c.weights.storage == FLOAT8) == (c.activations.storage == FLOAT8),
+    Limit("weights.storage", _one_kind,
           "TensorRT multiplies FP8 by FP8 and int8 by int8, nothing else",
           f"write `storage: {FLOAT8}` for both activations and weights, or for neither"),
     Limit("bias", lambda c: c.bias == "float", "TensorRT refuses a DequantizeLinear of int32", "write `bias: float`"),

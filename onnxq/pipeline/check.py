@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx
 
+from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
 from onnxq.plan import Plan
 from onnxq.report import Latency, OpCount, OutputCheck
@@ -21,18 +23,32 @@ class Trial:
 
     outputs: tuple[OutputCheck, ...]
     samples: int
+    note: str = ""
 
 
 def try_out(
-    before: onnx.ModelProto, after: onnx.ModelProto, samples: Iterable[Mapping[str, Array]], *, threads: int = 0
+    before: onnx.ModelProto,
+    after: onnx.ModelProto,
+    samples: Iterable[Mapping[str, Array]],
+    *,
+    threads: int = 0,
+    optimized: bool = True,
 ) -> Trial:
     """Compare outputs with ORT's optimizations off and on; the two runs of `after` are also compared with each other.
 
+    optimized: the file is for ORT, whose optimizations must take it. Else, where they refuse it (FP8), their columns
+    are NaN and the note says so.
     Raises ModelError when ORT cannot load or run `after`.
     """
     reference = Session(before, threads=threads)
     plain = Session(after, optimize=False, threads=threads)
-    fast = Session(after, threads=threads)
+    fast, note = plain, ""
+    try:
+        fast = Session(after, threads=threads)
+    except ModelError as error:
+        if optimized:
+            raise
+        note = f"checked with ONNX Runtime's optimizations off only, they cannot take this file: {error.cause}"
     count = 0
 
     def counted() -> None:
@@ -44,13 +60,14 @@ def try_out(
     checks = tuple(
         OutputCheck(
             name=off.name,
-            sqnr_db=(off.sqnr_db, on.sqnr_db),
-            cosine=(off.cosine, on.cosine),
-            agreement_db=agree.sqnr_db,
+            sqnr_db=(off.sqnr_db, math.nan if note else on.sqnr_db),
+            cosine=(off.cosine, math.nan if note else on.cosine),
+            agreement_db=math.nan if note else agree.sqnr_db,
+            optimized=not note,
         )
         for off, on, agree in zip(found["off"], found["on"], found["agree"], strict=True)
     )
-    return Trial(checks, count)
+    return Trial(checks, count, note)
 
 
 def time_both(

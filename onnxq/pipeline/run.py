@@ -211,7 +211,8 @@ def finish(
     trial, timing = None, None
     if inputs is not None:
         with stages.run("check"):
-            trial = check.try_out(prepared.named, model, inputs.held.samples(), threads=config.verify.threads)
+            samples, threads = inputs.held.samples(), config.verify.threads
+            trial = check.try_out(prepared.named, model, samples, threads=threads, optimized=engine.times_itself)
         if config.verify.latency and engine.times_itself:
             with stages.run("time"):
                 timing = check.time_both(prepared.named, model, inputs.first, threads=config.verify.threads or 1)
@@ -235,7 +236,7 @@ def finish(
         refusals=plan.refusals,
         rewrites=prepared.rewrites,
         kept=plan.kept,
-        warnings=(*prepared.source.notes, *plan.warnings),
+        warnings=(*prepared.source.notes, *plan.warnings, *((trial.note,) if trial and trial.note else ())),
         stages=tuple(stages.done),
     )
     return Result(model, plan, account)

@@ -30,9 +30,10 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
         edge = site.consumers[0] if site.consumers else None
         op_type = index.node(edge.node).op_type if edge is not None else ""
         if not any(engine.capability(site.spec, site.role, op_type) is not None for engine in engines):
+            what = f"{describe(site.spec)} {site.role}s" + (f" of {op_type}" if op_type else "")
             raise PlanError(
                 str(site.site),
-                f"{plan.target} has no kernel for {describe(site.spec)} {site.role}s{f' of {op_type}' if op_type else ''}",
+                f"{plan.target} has no kernel for {what}",
                 f"plan the model again with --target {plan.target}, or give the site a spec from a fresh plan",
             )
 

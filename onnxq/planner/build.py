@@ -18,6 +18,7 @@ from onnxq.planner.wishes import Wishes
 from onnxq.sites import Edge, Refusal, Role, TensorId
 from onnxq.targets import Shapes, target
 
+
 @dataclass(frozen=True, eq=False)
 class Draft:
     """What planning looked at; `placed` turns any choice of units into a plan."""

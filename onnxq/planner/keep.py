@@ -111,7 +111,11 @@ KEEP_FLOAT: Mapping[str, tuple[KeepRule, ...]] = {
     ),
     # The stem runs in int8 too: TensorRT pads its channels, and a float stem costs two kernels of its own.
     "trt": (
-        KeepRule(name="log-front-end", why="as for ort: the loss is in the numbers, not in the kernel", test=_log_front_end),
+        KeepRule(
+            name="log-front-end",
+            why="as for ort: the loss is in the numbers, not in the kernel",
+            test=_log_front_end,
+        ),
     ),
 }
 

@@ -37,9 +37,14 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
                 "the plan's weight scales were computed from other weights than this model's",
                 "pass --new-weights to compute them again from these, or quantize anew",
             )
-        sites = tuple(replace(s, qparams=None) if s.role in (Role.WEIGHT, Role.BIAS) else s for s in sites)
+        drop = (Role.WEIGHT, Role.BIAS)
+        sites = tuple(replace(s, qparams=None, values=None) if s.role in drop else s for s in sites)
+        plan = replace(plan, biases=())
+    biases = tuple(replace(bias, edge=edges.edge(bias.edge)) for bias in plan.biases)
     floats = tuple(edges.node(name) for name in plan.float_nodes)
-    return replace(plan, sites=sites, float_nodes=floats, topology=now.topology, weights=now.weights)
+    return replace(
+        plan, sites=sites, biases=biases, float_nodes=floats, topology=now.topology, weights=now.weights
+    )
 
 
 class _Anchors:

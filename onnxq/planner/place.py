@@ -76,6 +76,7 @@ def _spec_refusal(units: Units, wishes: Wishes, target: Target, config: Config, 
         except OnnxqError as error:
             return Refusal(unit.name, f"{error.subject}: {error.cause}", error.fix, unit.rule.name)
         refusal = target.refuse(spec, role, unit.node)
+        refusal = refusal or _misfit(units, target, unit, spec, role)
         if refusal is not None:
             return replace(refusal, rule=unit.rule.name)
         multiplied.add(spec.is_float)
@@ -83,6 +84,14 @@ def _spec_refusal(units: Units, wishes: Wishes, target: Target, config: Config, 
         reason = f"{target.name} multiplies FP8 by FP8 and integers by integers, nothing else"
         return Refusal(unit.name, reason, "ask for the same storage for its input and its weight", unit.rule.name)
     return None
+
+
+def _misfit(units: Units, target: Target, unit: Unit, spec: QuantSpec, role: Role) -> Refusal | None:
+    """A weight whose shape the kernel for this spec does not take."""
+    row = target.capability(spec, role, unit.node.op_type)
+    shape = None if unit.rule.weight is None else units.candidate(unit.node).shape(unit.rule.weight)
+    found = None if row is None or role is not Role.WEIGHT or shape is None else row.shape(shape, spec)
+    return None if found is None else Refusal(unit.name, *found)
 
 
 class Placer:

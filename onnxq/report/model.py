@@ -10,6 +10,10 @@ from onnxq.sites import Refusal
 # Below this the answers are usually broken; every model that kept its metric in development stayed above it.
 LOST_DB = 10.0
 DRIFT_DB = 3.0
+_OTHERS = {
+    "ort": "try the presets ort-int8-mse and ort-int8-percentile",
+    "trt": "try another observer (mse, minmax), or trt-fp8",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +22,14 @@ class OutputCheck:
 
     sqnr_db, cosine: [0] with ORT's optimizations off (what the file says), [1] with all on (what users run).
     agreement_db: SQNR of the two runs of the quantized model against each other; inf when identical.
+    optimized: False when ORT's optimizations cannot take the file; what concerns them is NaN then.
     """
 
     name: str
     sqnr_db: tuple[float, float]
     cosine: tuple[float, float]
     agreement_db: float
+    optimized: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +127,11 @@ class Report:
             found.append("nothing was quantized: the result computes what the model did; the refusals say why")
         for check in self.checks:
             off, on = check.sqnr_db
-            worst = math.nan if math.isnan(off) else min(on, off)
+            worst = off if math.isnan(off) or not check.optimized else min(on, off)
             if math.isnan(worst) or worst < LOST_DB:
                 found.append(
                     f"output {check.name} is far from the float model's ({worst:.1f} dB); check the task's own metric, "
-                    "try the presets ort-int8-mse and ort-int8-percentile, or keep sensitive nodes float with a rule"
+                    f"{_OTHERS.get(self.target, _OTHERS['ort'])}, or keep sensitive nodes float with a rule"
                 )
             elif on < off - DRIFT_DB:
                 found.append(

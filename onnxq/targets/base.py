@@ -129,6 +129,7 @@ class Capability:
 
     ops empty: any operator. `opset` is the lowest that can say it; `fix` is for the refusal of the rest.
     blocks: the block sizes a blocked kernel reads (empty: any).
+    shape: why a weight of this shape has no kernel all the same, and what to do, or None.
     """
 
     role: Role
@@ -138,6 +139,7 @@ class Capability:
     symmetric: tuple[bool, ...] = (True, False)
     granularity: tuple[type, ...] = (PerTensor,)
     blocks: tuple[int, ...] = ()
+    shape: Callable[[Shape, QuantSpec], tuple[str, str] | None] = lambda _, __: None
     opset: int = 13
     warning: str = ""
 

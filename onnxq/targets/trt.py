@@ -9,9 +9,11 @@ DequantizeLinear of int32 is refused by its parser).
 
 from __future__ import annotations
 
+import math
+
 from onnxq.sites import Role
-from onnxq.spec import FLOAT8, PerBlock, PerChannel, PerTensor
-from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.spec import FLOAT8, PerBlock, PerChannel, PerTensor, QuantSpec
+from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Shape, Target
 from onnxq.targets.surroundings import attention_of, backbone, resolved, skip_input, two_computed
 
 
@@ -28,7 +30,7 @@ def _gemm(c: Candidate) -> str | None:
         return "its weight is computed at run time: it is left float, as all products of two activations"
     if c.attr("transA", 0):
         return "transA=1 turns its data around: the pair would not stand at the product"
-    return None
+    return _vector(c, 0 if c.attr("transB", 0) else 1)
 
 
 def _matmul(c: Candidate) -> str | None:
@@ -38,11 +40,25 @@ def _matmul(c: Candidate) -> str | None:
         return "the constant stands on the left: its channels are not the product's columns"
     if c.rank(1) != 2:
         return "its weight is not a matrix: one scale a column cannot be said"
+    return _vector(c, 1)
+
+
+def _vector(c: Candidate, axis: int) -> str | None:
+    """Measured: int8 with one column is padded to two and sliced again; one row (batch 1) needs nothing of the kind."""
+    weight = c.shape(1)
+    if weight is not None and len(weight) == 2 and weight[axis] == 1:
+        return "a product with one column: TensorRT pads it in int8, which costs more than it saves"
     return None
 
 
-def _attention(c: Candidate) -> str | None:
-    return None if attention_of(c.index, c.node) is not None else "not a part of attention"
+def _scores(c: Candidate) -> str | None:
+    found = attention_of(c.index, c.node)
+    return None if found is not None and found[0] == c.node.name else "not the scores of attention"
+
+
+def _values(c: Candidate) -> str | None:
+    found = attention_of(c.index, c.node)
+    return None if found is not None and found[1] == c.node.name else "not the values of attention"
 
 
 def _product(c: Candidate) -> str | None:
@@ -111,14 +127,26 @@ RULES: tuple[PlacementRule, ...] = (
         check=_matmul,
     ),
     PlacementRule(
-        name="attention",
+        name="attention-qk",
         ops=("MatMul",),
         kernel="_gemm_mha_v2 Int8",
-        why="pairs on query, key, softmax, value and the result: with one missing the fused kernel falls apart in three",
+        why="pairs on query, key, softmax and value, and on the result: with one missing the fused kernel falls apart",
+        output=Output.FLOAT,
+        data=(0, 1),
+        compute=True,
+        check=_scores,
+        opt_in=_MHA_OFF,
+        together=_partners,
+    ),
+    PlacementRule(
+        name="attention-pv",
+        ops=("MatMul",),
+        kernel="_gemm_mha_v2 Int8",
+        why="pairs on query, key, softmax and value, and on the result: with one missing the fused kernel falls apart",
         output=Output.PAIR,
         data=(0, 1),
         compute=True,
-        check=_attention,
+        check=_values,
         opt_in=_MHA_OFF,
         together=_partners,
     ),
@@ -168,6 +196,29 @@ RULES: tuple[PlacementRule, ...] = (
 _CHANNEL = ("Conv", "Gemm", "MatMul")
 _NARROW = (2, 3, 4, 5, 6, 7, 8)
 
+_BLOCKS = (16, 32, 64, 128)
+# Measured: 5x5 and 3x3x3 run in FP8, 6x6 and 4x4x4 in float, with the pairs computed beside.
+_FP8_TAPS = 32
+
+
+def _few_taps(shape: Shape, _: QuantSpec) -> tuple[str, str] | None:
+    if math.prod(shape[2:]) <= _FP8_TAPS:
+        return None
+    return (
+        f"its kernel has {math.prod(shape[2:])} taps: beyond {_FP8_TAPS} TensorRT convolves in float, not in FP8",
+        "it stays float",
+    )
+
+
+def _whole_blocks(shape: Shape, spec: QuantSpec) -> tuple[str, str] | None:
+    grain = spec.granularity
+    if not isinstance(grain, PerBlock) or shape[grain.axis] % grain.size == 0:
+        return None
+    fitting = [size for size in _BLOCKS if shape[grain.axis] % size == 0]
+    fix = f"use block_size {fitting[-1]} for it" if fitting else "leave it float, or quantize in static mode"
+    return f"its {shape[grain.axis]} rows do not make whole blocks of {grain.size}", fix
+
+
 CAPABILITIES: tuple[Capability, ...] = (
     Capability(role=Role.ACTIVATION, bits=_NARROW, storage=("int8",), symmetric=(True,)),
     Capability(role=Role.OUTPUT, bits=_NARROW, storage=("int8",), symmetric=(True,)),
@@ -187,6 +238,7 @@ CAPABILITIES: tuple[Capability, ...] = (
         storage=(FLOAT8,),
         symmetric=(True,),
         granularity=(PerTensor, PerChannel),
+        shape=_few_taps,
         opset=19,
         warning="FP8 kernels exist from compute capability 8.9 on; on older GPUs TensorRT refuses to build",
     ),
@@ -195,17 +247,18 @@ CAPABILITIES: tuple[Capability, ...] = (
 WEIGHT_ONLY: tuple[Capability, ...] = (
     Capability(
         role=Role.WEIGHT,
-        ops=("MatMul",),
+        ops=("MatMul", "Gemm"),
         bits=(2, 3, 4),
         storage=("int4",),
         symmetric=(True,),
         granularity=(PerBlock,),
-        blocks=(16, 32, 64, 128),
+        blocks=_BLOCKS,
+        shape=_whole_blocks,
         opset=21,
     ),
     Capability(
         role=Role.WEIGHT,
-        ops=("MatMul",),
+        ops=("MatMul", "Gemm"),
         bits=_NARROW,
         storage=("int8",),
         symmetric=(True,),
@@ -238,7 +291,7 @@ TRT_WEIGHT_ONLY = Target(
     name="trt",
     rules=RULES,
     capabilities=WEIGHT_ONLY,
-    weight_only=("MatMul",),
+    weight_only=("MatMul", "Gemm"),
     costs=False,
     zero_points=False,
     int32_bias=False,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from onnxq.config import Config, QuantWish, load_config, preset_names, preset_text
 from onnxq.errors import ConfigError
-from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
+from onnxq.spec import FLOAT8, ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
 
 
 def write(folder: Path, text: str, name: str = "c.yaml") -> Path:
@@ -43,6 +43,9 @@ EXPECTED = {
         QuantSpec(bits=4, signed=False, symmetric=False, granularity=PerBlock(0, 32), storage="uint4"),
     ),
     "ort-uint16-activations": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "trt-int8": ("static", "percentile", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "trt-fp8": ("static", "minmax", QuantSpec(granularity=PerChannel(0), storage=FLOAT8)),
+    "trt-int4-weights": ("weight-only", "percentile", QuantSpec(bits=4, granularity=PerBlock(0, 128), storage="int4")),
 }
 
 
@@ -56,7 +59,10 @@ def test_preset_says_what_its_name_says(name):
     mode, observer, weights = EXPECTED[name]
     assert (config.mode, config.activations.observer.name, config.weights.spec(0)) == (mode, observer, weights)
     bits = 16 if name == "ort-uint16-activations" else 8
-    assert config.activations.spec(None) == QuantSpec(bits=bits, signed=False, symmetric=False)
+    activations = QuantSpec(bits=bits, signed=False, symmetric=False)
+    if name.startswith("trt-"):
+        activations = QuantSpec(storage=FLOAT8 if name == "trt-fp8" else "int8")
+    assert config.activations.spec(None) == activations
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
