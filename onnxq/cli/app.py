@@ -9,7 +9,8 @@ from onnxq.cli.group import LazyGroup
 _EPILOG = """\b
 Exit codes:
   0    done
-  1    something in the model, data or configuration must be mended (the message says what and how)
+  1    something in the model, data or configuration must be mended, or a tolerance is not met
+       (the message says what and how)
   2    the command line is wrong
   3    done, but with refusals, and --strict was given
   70   a defect of onnxq
@@ -24,6 +25,7 @@ Exit codes:
         "plan": "onnxq.cli.plan",
         "apply": "onnxq.cli.apply",
         "diff": "onnxq.cli.diff",
+        "import-calibration": "onnxq.cli.import_calibration",
         "inspect": "onnxq.cli.inspect",
         "annotate-bits": "onnxq.cli.annotate_bits",
     },

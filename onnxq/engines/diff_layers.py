@@ -25,6 +25,10 @@ Values = Mapping[str, Array]
 _FLOATS = frozenset(
     {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE, 0}
 )
+# What numpy and ORT hand to each other; sub-byte and float8 tensors stay inside.
+_INTEGERS = frozenset(
+    {onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT16, onnx.TensorProto.UINT16, 0}
+)
 # Better than this is as good as exact: drops are counted from here.
 _EXACT_DB = 60.0
 
@@ -89,7 +93,8 @@ def rows(float_index: GraphIndex, index: GraphIndex) -> tuple[Row, ...]:
             if not name or index.dtype(tensor) not in _FLOATS or index.is_constant(tensor):
                 continue
             makers = quantizers.get(name, [])
-            places = [Place(name, None), *(Place(q.outputs[0], level_of(index, q.outputs[0])) for q in makers)]
+            stored = [q.outputs[0] for q in makers if index.dtype(TensorId(q.outputs[0])) in _INTEGERS]
+            places = [Place(name, None), *(Place(tensor, level_of(index, tensor)) for tensor in stored)]
             names = [name, *(after for q in makers for after in _dequantized(index, q))]
             reference = next((one for one in names if one in known), "")
             found.append(Row(name, node, reference, tuple(places)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -13,6 +14,7 @@ import numpy as np
 import onnx
 
 from onnxq.data import Dataset
+from onnxq.emit import PLAN_KEY
 from onnxq.engines import diff_trt
 from onnxq.engines.diff_bisect import Rival, optimized
 from onnxq.engines.diff_measure import Array
@@ -64,7 +66,8 @@ class Engines:
                     runners.append(self._start(name, stack))
                     self.names.append(name)
                 except OnnxqError as error:
-                    self._skip(Refusal(name, str(error).splitlines()[0], _FIX.get(name, error.fix)), required=True)
+                    refusal = Refusal(name, str(error).splitlines()[0], _FIX.get(name, error.fix))
+                    self._skip(refusal, required=self._required(name))
                     self._failures.append(error)
             if len(runners) == 1 and self._failures and alone:
                 raise self._failures[0]
@@ -80,6 +83,11 @@ class Engines:
             return [*found, TRT]
         self._skip(obstacle, required=TRT in self.wanted)
         return found
+
+    def _required(self, run: str) -> bool:
+        """Must it run? What was named must; unnamed, the engine that the model was not made for need not."""
+        named = TRT if run == TRT else "ort"
+        return named in self.wanted if self.wanted else (run == TRT) == (target_of(self.index.proto) == TRT)
 
     def _skip(self, refusal: Refusal, *, required: bool) -> None:
         self.skipped.append(refusal)
@@ -134,6 +142,16 @@ class Engines:
             runner = diff_trt.trt_runner(TRT, diff_trt.build(proto, shapes, Path(folder)))
             with active([runner]):
                 return {name: np.array(value) for name, value in infer(runner, feeds).items()}
+
+
+def target_of(proto: onnx.ModelProto) -> str:
+    """The engine a model of ours was made for; "" for a model of another tool."""
+    stored = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "{}")
+    try:
+        plan = json.loads(stored)
+    except json.JSONDecodeError:
+        return ""
+    return str(plan.get("target", "")) if isinstance(plan, dict) else ""
 
 
 def engine_text(run: str) -> str:

@@ -62,9 +62,7 @@ def diff(
     Returns a Difference; `.holds` is False when a tolerance is unmet or an engine asked for could not run.
     Raises a subclass of OnnxqError for models that do not belong together, data that does not fit, missing packages.
     """
-    for name in engines:
-        if name not in ENGINES:
-            raise ConfigError(f"engine {name!r}", "there is no such engine", did_you_mean(name, ENGINES))
+    _known(engines)
     folder = None if save is None else _folder(Path(save), force)
     loaded = [run for path in load for run in load_results(path)]
     if data is None and load:
@@ -73,6 +71,9 @@ def diff(
     named = name_nodes(float_model.proto)
     chosen = configured(config, None, Options(samples=samples, seed=seed)).data
     dataset = load_data(data, GraphIndex(named).inputs, chosen, named)
+    tolerances = Tolerances(
+        min_sqnr=min_sqnr, min_cosine=min_cosine, max_abs=max_abs, min_agreement=min_agreement, min_engines=min_engines
+    )  # fmt: skip
     wish = Wish(
         engines=tuple(engines),
         layers=layers,
@@ -81,17 +82,17 @@ def diff(
         keep=keep if folder is not None else 0,
         threads=threads,
         memory_limit=memory_limit or Wish.memory_limit,
-        tolerances=Tolerances(
-            min_sqnr=min_sqnr,
-            min_cosine=min_cosine,
-            max_abs=max_abs,
-            min_agreement=min_agreement,
-            min_engines=min_engines,
-        ),
+        tolerances=tolerances,
     )
     outcome = compare(named, quantized_model.proto, dataset, wish, loaded=loaded, stage=progress)
     found = replace(outcome.difference, float_model=_path(model), quantized_model=_path(quantized))
     return found if folder is None else _saved(found, outcome, folder)
+
+
+def _known(engines: Sequence[str]) -> None:
+    for name in engines:
+        if name not in ENGINES:
+            raise ConfigError(f"engine {name!r}", "there is no such engine", did_you_mean(name, ENGINES))
 
 
 def _path(source: ModelSource) -> str:

@@ -155,7 +155,7 @@ def test_without_tensorrt_the_rest_is_done_and_it_is_said(folder: Path) -> None:
 def test_asked_for_by_name_tensorrt_must_run(folder: Path) -> None:
     done = run(folder, "--engines", "ort,trt", "--json")
     assert done.exit_code == 1
-    assert "error: engine trt: asked for by --engines" in done.stderr
+    assert "error: engine trt: must run, and did not" in done.stderr
     assert "fix: " in done.stderr
     found = document(done)
     assert found["missing"] == ["trt"]
