@@ -1,0 +1,104 @@
+"""The kernels TensorRT-RTX makes of a model, ahead of time and without a GPU, each build in a fresh process.
+
+A failed build poisons the next one of the same process, and some graphs crash the library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import onnx
+import pytest
+
+needs_rtx = pytest.mark.skipif(find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx is not installed")
+HEAVY = ("correlation", "gemm", "deconv", "runtime_fusion")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """kind: what TensorRT calls it; reads, constants, writes: data types; nodes: the ONNX nodes it does."""
+
+    name: str
+    kind: str
+    reads: tuple[str, ...]
+    constants: tuple[str, ...]
+    writes: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+    @property
+    def heavy(self) -> bool:
+        return self.kind in HEAVY or "mha" in self.name
+
+    @property
+    def int8(self) -> bool:
+        return self.heavy and "Int8" in self.reads
+
+
+def kernels(model: onnx.ModelProto, folder: Path, *, sm: int = 86) -> list[Kernel]:
+    """Build for compute capability `sm`; AssertionError with TensorRT's words when it refuses."""
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    done = subprocess.run(
+        [sys.executable, __file__, str(path), str(sm)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return [_kernel(line) for line in json.loads(done.stdout).splitlines()[1:] if "LayerType: " in line]
+
+
+def _kernel(line: str) -> Kernel:
+    parts = dict(re.findall(r"(Inputs|Constants|Outputs): \[(.*?)\](?=, (?:Constants|Outputs|TacticName))", line))
+    kinds = {key: tuple(re.findall(r"Datatype: (\w+)", text)) for key, text in parts.items()}
+    return Kernel(
+        name=(re.search(r"Name: ([^,]*)", line) or [line])[0],
+        kind=(re.search(r"LayerType: (\w+)", line) or ["", ""])[1],
+        reads=kinds.get("Inputs", ()),
+        constants=kinds.get("Constants", ()),
+        writes=kinds.get("Outputs", ()),
+        nodes=tuple(re.findall(r"\[ONNX Layer: (.*?)\]", line)),
+    )
+
+
+def _main(path: str, sm: str) -> int:
+    import tensorrt_rtx as trt
+
+    said: list[str] = []
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, _severity: object, message: str) -> None:
+            said.append(message)
+
+    log = Log()
+    builder = trt.Builder(log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse_from_file(path):
+        print([parser.get_error(k).desc() for k in range(parser.num_errors)])
+        return 1
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{sm}"), 0)
+    profile = builder.create_optimization_profile()
+    for k in range(network.num_inputs):
+        given = network.get_input(k)
+        shapes = [[size if dim < 0 else dim for dim in given.shape] for size in (1, 4, 8)]
+        profile.set_shape(given.name, *shapes)
+    config.add_optimization_profile(profile)
+    if builder.build_serialized_network(network, config) is None:
+        print(said[-5:])
+        return 1
+    print(json.dumps(next(text for text in reversed(said) if text.startswith("Layers:"))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

@@ -1,0 +1,207 @@
+"""Every placement rule of the trt target puts its pairs where it says, and TensorRT makes int8 kernels of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+import onnxq
+from onnxq.config import load_config
+from onnxq.sites import Role
+from onnxq.targets.trt import RULES
+from tests.targets.graphs import model
+from tests.targets.rtx import kernels, needs_rtx
+from tests.targets.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, CASES
+
+CONFIG = load_config("trt-int8", {"activations.observer": "minmax"})
+FORCE_ATTENTION = {"rules": [{"op": "MatMul", "set": {"quantize": True}}]}
+
+
+def samples(proto: onnx.ModelProto, count: int = 4) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(1)
+    fixed = {tensor.name for tensor in proto.graph.initializer}
+    shapes = {
+        value.name: [dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim]
+        for value in proto.graph.input
+        if value.name not in fixed
+    }
+    return [{k: rng.standard_normal(v).astype(np.float32) for k, v in shapes.items()} for _ in range(count)]
+
+
+def float_model(name: str) -> onnx.ModelProto:
+    case = CASES[name]
+    proto = model(case.text, weights=case.weights)
+    for tensor in proto.graph.initializer:
+        if tensor.name in ("lo", "hi", "p"):
+            values = {"lo": np.float32(0), "hi": np.float32(6), "p": np.full(tensor.dims, 0.5, np.float32)}
+            tensor.CopyFrom(numpy_helper.from_array(np.asarray(values[tensor.name]), tensor.name))
+    return proto
+
+
+def quantized(name: str) -> onnxq.Result:
+    proto = float_model(name)
+    return onnxq.quantize(proto, samples(proto), CONFIG)
+
+
+def attention(config: onnxq.Config = CONFIG) -> onnxq.Result:
+    proto = model(ATTENTION, weights=ATTENTION_WEIGHTS)
+    return onnxq.quantize(proto, samples(proto), config)
+
+
+def pairs(result: onnxq.Result) -> set[str]:
+    return {site.tensor for site in result.plan.sites if site.role is not Role.WEIGHT}
+
+
+def test_every_rule_has_a_graph() -> None:
+    used = {site.rule for name in CASES for site in quantized(name).plan.sites}
+    used |= {site.rule for site in attention(load_config(CONFIG, FORCE_ATTENTION)).plan.sites}
+    assert used >= {rule.name for rule in RULES if not rule.joins} - {"product"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pairs_stand_where_the_rules_say(name: str) -> None:
+    case, result = CASES[name], quantized(name)
+    assert pairs(result) == case.pairs
+    refused = {refusal.subject: refusal.reason for refusal in result.report.refusals}
+    assert set(refused) == set(case.refused)
+    for node, reason in case.refused.items():
+        assert reason in refused[node]
+    groups: dict[str, set[str]] = {}
+    for site in result.plan.sites:
+        if site.group:
+            groups.setdefault(site.group, set()).add(site.tensor)
+            assert site.qparams is not None
+    assert {frozenset(group) for group in groups.values()} == set(case.groups)
+    for group in case.groups:
+        scales = {float(s.qparams.scale) for s in result.plan.sites if s.tensor in group and s.qparams is not None}
+        assert len(scales) == 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_file_says_only_what_tensorrt_reads(name: str) -> None:
+    """int8 with an explicit zero point 0, scales of shape [], weights per output channel, no int32."""
+    result = quantized(name)
+    held = {tensor.name: tensor for tensor in result.model.graph.initializer}
+    found = [node for node in result.model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    assert found
+    for node in found:
+        scale, zero = held[node.input[1]], held[node.input[2]]
+        assert zero.data_type == TensorProto.INT8
+        assert not numpy_helper.to_array(zero).any()
+        assert list(zero.dims) == list(scale.dims)
+        if node.op_type == "QuantizeLinear" or node.input[0] not in held:
+            assert list(scale.dims) == []
+        else:
+            assert len(scale.dims) == 1
+            axis = next(attr.i for attr in node.attribute if attr.name == "axis")
+            assert held[node.input[0]].dims[axis] == scale.dims[0]
+
+
+@needs_rtx
+@pytest.mark.trt
+@pytest.mark.parametrize("name", CASES)
+def test_tensorrt_makes_int8_kernels(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    heavy = [kernel for kernel in kernels(quantized(name).model, tmp_path) if kernel.heavy]
+    assert sum(kernel.int8 for kernel in heavy) == case.int8, heavy
+    assert sum(not kernel.int8 for kernel in heavy) == case.floats, heavy
+
+
+@needs_rtx
+@pytest.mark.trt
+@pytest.mark.parametrize("name", ["residual-identity", "residual-downsample", "residual-linear"])
+def test_a_residual_add_costs_no_kernel_and_reads_int8(name: str, tmp_path: Path) -> None:
+    """The convolution's own epilogue adds: one kernel between two convolutions, as without a residual."""
+    made = kernels(quantized(name).model, tmp_path)
+    adding = [kernel for kernel in made if any(node.startswith("add") for node in kernel.nodes)]
+    sums = {node for kernel in adding for node in kernel.nodes if node.startswith("add")}
+    assert len(adding) == len(sums)
+    for kernel in adding:
+        assert kernel.kind == "kgen"
+        # RTX writes the other branch's convolution in float and rounds it here; TensorRT proper writes it in int8.
+        assert kernel.reads.count("Int8") == (0 if name == "residual-downsample" else 1)
+        assert kernel.writes == ("Int8",)
+    alone = onnxq.quantize(float_model(name), samples(float_model(name)), load_config(CONFIG, NO_ADDS))
+    assert len(made) <= len(kernels(alone.model, tmp_path))
+
+
+NO_ADDS = {"rules": [{"op": "Add", "set": {"float": True}}]}
+
+
+def test_a_residual_add_can_be_left_float() -> None:
+    proto = float_model("residual-downsample")
+    result = onnxq.quantize(proto, samples(proto), load_config(CONFIG, NO_ADDS))
+    assert pairs(result) == {"x", "i", "r", "e"}
+
+
+def test_attention_stays_float_unless_forced() -> None:
+    result = attention()
+    assert pairs(result) == {"x", "o"}
+    assert {refusal.subject for refusal in result.report.refusals} == {"matmul9", "matmul13"}
+    assert all("attention" in refusal.reason and "quantize: true" in refusal.fix for refusal in result.report.refusals)
+
+
+def test_forced_attention_is_quantized_whole() -> None:
+    result = attention(load_config(CONFIG, FORCE_ATTENTION))
+    assert pairs(result) == {"x", "o", "q", "k", "p", "v", "o0"}
+    assert not result.report.refusals
+
+
+def test_half_of_attention_is_refused() -> None:
+    """QK^T alone would break TensorRT's fused kernel in three."""
+    half = load_config(CONFIG, {"rules": [{"node": "matmul9", "set": {"quantize": True}}]})
+    result = attention(half)
+    assert pairs(result) == {"x", "o"}
+    reasons = {refusal.subject: refusal.reason for refusal in result.report.refusals}
+    assert "only together with matmul13" in reasons["matmul9"]
+
+
+@needs_rtx
+@pytest.mark.trt
+def test_int8_attention_is_one_kernel(tmp_path: Path) -> None:
+    made = kernels(attention(load_config(CONFIG, FORCE_ATTENTION)).model, tmp_path)
+    assert all(kernel.int8 for kernel in made if kernel.heavy)
+    assert [kernel.kind for kernel in made if "mha" in kernel.name] == ["kgen"]
+    assert not [kernel for kernel in made if kernel.heavy and "matmul9" in kernel.nodes and "mha" not in kernel.name]
+
+
+@needs_rtx
+@pytest.mark.trt
+def test_fp8_kernels(tmp_path: Path) -> None:
+    proto = float_model("conv-relu")
+    result = onnxq.quantize(proto, samples(proto), "trt-fp8")
+    heavy = [kernel for kernel in kernels(result.model, tmp_path, sm=89) if kernel.heavy]
+    assert len(heavy) == 2
+    assert all("FP8" in kernel.reads for kernel in heavy)
+
+
+def test_fp8_refuses_large_kernels() -> None:
+    text = "g (float[N,16,28,28] x) => (float[N,32,22,22] y) { y = Conv(x, w) }"
+    proto = model(text, weights={"w": (32, 16, 7, 7)})
+    result = onnxq.quantize(proto, samples(proto), "trt-fp8")
+    assert not result.plan.sites
+    assert "49 taps" in result.report.refusals[0].reason
+
+
+INT4 = "g (float[N,16,256] x) => (float[N,16,128] y) { a = MatMul(x, w) y = Add(a, b) }"
+
+
+@needs_rtx
+@pytest.mark.trt
+def test_int4_blocks_are_fused_into_the_product(tmp_path: Path) -> None:
+    proto = model(INT4, weights={"w": (256, 128), "b": (128,)})
+    result = onnxq.quantize(proto, samples(proto), "trt-int4-weights")
+    fused = [kernel for kernel in kernels(result.model, tmp_path) if "Int4" in kernel.constants]
+    assert [kernel.kind for kernel in fused] == ["runtime_fusion"]
+
+
+def test_int4_needs_whole_blocks() -> None:
+    proto = model("g (float[N,16,96] x) => (float[N,16,128] y) { y = MatMul(x, w) }", weights={"w": (96, 128)})
+    result = onnxq.quantize(proto, samples(proto), "trt-int4-weights")
+    assert not result.plan.sites
+    assert "whole blocks of 128" in result.report.refusals[0].reason
+    assert "block_size 32" in result.report.refusals[0].fix
