@@ -65,10 +65,8 @@ def diff(
     _known(engines)
     folder = None if save is None else _folder(Path(save), force)
     loaded = [run for path in load for run in load_results(path)]
-    if data is None and load:
-        data = inputs_beside(load[0])
-    float_model, quantized_model = load_model(model), load_model(quantized)
-    named = name_nodes(float_model.proto)
+    data = inputs_beside(load[0]) if data is None and load else data
+    named, quantized_proto = name_nodes(load_model(model).proto), load_model(quantized).proto
     chosen = configured(config, None, Options(samples=samples, seed=seed)).data
     dataset = load_data(data, GraphIndex(named).inputs, chosen, named)
     tolerances = Tolerances(
@@ -84,9 +82,9 @@ def diff(
         memory_limit=memory_limit or Wish.memory_limit,
         tolerances=tolerances,
     )
-    outcome = compare(named, quantized_model.proto, dataset, wish, loaded=loaded, stage=progress)
+    outcome = compare(named, quantized_proto, dataset, wish, loaded=loaded, stage=progress)
     found = replace(outcome.difference, float_model=_path(model), quantized_model=_path(quantized))
-    return found if folder is None else _saved(found, outcome, folder)
+    return _saved(found, outcome, folder) if folder is not None else found
 
 
 def _known(engines: Sequence[str]) -> None:
