@@ -25,6 +25,7 @@ RESULTS, INPUTS = "results.json", "inputs.json"
 # Polygraphy's own runner names end in a counter and the time.
 _STAMP = re.compile(r"-N\d+-\d\d/\d\d/\d\d-\d\d:\d\d:\d\d$")
 _LOADABLE = frozenset("fiub")
+_TOLD = 500
 
 
 def polygraphy(module: str = "") -> Any:
@@ -44,9 +45,9 @@ def quiet() -> Iterator[None]:
         try:
             yield
         except trouble as error:
-            raise ModelError(
-                "Polygraphy", str(error).strip().splitlines()[0] if str(error).strip() else "failed"
-            ) from error
+            # Its messages go on for lines; the later ones say what to install.
+            told = " ".join(str(error).split())
+            raise ModelError("Polygraphy", told[:_TOLD] or "failed") from error
 
 
 class _OurSession:
