@@ -1,0 +1,82 @@
+"""onnxq prove."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnxq.cli import options
+from onnxq.errors import VerificationError
+
+if TYPE_CHECKING:
+    from onnxq.engines.proof import Proof
+
+_NAMED = 5
+
+
+@click.command("prove", short_help="Build the engine and tell which kernels run in int8.")
+@click.argument("model")
+@click.option(
+    "--engine",
+    type=click.Choice(["tensorrt-rtx", "tensorrt", "ort"]),
+    default="tensorrt-rtx",
+    show_default=True,
+    help="tensorrt-rtx builds without a GPU, tensorrt for the one in this machine, ort for this CPU.",
+)
+@click.option("--compute-capability", metavar="8.6", help="GPU to build for, tensorrt-rtx only. [default: 8.6]")
+@click.option(
+    "--require-int8",
+    metavar="PATTERN",
+    multiple=True,
+    help="Nodes (glob, /regular expression/, or an operator) that must run in int8; repeatable.",
+)
+@click.option(
+    "--shapes",
+    metavar="INPUT:MIN,OPT,MAX",
+    multiple=True,
+    help="Sizes of an input of no fixed size, e.g. x:1x3x224x224,4x3x224x224,8x3x224x224; repeatable.",
+)
+@click.option("--compare", metavar="PREVIOUS.json", help="Say what changed since a proof that --json wrote.")
+@click.option("--save", metavar="FOLDER", help="Keep the engine, the log, the list of kernels, the timing cache.")
+@click.option("--reduce", is_flag=True, help="When the build fails or crashes, find the smallest part that does.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    default=600.0,
+    show_default=True,
+    help="Time a build may take.",
+)
+@click.option("--force", is_flag=True, help="Overwrite earlier results in FOLDER.")
+@options.showing
+def command(model: str, shapes: tuple[str, ...], as_json: bool, verbose: bool, **wanted: Any) -> None:
+    """Build the engine of MODEL and tell which kernel every pair and every heavy node became, and in which type.
+
+    Exits with 1 when the engine cannot be built or a node of --require-int8 does not run in int8.
+
+    \b
+    Examples:
+      onnxq prove model.q.onnx --require-int8 'Conv'
+      onnxq prove model.q.onnx --engine ort --json > before.json
+      onnxq prove model.q.onnx --compare before.json
+    """
+    from onnxq import pipeline, report
+    from onnxq.engines.profiles import parse_shapes
+
+    proof = pipeline.prove(model, shapes=parse_shapes(shapes), **wanted)
+    report.show_proof(proof, as_json=as_json, verbose=verbose)
+    _demand(proof)
+
+
+def _demand(proof: Proof) -> None:
+    """Exit with 1, saying why, when there is no engine or a required node is not in int8."""
+    build = proof.build
+    if not proof.built:
+        told = "" if build.reduced is not None else "--reduce finds the smallest part that does this; "
+        subject = f"node {build.node}" if build.node else (proof.source or "the model")
+        raise VerificationError(subject, f"{build.state}: {build.reason}", f"{told}--save keeps the log")
+    if proof.unmet:
+        named = ", ".join(proof.unmet[:_NAMED]) + (", …" if len(proof.unmet) > _NAMED else "")
+        reason = proof.node(proof.unmet[0]).reason
+        raise VerificationError(f"--require-int8: {named}", f"not in int8 ({len(proof.unmet)} in all)", reason)

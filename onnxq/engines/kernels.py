@@ -1,0 +1,124 @@
+"""Which kernel does a node's work, and in which type: TensorRT's kernels and ONNX Runtime's by the same rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from onnxq.engines.proof import FLOAT8, INT8, UNSEEN, Kernel, Tensor
+
+# Products: nearly all of a network's arithmetic. The second group moves or averages, which int8 makes cheaper too.
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "LSTM", "GRU", "RNN", "Attention"})
+POOLS = frozenset({"MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool"})
+HEAVY = PRODUCTS | POOLS
+
+# Kernels that do a node's work, by parts of their kind (TensorRT-RTX's words, then TensorRT's), lower case.
+# Others (kgen, reformat, pointwise) compute bias, activation and quantization around it.
+_WORKERS = {
+    "product": (
+        "correlation", "gemm", "deconv", "runtime_fusion", "convolution", "caskflattenconvolution", "fusion",
+        "fully_connected", "matrix", "mha", "attention", "conv",
+    ),
+    "pool": ("maxpool", "avgpool", "pooling"),
+}  # fmt: skip
+# Fused attention is listed as a generated kernel; its name says what it is.
+_ATTENTION = "_mha"
+
+# ONNX Runtime's kernels on integers. Every other one computes in the type of its tensors, or moves them.
+_ORT_INT8 = frozenset(
+    {
+        "QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat",
+        "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "QAttention", "QLinearAdd", "QLinearMul", "QLinearConcat",
+        "QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax",
+        "QLinearReduceMean", "QLinearWhere", "NhwcMaxPool",
+    }
+)  # fmt: skip
+_ORT_WEIGHTS = frozenset({"MatMulNBits", "GatherBlockQuantized", "MatMulBnb4"})
+
+_INTEGERS = frozenset({INT8, "uint8", "int4", "uint4", FLOAT8, "float4", "int16", "uint16"})
+_BYTES = frozenset({INT8, "uint8"})
+
+
+def is_low(dtype: str) -> bool:
+    """True for types that quantized tensors are stored in."""
+    return dtype in _INTEGERS
+
+
+def workers(op: str, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """Those of a node's kernels that do its work; all of them when none says so by its kind."""
+    words = _WORKERS["pool" if op in POOLS else "product"]
+    found = tuple(
+        kernel
+        for kernel in kernels
+        if any(word in kernel.kind.lower() for word in (*words, op.lower()))
+        or _ATTENTION in kernel.name
+        or kernel.kind in _ORT_INT8
+    )
+    return found or tuple(kernels)
+
+
+def computed_type(op: str, kernels: Sequence[Kernel]) -> str:
+    """The type a node computes in, given the kernels that do its work: "int8", "float32", "int4 weights, float16" …
+
+    Several kernels of different types give all of them, joined by "+": int8 then is only a part of the truth.
+    """
+    found = dict.fromkeys(_kernel_type(op, kernel) for kernel in kernels)
+    return "+".join(found) if found else UNSEEN
+
+
+def _kernel_type(op: str, kernel: Kernel) -> str:
+    if kernel.kind in _ORT_INT8:
+        return INT8
+    if kernel.kind in _ORT_WEIGHTS:
+        weight = _weight_type(kernel.weights) or INT8
+        return f"{weight} weights, {_float(kernel.inputs + kernel.outputs)}"
+    operands = _operands(op, kernel)
+    types = {tensor.dtype for tensor in operands}
+    whole = op in PRODUCTS or _pools(op, kernel)
+    if whole and types and types <= _BYTES:
+        return INT8
+    if whole and types == {FLOAT8}:
+        return FLOAT8
+    computed = _float(operands) if types - _INTEGERS else _float(kernel.inputs + kernel.outputs)
+    stored = _weight_type(kernel.weights) if op in PRODUCTS else ""
+    return f"{stored} weights, {computed}" if stored and kernel.inputs else computed
+
+
+def types(op: str, kernel: Kernel) -> str:
+    """int8 x int8 -> float32: the operands of a node in its kernel, and what that writes."""
+    written = dict.fromkeys(tensor.dtype or "?" for tensor in kernel.outputs)
+    return f"{' x '.join(tensor.dtype or '?' for tensor in _operands(op, kernel))} -> {', '.join(written)}"
+
+
+def _pools(op: str, kernel: Kernel) -> bool:
+    """A kernel for nothing but a pool, and not one generated from it and its neighbours."""
+    return op in POOLS and (kernel.kind == op or any(word in kernel.kind.lower() for word in _WORKERS["pool"]))
+
+
+def _operands(op: str, kernel: Kernel) -> tuple[Tensor, ...]:
+    """The two factors of a product (all inputs of fused attention), the data of anything else.
+
+    The weight is the largest constant, unless the second input is larger: it is computed, or dequantized before.
+    """
+    if _ATTENTION in kernel.name:
+        return kernel.inputs
+    if op not in PRODUCTS:
+        return kernel.inputs[:1] if _pools(op, kernel) else kernel.inputs
+    weight = max(kernel.weights, key=lambda tensor: tensor.size, default=None)
+    if weight is not None and weight.name == "weights":  # the inspector says which constant is the weight
+        return (*kernel.inputs[:1], weight)
+    if weight is None:
+        return kernel.inputs[:2]
+    if len(kernel.inputs) > 1 and kernel.inputs[1].size >= weight.size and not is_low(weight.dtype):
+        return kernel.inputs[:2]
+    return (*kernel.inputs[:1], weight)
+
+
+def _weight_type(weights: Iterable[Tensor]) -> str:
+    """The type of weights stored in fewer bits than they are computed with."""
+    low = [tensor for tensor in weights if is_low(tensor.dtype)]
+    return max(low, key=lambda tensor: tensor.size).dtype if low else ""
+
+
+def _float(tensors: Iterable[Tensor]) -> str:
+    """The float type among tensors; float32 when they are integers all, since arithmetic between them is in float."""
+    return next((tensor.dtype for tensor in tensors if "float" in tensor.dtype and tensor.dtype != FLOAT8), "float32")

@@ -1,0 +1,123 @@
+"""What TensorRT prints about an engine's kernels, read: the builder's "Layers:" message and the inspector's JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from onnxq.engines.proof import Kernel, Tensor
+
+HEADER = "Layers:"
+_LINE = re.compile(
+    r"Name: (?P<name>.*?), LayerType: (?P<kind>[^,]*), Inputs: \[(?P<inputs>.*?)\]"
+    r"(?:, Constants: \[(?P<weights>.*?)\])?, Outputs: \[(?P<outputs>.*?)\](?=, TacticName|, StreamId|, Metadata|$)"
+    r"(?:, TacticName: (?P<tactic>[^,]*))?.*?(?:, Metadata: ?(?P<metadata>.*))?$"
+)
+_TENSOR = re.compile(
+    r"\{ Name: (?P<name>.*?), Dimensions: \[(?P<shape>[^\]]*)\].*?"
+    r"Datatype: (?P<dtype>\w+)(?:, Format: (?P<layout>.*?))? \}"
+)
+# A name may hold brackets itself: the next mark or the end closes it.
+_NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1d-\x1f\s]*(?:\[ONNX Layer: |$))")
+
+# TensorRT's words for types; in an older inspector they stand in the middle of a sentence. First match wins.
+_TYPES = (
+    ("uint8", "uint8"),
+    ("int8", "int8"),
+    ("uint4", "uint4"),
+    ("int4", "int4"),
+    ("fp8", "float8"),
+    ("float8", "float8"),
+    ("fp4", "float4"),
+    ("float4", "float4"),
+    ("bfloat16", "bfloat16"),
+    ("bf16", "bfloat16"),
+    ("fp16", "float16"),
+    ("half", "float16"),
+    ("float16", "float16"),
+    ("fp32", "float32"),
+    ("float", "float32"),
+    ("int32", "int32"),
+    ("int64", "int64"),
+    ("bool", "bool"),
+)
+
+
+def dtype_of(words: str) -> str:
+    """The type in TensorRT's words ("Int8", "Row major linear FP16 format"); "" when they name none."""
+    low = words.lower()
+    return next((ours for theirs, ours in _TYPES if re.search(rf"(?<![a-z]){theirs}", low)), "")
+
+
+def node_names(metadata: str) -> tuple[str, ...]:
+    """The ONNX nodes in a kernel's metadata, each once, in its order."""
+    return tuple(dict.fromkeys(_NODE.findall(metadata)))
+
+
+def read_text(text: str) -> tuple[Kernel, ...]:
+    """The kernels of a verbose "Layers:" message, one line each; lines of another form are left out."""
+    found = (_LINE.match(line.strip()) for line in text.removeprefix(HEADER).splitlines())
+    return tuple(
+        Kernel(
+            name=line["name"],
+            kind=line["kind"],
+            nodes=node_names(line["metadata"] or ""),
+            inputs=_tensors(line["inputs"]),
+            weights=_tensors(line["weights"] or ""),
+            outputs=_tensors(line["outputs"]),
+            tactic=line["tactic"] or "",
+        )
+        for line in found
+        if line is not None
+    )
+
+
+def _tensors(text: str) -> tuple[Tensor, ...]:
+    return tuple(
+        Tensor(
+            name=found["name"],
+            dtype=dtype_of(found["dtype"]),
+            shape=tuple(int(part) for part in found["shape"].split(",") if part.strip()),
+            layout=found["layout"] or "",
+        )
+        for found in _TENSOR.finditer(text)
+    )
+
+
+def read_inspector(text: str) -> tuple[Kernel, ...]:
+    """The kernels of an engine inspector's JSON. Layers given by name only (an engine built without DETAILED) too."""
+    raw = json.loads(text)
+    layers: Iterable[Any] = raw.get("Layers", ()) if isinstance(raw, Mapping) else raw
+    return tuple(
+        _layer(layer) if isinstance(layer, Mapping) else Kernel(name=str(layer), kind="", nodes=()) for layer in layers
+    )
+
+
+def _layer(layer: Mapping[str, Any]) -> Kernel:
+    weights = [_value(entry) for entry in layer.get("Constants") or ()]
+    held = layer.get("Weights")
+    if isinstance(held, Mapping) and held.get("Count"):
+        weights.append(
+            Tensor(name="weights", dtype=dtype_of(str(held.get("Type", ""))), shape=(int(held.get("Count", 0)),))
+        )
+    return Kernel(
+        name=str(layer.get("Name", "")),
+        kind=str(layer.get("LayerType", "")),
+        nodes=node_names(str(layer.get("Metadata", ""))),
+        inputs=tuple(_value(entry) for entry in layer.get("Inputs") or ()),
+        weights=tuple(weights),
+        outputs=tuple(_value(entry) for entry in layer.get("Outputs") or ()),
+        tactic=str(layer.get("TacticName", "")),
+    )
+
+
+def _value(entry: Mapping[str, Any]) -> Tensor:
+    words = str(entry.get("Datatype") or entry.get("Format/Datatype") or "")
+    return Tensor(
+        name=str(entry.get("Name", "")),
+        dtype=dtype_of(words),
+        shape=tuple(int(dim) for dim in entry.get("Dimensions") or ()),
+        layout=str(entry.get("Format") or entry.get("Format/Datatype") or ""),
+    )

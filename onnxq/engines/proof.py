@@ -1,0 +1,191 @@
+"""What a build proved: kernels, the nodes and sites they carry out, and in which type; frozen values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+RTX, TRT, ORT = "tensorrt-rtx", "tensorrt", "ort"
+ENGINES = (RTX, TRT, ORT)
+
+INT8, FLOAT8 = "int8", "float8"
+UNSEEN = "unseen"
+
+BUILT, REFUSED, FAILED, CRASHED, LATE = "built", "refused", "failed", "crashed", "timed out"
+
+# How a site came out: every reader takes the integers in; some do; none does; the engine does not show it.
+FUSED, PARTLY, LOOSE = "fused", "partly", "not fused"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """A tensor between kernels: dtype as onnxq says it (int8, float32 …, "" unknown), layout in the engine's words."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    layout: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of elements; dynamic axes count once."""
+        size = 1
+        for dim in self.shape:
+            size *= max(dim, 1)
+        return size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One kernel of the engine.
+
+    kind: the engine's own word (correlation, gemm, kgen, QLinearConv …). nodes: the ONNX nodes it carries out, wholly
+    or in part, by name. weights: constants it reads. tactic: which implementation, "" where the engine hides it.
+    """
+
+    name: str
+    kind: str
+    nodes: tuple[str, ...] = ()
+    inputs: tuple[Tensor, ...] = ()
+    weights: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+    tactic: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeProof:
+    """One heavy node: the type it computes in ("int8", "float32", "int4 weights, float16" …, "unseen") and where.
+
+    kernel, kind, types: of the kernel that does its work. kernels: all that have a part in it. reason: why not int8.
+    """
+
+    node: str
+    op: str
+    type: str
+    kernel: str = ""
+    kind: str = ""
+    types: str = ""
+    kernels: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteProof:
+    """One pair: fused, partly, not fused or unseen; which kernels read its integers; the rule that placed it.
+
+    loose: the readers that do not take its integers in. reason: why, "" for a fused pair.
+    """
+
+    site: str
+    role: str
+    state: str
+    rule: str = ""
+    readers: tuple[str, ...] = ()
+    loose: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduced:
+    """The smallest part found that still fails in the same way. path: where it was written, "" nowhere."""
+
+    nodes: tuple[str, ...]
+    ops: tuple[str, ...]
+    builds: int
+    seconds: float
+    path: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """How the build went.
+
+    state: built; refused (by the parser), failed (in the builder), crashed, timed out. node: the ONNX node blamed.
+    log: the last lines before the end, when it did not end well. saved: files written for the user.
+    """
+
+    engine: str
+    version: str
+    state: str
+    capability: str = ""
+    seconds: float = 0.0
+    engine_bytes: int = 0
+    reason: str = ""
+    node: str = ""
+    log: tuple[str, ...] = ()
+    shapes: Mapping[str, tuple[tuple[int, ...], ...]]
+    reduced: Reduced | None = None
+    saved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirement:
+    """One --require-int8 pattern: the heavy nodes it selects and those of them that do not run in int8."""
+
+    pattern: str
+    nodes: tuple[str, ...]
+    unmet: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One node, site or count that differs from the proof compared with; "" where one of them has none."""
+
+    kind: str
+    name: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}: {self.before or 'absent'} -> {self.after or 'absent'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What the engine made of a model. kernels: in the order they run; nodes, sites: in the model's order."""
+
+    source: str
+    build: Build
+    kernels: tuple[Kernel, ...] = ()
+    nodes: tuple[NodeProof, ...] = ()
+    sites: tuple[SiteProof, ...] = ()
+    requirements: tuple[Requirement, ...] = ()
+    compared: str = ""
+    changes: tuple[Change, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def built(self) -> bool:
+        """True when there is an engine."""
+        return self.build.state == BUILT
+
+    @property
+    def unmet(self) -> tuple[str, ...]:
+        """Nodes that were required to run in int8 and do not."""
+        return tuple(dict.fromkeys(node for one in self.requirements for node in one.unmet))
+
+    @property
+    def holds(self) -> bool:
+        """Built, and every requirement met."""
+        return self.built and not self.unmet
+
+    def node(self, name: str) -> NodeProof:
+        """The heavy node of this name; KeyError without one."""
+        return {one.node: one for one in self.nodes}[name]
+
+    def site(self, name: str) -> SiteProof:
+        """The site of this name; KeyError without one."""
+        return {one.site: one for one in self.sites}[name]
+
+    def by_op(self) -> dict[str, Counter[str]]:
+        """How many heavy nodes of each operator run in which type."""
+        found: dict[str, Counter[str]] = {}
+        for one in self.nodes:
+            found.setdefault(one.op, Counter())[one.type] += 1
+        return found
+
+    def by_kind(self) -> Counter[str]:
+        """How many kernels of each kind the engine has."""
+        return Counter(kernel.kind for kernel in self.kernels)

@@ -1,0 +1,276 @@
+"""prove(): a model is built for an engine, and what its nodes and pairs became is read off the engine's own list."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import onnx
+
+from onnxq.annotate import Inspection, inspect_model
+from onnxq.config import matches
+from onnxq.emit import PLAN_KEY
+from onnxq.engines import builds
+from onnxq.engines.builds import Job, Outcome, able
+from onnxq.engines.compared import changes, read_proof
+from onnxq.engines.judge import heavy_nodes, judge
+from onnxq.engines.kernels import HEAVY
+from onnxq.engines.layers import read_inspector, read_text
+from onnxq.engines.ort import read_optimized
+from onnxq.engines.profiles import profile
+from onnxq.engines.proof import BUILT, CRASHED, ENGINES, INT8, ORT, RTX, TRT, Build, Kernel, Proof, Reduced, Requirement
+from onnxq.engines.reduce import reduce
+from onnxq.engines.why import Why
+from onnxq.errors import ConfigError, OnnxqError, OutputError
+from onnxq.graph import GraphIndex, infer_shapes, inline_functions, name_nodes, save_model
+from onnxq.nearest import did_you_mean
+from onnxq.plan import from_json
+from onnxq.sites import Refusal
+
+_LIBRARIES = {
+    RTX: ("tensorrt_rtx", "pip install 'onnxq[trt-rtx]'"),
+    TRT: ("tensorrt", "pip install 'onnxq[trt]'"),
+    ORT: ("onnxruntime", "pip install 'onnxq[cpu]'"),
+}
+CAPABILITY = "8.6"
+TIMEOUT = 600.0
+# A part is smaller than the whole; what takes longer than this is not worth waiting for.
+_REDUCE_SECONDS, _PART_SECONDS = 180.0, 60.0
+_CACHE = "timing.cache"
+REDUCED = "reduced.onnx"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What prove is asked for; see pipeline.prove."""
+
+    engine: str = RTX
+    capability: str | None = None
+    require_int8: Sequence[str] = ()
+    shapes: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    compare: str | Path | None = None
+    save: Path | None = None
+    force: bool = False
+    reduce: bool = False
+    timeout: float = TIMEOUT
+
+
+def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
+    """Build and judge. Raises OnnxqError for a wish that cannot be had; a build that fails is a Proof all the same."""
+    capability = _capability(wish)
+    before = None if wish.compare is None else read_proof(wish.compare)
+    inspection = _inspected(source)
+    proto = infer_shapes(inspection.model)
+    index = GraphIndex(proto)
+    required = _required(index, wish.require_int8)
+    files = _Files(wish)
+    shapes, note = ({}, "") if wish.engine == ORT else profile(proto, index, wish.shapes)
+    warnings = [*inspection.warnings, *filter(None, [note])]
+    library, install = _LIBRARIES[wish.engine]
+    job = Job(library=library, capability=capability, shapes=shapes, cache=files.cache)
+    with tempfile.TemporaryDirectory(prefix="onnxq-") as name:
+        folder = Path(name)
+        outcome = able(builds.build(inspection.model, job, folder, timeout=wish.timeout), library, install)
+        if outcome.state == "usage":
+            raise ConfigError(f"compute capability {wish.capability}", outcome.reason, "choose one of these")
+        kernels = _kernels(wish.engine, outcome, proto, folder)
+        saved = files.keep(folder, outcome)
+    reduced = None
+    if wish.reduce and outcome.state != BUILT:
+        reduced, saved = _reduced(index, job, outcome, wish, files, saved)
+    build = _build(wish.engine, capability, outcome, shapes, reduced, saved)
+    why = Why(wish.engine, index, inspection.pairs, _refusals(proto), capability)
+    nodes, sites = judge(index, inspection, kernels, why) if outcome.state == BUILT else ((), ())
+    types = {one.node: one.type for one in nodes}
+    proof = Proof(
+        source=inspection.source,
+        build=build,
+        kernels=kernels,
+        nodes=nodes,
+        sites=sites,
+        requirements=tuple(
+            Requirement(pattern=pattern, nodes=names, unmet=tuple(n for n in names if types.get(n) != INT8))
+            for pattern, names in required.items()
+        ),
+        warnings=tuple(warnings),
+    )
+    if before is None:
+        return proof
+    return replace(proof, compared=str(wish.compare), changes=tuple(changes(before, proof)))
+
+
+def _capability(wish: Wish) -> str:
+    """SM86 for 8.6; "" where the engine takes the GPU it finds."""
+    if wish.engine not in ENGINES:
+        raise ConfigError(f"engine {wish.engine!r}", "is not known", did_you_mean(wish.engine, ENGINES))
+    if wish.engine != RTX:
+        if wish.capability is not None:
+            raise ConfigError("compute capability", f"{wish.engine} builds for this machine", "leave it out")
+        return ""
+    found = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)", (wish.capability or CAPABILITY).lower())
+    if found is None:
+        raise ConfigError(f"compute capability {wish.capability!r}", "is none", "write it as 8.6")
+    return f"SM{found[1]}{found[2]}"
+
+
+def _inspected(source: str | Path | onnx.ModelProto) -> Inspection:
+    """The model's pairs, every node of it in sight: named, and not inside a function."""
+    found = inspect_model(source)
+    if not found.model.functions:
+        return found
+    return replace(inspect_model(name_nodes(inline_functions(found.model))), source=found.source)
+
+
+def _required(index: GraphIndex, patterns: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The heavy nodes each pattern selects, by name or operator. Raises ConfigError for one that selects none."""
+    heavy = heavy_nodes(index)
+    found: dict[str, tuple[str, ...]] = {}
+    for pattern in patterns:
+        try:
+            found[pattern] = tuple(n.name for n in heavy if n.op_type == pattern or matches(pattern, n.name))
+        except re.error as error:
+            raise ConfigError(f"--require-int8 {pattern}", f"is not a regular expression: {error}") from error
+        if not found[pattern]:
+            raise ConfigError(
+                f"--require-int8 {pattern}",
+                f"matches none of the {len(heavy)} nodes that are judged ({', '.join(sorted(HEAVY))})",
+                did_you_mean(pattern, [node.name for node in heavy]) if heavy else "",
+            )
+    return found
+
+
+def _refusals(proto: onnx.ModelProto) -> tuple[Refusal, ...]:
+    """What the plan inside the model left float, and why; () when there is none or it cannot be read."""
+    text = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
+    try:
+        return from_json(text).refusals if text else ()
+    except OnnxqError:
+        return ()
+
+
+def _kernels(engine: str, outcome: Outcome, model: onnx.ModelProto, folder: Path) -> tuple[Kernel, ...]:
+    if outcome.state != BUILT:
+        return ()
+    if engine == ORT:
+        return read_optimized(model, onnx.load(folder / builds.OPTIMIZED))
+    told = outcome.layers
+    return read_inspector(told) if told.lstrip().startswith(("{", "[")) else read_text(told)
+
+
+def _build(
+    engine: str,
+    capability: str,
+    outcome: Outcome,
+    shapes: Mapping[str, tuple[tuple[int, ...], ...]],
+    reduced: Reduced | None,
+    saved: tuple[str, ...],
+) -> Build:
+    return Build(
+        engine=engine,
+        version=outcome.version,
+        state=outcome.state,
+        capability=f"{capability[2:-1]}.{capability[-1]}" if capability else "",
+        seconds=outcome.seconds,
+        engine_bytes=outcome.engine_bytes,
+        reason=outcome.reason,
+        node=outcome.node,
+        log=outcome.log,
+        shapes=shapes,
+        reduced=reduced,
+        saved=saved,
+    )
+
+
+class _Files:
+    """What the user keeps: the engine, the log, the list of kernels, the timing cache, the reduced model."""
+
+    def __init__(self, wish: Wish) -> None:
+        self.folder, self._force = wish.save, wish.force
+        self._names = {builds.LOG: "build.log", builds.LAYERS: "layers.txt", builds.ENGINE: "model.engine"}
+        if wish.engine == ORT:
+            self._names = {builds.LOG: "build.log", builds.ENGINE: "optimized.onnx"}
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(str(self.folder), error.strerror or str(error), "choose another folder") from error
+        for name in (*self._names.values(), REDUCED):
+            if (self.folder / name).exists() and not self._force:
+                raise OutputError(str(self.folder / name), "exists", "choose another folder, or use --force")
+
+    @property
+    def cache(self) -> str:
+        """Where TensorRT's timing cache is kept; "" for nowhere. It grows from build to build."""
+        return "" if self.folder is None else str((self.folder / _CACHE).resolve())
+
+    def keep(self, folder: Path, outcome: Outcome) -> tuple[str, ...]:
+        """Move what a build made to the user's folder; the files there are."""
+        if self.folder is None:
+            return ()
+        found = []
+        for name, kept in self._names.items():
+            if (folder / name).exists() and (outcome.state == BUILT or name == builds.LOG):
+                shutil.copyfile(folder / name, self.folder / kept)
+                found.append(str(self.folder / kept))
+        return tuple(found)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder for one part's build."""
+        with tempfile.TemporaryDirectory(prefix="onnxq-") as name:
+            yield Path(name)
+
+
+def _reduced(
+    index: GraphIndex, job: Job, whole: Outcome, wish: Wish, files: _Files, saved: tuple[str, ...]
+) -> tuple[Reduced | None, tuple[str, ...]]:
+    def fails(part: onnx.ModelProto) -> bool:
+        shapes = _part_shapes(part, job.shapes)
+        if shapes is None:
+            return False
+        with files.scratch() as folder:
+            timeout = min(wish.timeout, _PART_SECONDS)
+            outcome = builds.build(part, replace(job, shapes=shapes, cache=""), folder, timeout=timeout)
+        return _alike(outcome, whole)
+
+    found = reduce(index, fails, seconds=_REDUCE_SECONDS, hint=whole.node)
+    if found is None:
+        return None, saved
+    model, reduced = found
+    if files.folder is not None:
+        path = files.folder / REDUCED
+        save_model(model, path, overwrite=True)
+        return replace(reduced, path=str(path)), (*saved, str(path))
+    return reduced, saved
+
+
+def _alike(outcome: Outcome, whole: Outcome) -> bool:
+    """The part ends as the whole did: in the same state, by the same signal or with the same words but for numbers."""
+    if outcome.state != whole.state:
+        return False
+    if outcome.state == CRASHED or not whole.reason:
+        return outcome.reason == whole.reason
+    return _words(outcome.reason) == _words(whole.reason)
+
+
+def _words(reason: str) -> str:
+    """An error without what changes from graph to graph: names in quotes, numbers, addresses."""
+    return re.sub(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\d+", "", reason)[:120]
+
+
+def _part_shapes(
+    part: onnx.ModelProto, known: Mapping[str, tuple[tuple[int, ...], ...]]
+) -> dict[str, tuple[tuple[int, ...], ...]] | None:
+    """Sizes of a part's inputs of no fixed size; None when they cannot be guessed."""
+    try:
+        index = GraphIndex(part)
+        mine = {value.name: known[value.name] for value in index.inputs if value.name in known}
+        return dict(profile(part, index, mine)[0])
+    except OnnxqError:
+        return None

@@ -1,0 +1,164 @@
+"""What an engine made of a model, as tables and as JSON that another proof can be compared with."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import IO, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from onnxq.engines.proof import BUILT, FUSED, INT8, NodeProof, Proof, Tensor
+from onnxq.report.document import SCHEMA, to_json
+from onnxq.report.terminal import seconds, sheet, show, size, table, write
+
+_SHOWN = 12
+_NODE_FIELDS = ("op", "type", "kernel", "kind", "types", "kernels", "reason")
+_SITE_FIELDS = ("role", "state", "rule", "readers", "loose", "kernels", "reason")
+
+
+def proof_json(proof: Proof) -> str:
+    """The proof as one strict JSON document; nodes and sites are keyed by name."""
+    return to_json(
+        {
+            "schema": SCHEMA,
+            "source": proof.source,
+            "holds": proof.holds,
+            "build": proof.build,
+            "counts": {"kernels": len(proof.kernels), "kinds": proof.by_kind(), "ops": proof.by_op()},
+            "nodes": {one.node: _fields(one, _NODE_FIELDS) for one in proof.nodes},
+            "sites": {one.site: _fields(one, _SITE_FIELDS) for one in proof.sites},
+            "requirements": proof.requirements,
+            "unmet": proof.unmet,
+            "compared": proof.compared,
+            "changes": proof.changes,
+            "warnings": proof.warnings,
+            "kernels": proof.kernels,
+        }
+    )
+
+
+def _fields(value: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
+def show_proof(
+    proof: Proof,
+    *,
+    as_json: bool = False,
+    verbose: bool = False,
+    stream: IO[str] | None = None,
+    errors: IO[str] | None = None,
+    width: int | None = None,
+) -> None:
+    """Print the proof to `stream` (stdout) as tables or JSON; with JSON the warnings go to `errors` (stderr).
+
+    verbose: every pair and every kernel, not only the pairs that did not fuse.
+    """
+    warnings = [Text(f"warning: {warning}", style="yellow") for warning in proof.warnings]
+    if as_json:
+        write(proof_json(proof), stream)
+        if warnings:
+            show(Group(*warnings), sys.stderr if errors is None else errors, width)
+        return
+    show(Group(*_parts(proof, verbose), *warnings), stream, width)
+
+
+def _parts(proof: Proof, verbose: bool) -> Iterator[RenderableType]:
+    build = proof.build
+    facts = [build.version or build.engine]
+    if build.capability:
+        facts.append(f"compute capability {build.capability}")
+    facts.append(f"{build.state} in {seconds(build.seconds)}")
+    name = PurePath(proof.source).name or "model"
+    yield Text(name, style="bold").append(f"  ({', '.join(facts)})", style="dim")
+    if build.state == BUILT:
+        yield from _tables(proof, verbose)
+    yield sheet(_rows(proof, verbose))
+
+
+def _tables(proof: Proof, verbose: bool) -> Iterator[RenderableType]:
+    if proof.nodes:
+        rows = ((one.node, one.op, one.type, one.kind, one.types) for one in proof.nodes)
+        yield table(("node", "op", "type", "kernel", "reads -> writes"), rows, fold=("node", "reads -> writes"))
+        yield Text("")
+    pairs = [one for one in proof.sites if verbose or one.state != FUSED]
+    if pairs:
+        cells = ((one.site, one.role, one.state, one.rule, one.reason) for one in pairs)
+        yield table(("pair", "role", "state", "rule", "why"), cells, fold=("pair", "rule", "why"))
+        yield Text("")
+    if verbose and proof.kernels:
+        lines = (
+            (kernel.name, kernel.kind, _types(kernel.inputs), _types(kernel.weights), _types(kernel.outputs),
+             " ".join(kernel.nodes))
+            for kernel in proof.kernels
+        )  # fmt: skip
+        columns = ("kernel", "kind", "inputs", "constants", "outputs", "nodes")
+        yield table(columns, lines, fold=columns)
+        yield Text("")
+
+
+def _types(tensors: Sequence[Tensor]) -> str:
+    return ", ".join(f"{count} {name}" if count > 1 else name for name, count in _counted(tensors))
+
+
+def _counted(tensors: Sequence[Tensor]) -> list[tuple[str, int]]:
+    return list(Counter(tensor.dtype or "?" for tensor in tensors).items())
+
+
+def _rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+    build = proof.build
+    if build.state != BUILT:
+        blamed = f"node {build.node}: " if build.node else ""
+        yield build.state, Text(f"{blamed}{build.reason}", style="bold red")
+        if build.log:
+            yield "last lines", Text("\n".join(build.log if verbose else build.log[-6:]))
+    if build.reduced is not None:
+        found = build.reduced
+        names = ", ".join(f"{name} ({op})" for name, op in zip(found.nodes, found.ops, strict=True))
+        yield (
+            "smallest",
+            Text(
+                f"{len(found.nodes)} nodes that do the same: {names} ({found.builds} builds, {seconds(found.seconds)})"
+            ),
+        )
+    if proof.nodes:
+        yield "int8", Text(", ".join(f"{op} {types[INT8]}/{types.total()}" for op, types in proof.by_op().items()))
+    reasons = _reasons(proof.nodes)
+    if reasons:
+        yield "not int8", Text("\n".join(reasons if verbose else _first(reasons)))
+    if proof.sites:
+        states = Counter(one.state for one in proof.sites)
+        yield "pairs", Text(f"{len(proof.sites)}: " + ", ".join(f"{count} {state}" for state, count in states.items()))
+    if proof.kernels:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in proof.by_kind().most_common(None if verbose else _SHOWN))
+        yield "kernels", Text(f"{len(proof.kernels)}: {kinds}")
+    if build.engine_bytes:
+        yield "engine", Text(size(build.engine_bytes))
+    for one in proof.requirements:
+        met = len(one.nodes) - len(one.unmet)
+        text = f"{one.pattern}: {met}/{len(one.nodes)} in int8"
+        yield "required", Text(text + (f"; not: {', '.join(one.unmet)}" if one.unmet else ""))
+    if proof.compared:
+        lines = [str(change) for change in proof.changes] or ["no difference"]
+        yield f"since {PurePath(proof.compared).name}", Text("\n".join(lines))
+    if build.saved:
+        yield "saved", Text("\n".join(build.saved))
+
+
+def _reasons(nodes: Sequence[NodeProof]) -> list[str]:
+    """Why nodes stayed float, each reason once with how many nodes it has and the first of them."""
+    groups: dict[str, list[str]] = {}
+    for one in nodes:
+        if one.reason:
+            groups.setdefault(f"{one.op}: {one.reason}", []).append(one.node)
+    return [f"{len(names)} {reason} ({names[0]}{', …' if len(names) > 1 else ''})" for reason, names in groups.items()]
+
+
+def _first(lines: Sequence[str]) -> list[str]:
+    if len(lines) <= _SHOWN:
+        return list(lines)
+    return [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more reasons; -v lists them all"]
