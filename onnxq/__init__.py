@@ -15,7 +15,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onnxq.config import Config, load_config
     from onnxq.errors import OnnxqError
-    from onnxq.pipeline import Difference, Inspection, Result, annotate_bits, apply, diff, inspect, make_plan, quantize
+    from onnxq.interop import Imported
+    from onnxq.pipeline import (
+        Difference,
+        Inspection,
+        Proof,
+        Result,
+        annotate_bits,
+        apply,
+        diff,
+        import_calibration,
+        inspect,
+        make_plan,
+        quantize,
+    )
     from onnxq.plan import Plan
 
 __version__ = "0.1.0"
@@ -23,13 +36,16 @@ __version__ = "0.1.0"
 _HOME = {
     "Config": "onnxq.config",
     "Difference": "onnxq.pipeline",
+    "Imported": "onnxq.interop",
     "Inspection": "onnxq.pipeline",
     "OnnxqError": "onnxq.errors",
     "Plan": "onnxq.plan",
+    "Proof": "onnxq.pipeline",
     "Result": "onnxq.pipeline",
     "annotate_bits": "onnxq.pipeline",
     "apply": "onnxq.pipeline",
     "diff": "onnxq.pipeline",
+    "import_calibration": "onnxq.pipeline",
     "inspect": "onnxq.pipeline",
     "load_config": "onnxq.config",
     "make_plan": "onnxq.pipeline",
@@ -39,13 +55,16 @@ _HOME = {
 __all__ = [
     "Config",
     "Difference",
+    "Imported",
     "Inspection",
     "OnnxqError",
     "Plan",
+    "Proof",
     "Result",
     "annotate_bits",
     "apply",
     "diff",
+    "import_calibration",
     "inspect",
     "load_config",
     "make_plan",

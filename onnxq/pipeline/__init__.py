@@ -2,8 +2,21 @@
 
 from onnxq.annotate import Inspection
 from onnxq.engines.diff_model import Difference
-from onnxq.pipeline.api import annotate_bits, apply, inspect, make_plan, quantize
+from onnxq.engines.proof import Proof
+from onnxq.pipeline.api import annotate_bits, apply, import_calibration, inspect, make_plan, quantize
 from onnxq.pipeline.differ import diff
 from onnxq.pipeline.result import Result
 
-__all__ = ["Difference", "Inspection", "Result", "annotate_bits", "apply", "diff", "inspect", "make_plan", "quantize"]
+__all__ = [
+    "Difference",
+    "Inspection",
+    "Proof",
+    "Result",
+    "annotate_bits",
+    "apply",
+    "diff",
+    "import_calibration",
+    "inspect",
+    "make_plan",
+    "quantize",
+]

@@ -13,7 +13,8 @@ from onnxq.annotate import Inspection
 from onnxq.config import Config
 from onnxq.files import check_free, write_text
 from onnxq.graph import save_model
-from onnxq.pipeline import carry_out, run
+from onnxq.interop import Imported
+from onnxq.pipeline import carry_out, importing, run
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.run import Options
 from onnxq.plan import Plan, to_json
@@ -137,6 +138,43 @@ def make_plan(
     if plan_out is not None:
         write_text(Path(plan_out), to_json(plan), overwrite=force)
     return plan
+
+
+def import_calibration(
+    cache: str | Path,
+    model: ModelSource,
+    data: object = None,
+    config: Configuration = None,
+    *,
+    target: str | None = None,
+    allow_missing: bool = False,
+    samples: int | None = None,
+    seed: int | None = None,
+    batch: int | None = None,
+    memory_limit: int | None = None,
+    plan_out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Imported:
+    """Turn a TensorRT INT8 calibration cache into a plan with those very scales, float32 bit for bit.
+
+    cache: the text file of a TensorRT calibrator. model: the ONNX file it was calibrated with. target: "trt" unless the
+    configuration says otherwise. data: samples to calibrate the tensors on that the cache has no scale for;
+    allow_missing: without samples, leave float what reads such tensors. plan_out: write the plan as JSON; `onnxq.apply`
+    carries it out.
+
+    Returns an Imported with `.plan`, `.matched`, `.unmatched`, `.unused` and `.missing`.
+    Raises CalibrationError for a malformed cache, one of another model, and tensors without a scale.
+    """
+    _free(force, model, plan_out)
+    check_free(cache, plan_out, force=force)
+    options = Options(samples=samples, seed=seed, batch=batch, memory_limit=memory_limit)
+    found = importing.import_calibration(
+        cache, model, data, config, target=target, allow_missing=allow_missing, options=options, progress=progress
+    )
+    if plan_out is not None:
+        write_text(Path(plan_out), to_json(found.plan), overwrite=force)
+    return found
 
 
 def inspect(model: ModelSource) -> Inspection:

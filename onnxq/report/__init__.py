@@ -2,10 +2,12 @@
 
 from onnxq.report.diffs import difference_json, show_difference
 from onnxq.report.document import report_json, to_json
+from onnxq.report.imports import import_json, show_import
 from onnxq.report.live import Progress, Task, progress, silent
 from onnxq.report.model import Latency, OpCount, OutputCheck, Report, SiteLine, StageCost
 from onnxq.report.pairs import inspection_json, show_inspection
 from onnxq.report.plans import show_plan, site_line, spec_text
+from onnxq.report.proofs import proof_json, show_proof
 from onnxq.report.summary import show_report
 
 __all__ = [
@@ -18,12 +20,16 @@ __all__ = [
     "StageCost",
     "Task",
     "difference_json",
+    "import_json",
     "inspection_json",
     "progress",
+    "proof_json",
     "report_json",
     "show_difference",
+    "show_import",
     "show_inspection",
     "show_plan",
+    "show_proof",
     "show_report",
     "silent",
     "site_line",

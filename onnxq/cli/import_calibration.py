@@ -1,0 +1,57 @@
+"""onnxq import-calibration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from onnxq.cli import options
+from onnxq.files import check_free
+
+
+@click.command("import-calibration", short_help="Turn a TensorRT calibration cache into a plan with its scales.")
+@click.argument("cache")
+@click.option("--model", required=True, metavar="MODEL", help="The ONNX file that TensorRT was calibrated with.")
+@click.option("--target", type=click.Choice(["trt", "ort"]), help="The engine that will run the result. [default: trt]")
+@click.option("--config", metavar="PRESET|FILE", help="A preset's name or a YAML file with symmetric int8 activations.")
+@options.data
+@options.running
+@click.option("--allow-missing", is_flag=True, help="Leave float whatever reads a tensor the cache has no scale for.")
+@click.option("--output", "-o", "plan_out", metavar="PLAN.json", help="Write the plan, for `onnxq apply`.")
+@click.option("--apply", "out", metavar="OUT.onnx", help="Carry the plan out at once: the Q/DQ model.")
+@click.option("--force", is_flag=True, help="Overwrite existing output files. The input is never overwritten.")
+@options.showing
+def command(
+    cache: str, model: str, data: str | None, plan_out: str | None, out: str | None, force: bool, as_json: bool,
+    verbose: bool, **wanted: Any,
+) -> None:  # fmt: skip
+    """Turn CACHE, the text file of a TensorRT INT8 calibrator, into a plan with those very scales.
+
+    The way from TensorRT 10's implicit INT8 to the explicit Q/DQ of TensorRT 11. Activations take the scales of the
+    cache bit for bit, weights get theirs from their values. Every line that found no tensor and every tensor that found
+    no line is listed; --data calibrates the latter.
+
+    \b
+    Examples:
+      onnxq import-calibration model.cache --model model.onnx --apply model.q.onnx
+      onnxq import-calibration model.cache --model model.onnx --data samples.npz -o plan.json
+    """
+    for given in (model, cache):
+        check_free(given, plan_out, out, force=force)
+
+    from onnxq import pipeline, report
+
+    found = pipeline.import_calibration(
+        cache, model, data, plan_out=plan_out, force=force, progress=report.progress, **wanted
+    )
+    applied = None
+    if out is not None:
+        same = {key: wanted[key] for key in ("samples", "seed", "batch", "memory_limit")}
+        config = wanted["config"] or f"{found.plan.target}-int8"
+        applied = pipeline.apply(
+            model, found.plan, data, config, latency=False, out=out, force=force, progress=report.progress, **same
+        ).report
+    report.show_import(found, applied=applied, as_json=as_json, verbose=verbose)
+    if applied is not None and not as_json:
+        report.show_report(applied, verbose=verbose)

@@ -1,0 +1,257 @@
+"""Which line of a cache is which tensor of the model, and which site of the plan takes it."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnxq.errors import CalibrationError, PlanError
+from onnxq.graph import GraphIndex, NodeRef
+from onnxq.interop.imported import Absent, Left, Matched, Why
+from onnxq.interop.trt_cache import ORIGIN, Cache, Entry
+from onnxq.nearest import did_you_mean, nearest
+from onnxq.plan import Plan, SitePlan
+from onnxq.sites import Role, Site, TensorId
+from onnxq.spec import PerTensor, QParams
+
+# Output 0 holds exactly the values of input 0, so both have one range.
+_SAME_VALUES = frozenset(
+    {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Dropout", "Expand", "Tile",
+     "DepthToSpace", "SpaceToDepth"}
+)  # fmt: skip
+_FLOATS = frozenset({1, 10, 11, 16})  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
+# What TensorRT calls the tensors of layers that are no ONNX node of their own.
+_OWN_NAME = re.compile(r"\(Unnamed (Layer|ITensor)\* \d+\)")
+_CONSTANT = "a constant: weights get their scales from their values"
+_RANGED = (Role.ACTIVATION, Role.OUTPUT)
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """The entry of each site, and of what is left over on both sides."""
+
+    entries: Mapping[Site, Entry]
+    matched: tuple[Matched, ...]
+    unmatched: tuple[Left, ...]
+    unused: tuple[Left, ...]
+    missing: tuple[SitePlan, ...]
+    absent: tuple[Absent, ...]
+    notes: tuple[str, ...]
+
+
+def match(cache: Cache, plan: Plan, before: GraphIndex, prepared: GraphIndex) -> Findings:
+    """Give each activation site of the plan its line of the cache.
+
+    before, prepared: the model as it came and as the plan quantizes it. A site whose own tensor has no line takes that
+    of a tensor with the same values (behind a Reshape, Transpose, Identity, …, in either model); sites that share one
+    scale take the largest of theirs.
+    Raises CalibrationError when no name of the cache is in the model, PlanError for a site that int8 scales do not fit.
+    """
+    known = {entry.name: entry for entry in cache.entries}
+    _check_model(cache, before, prepared)
+    kin = _Kin(before, prepared)
+    found: dict[Site, tuple[Entry, str]] = {}
+    missing = []
+    for site in _ranged(plan):
+        taken = kin.nearest(_tensor(site), known)
+        if taken is None:
+            missing.append(site)
+        else:
+            found[site.site] = taken
+    notes = _agree(plan, found)
+    missing = [site for site in missing if site.site not in found]
+    for site in _ranged(plan):
+        if site.site in found:
+            _check_fits(site, found[site.site][0])
+    used = {entry.name for entry, _ in found.values()}
+    unmatched, unused = _left(cache, used, before, prepared)
+    return Findings(
+        entries={site: entry for site, (entry, _) in found.items()},
+        matched=tuple(
+            Matched(site=str(site), name=entry.name, line=entry.line, scale=float(entry.scale), through=through)
+            for site, (entry, through) in found.items()
+        ),
+        unmatched=unmatched,
+        unused=unused,
+        missing=tuple(missing),
+        absent=tuple(
+            Absent(site=str(site.site), tensor=_tensor(site).name, nearest=nearest(_tensor(site).name, known, 2))
+            for site in missing
+        ),
+        notes=notes,
+    )
+
+
+def with_scales(plan: Plan, entries: Mapping[Site, Entry]) -> Plan:
+    """The plan with these scales, zero point 0; every other site keeps what it has."""
+    zero = np.array(0, np.int32)
+    numbers = {site: QParams(np.array(entry.scale), zero, ORIGIN) for site, entry in entries.items()}
+    return plan.with_sites(tuple(replace(site, qparams=numbers.get(site.site, site.qparams)) for site in plan.sites))
+
+
+def _ranged(plan: Plan) -> Iterator[SitePlan]:
+    return (site for site in plan.sites if site.role in _RANGED)
+
+
+def _tensor(site: SitePlan) -> TensorId:
+    if isinstance(site.site, TensorId):
+        return site.site
+    scope, _, name = site.tensor.rpartition("::")
+    return TensorId(name, scope)
+
+
+def _check_fits(site: SitePlan, entry: Entry) -> None:
+    spec = site.spec
+    if spec.storage == "int8" and spec.bits == 8 and spec.symmetric and isinstance(spec.granularity, PerTensor):
+        return
+    raise PlanError(
+        str(site.site),
+        f"line {entry.line} of the cache is a scale of symmetric int8, and the configuration asks for "
+        f"{spec.bits} bits, {'symmetric' if spec.symmetric else 'asymmetric'}, {spec.storage} here",
+        "leave activations at `bits: 8`, `scheme: symmetric`, `signed: true`",
+    )
+
+
+def _agree(plan: Plan, found: dict[Site, tuple[Entry, str]]) -> tuple[str, ...]:
+    """Members of a sharing group all take the largest of their scales: the others' values fit in it too."""
+    groups: dict[str, list[Site]] = {}
+    for site in _ranged(plan):
+        if site.group:
+            groups.setdefault(site.group, []).append(site.site)
+    notes = []
+    for members in groups.values():
+        given = [found[site] for site in members if site in found]
+        if not given:
+            continue
+        largest, through = max(given, key=lambda pair: pair[0].scale)
+        if any(entry.scale != largest.scale for entry, _ in given):
+            names = ", ".join(sorted({entry.name for entry, _ in given}))
+            notes.append(f"{names} share one scale and differ in the cache: the largest, of {largest.name}, is used")
+        for member in members:
+            if member not in found or found[member][0].scale != largest.scale:
+                found[member] = (largest, through or f"shares its scale with {largest.name}")
+    return tuple(notes)
+
+
+def _check_model(cache: Cache, before: GraphIndex, prepared: GraphIndex) -> None:
+    names = _names(before) | _names(prepared)
+    foreign = [entry.name for entry in cache.entries if entry.name not in names]
+    named = [name for name in foreign if not _OWN_NAME.match(name)]
+    if len(foreign) == len(cache.entries):
+        first = named[0] if named else foreign[0]
+        raise CalibrationError(
+            cache.source,
+            f"none of its {len(cache.entries)} names is a tensor of the model; the first is {first!r}",
+            f"name the ONNX file that TensorRT was calibrated with; {did_you_mean(first, names)}",
+        )
+
+
+def _names(index: GraphIndex) -> set[str]:
+    inputs = {value.name for value in index.inputs}
+    return inputs | {name for node in index.nodes for name in (*node.inputs, *node.outputs) if name}
+
+
+def _left(
+    cache: Cache, used: set[str], before: GraphIndex, prepared: GraphIndex
+) -> tuple[tuple[Left, ...], tuple[Left, ...]]:
+    """The lines no site took: (no tensor of the prepared model, a tensor the plan does not quantize)."""
+    now, then = _names(prepared), _names(before)
+    unmatched, unused = [], []
+    for entry in cache.entries:
+        if entry.name in used:
+            continue
+        at_first = _found(before, entry.name)
+        if entry.name in now:
+            unused.append(Left(name=entry.name, line=entry.line, reason=_unused(prepared, entry.name)))
+        elif at_first is not None and before.is_constant(at_first):
+            unused.append(Left(name=entry.name, line=entry.line, reason=_CONSTANT))
+        elif entry.name in then:
+            maker = _maker(before, entry.name)
+            reason = f"preparation folded it: {maker.op_type} {maker.name}" if maker else "preparation folded it"
+            unmatched.append(Left(name=entry.name, line=entry.line, why=Why.FOLDED, reason=reason))
+        elif _OWN_NAME.match(entry.name):
+            reason = "a layer TensorRT added itself"
+            unmatched.append(Left(name=entry.name, line=entry.line, why=Why.TENSORRT, reason=reason))
+        else:
+            close = nearest(entry.name, now | then)
+            reason = "the model has no such tensor"
+            unmatched.append(Left(name=entry.name, line=entry.line, why=Why.UNKNOWN, reason=reason, nearest=close))
+    return tuple(unmatched), tuple(unused)
+
+
+def _unused(index: GraphIndex, name: str) -> str:
+    tensor = _found(index, name)
+    if tensor is None:
+        return "no pair stands on it"
+    if index.is_constant(tensor):
+        return _CONSTANT
+    if not index.consumers(tensor):
+        return "an output of the model stays float"
+    return "the plan quantizes nothing that reads it"
+
+
+def _found(index: GraphIndex, name: str) -> TensorId | None:
+    """The tensor of this name, of whatever scope."""
+    return next((t for scope in index.scopes if (t := index.resolve(name, scope)) is not None), None)
+
+
+def _maker(index: GraphIndex, name: str) -> NodeRef | None:
+    return next((node for node in index.nodes if name in node.outputs), None)
+
+
+class _Kin:
+    """Tensors that hold the same values, by name, over the model as it came and as prepared."""
+
+    def __init__(self, *indexes: GraphIndex) -> None:
+        self._sources: dict[str, list[tuple[str, str]]] = {}
+        self._copies: dict[str, list[tuple[str, str]]] = {}
+        for index in indexes:
+            for node in index.nodes:
+                if _keeps_values(index, node):
+                    _add(self._sources, node.outputs[0], node.inputs[0], node.op_type)
+                    _add(self._copies, node.inputs[0], node.outputs[0], node.op_type)
+
+    def nearest(self, tensor: TensorId, known: Mapping[str, Entry]) -> tuple[Entry, str] | None:
+        """The entry of the tensor itself, else of the nearest with the same values, what it copies first."""
+        pending = deque([(tensor.name, "")])
+        seen = {tensor.name}
+        while pending:
+            name, op_type = pending.popleft()
+            if name in known:
+                return known[name], f"same values, by way of {op_type}" if op_type else ""
+            for other, step in (*self._sources.get(name, ()), *self._copies.get(name, ())):
+                if other not in seen:
+                    seen.add(other)
+                    pending.append((other, op_type or step))
+        return None
+
+
+def _add(table: dict[str, list[tuple[str, str]]], key: str, value: str, op_type: str) -> None:
+    row = table.setdefault(key, [])
+    if (value, op_type) not in row:
+        row.append((value, op_type))
+
+
+def _keeps_values(index: GraphIndex, node: NodeRef) -> bool:
+    if node.domain not in ("", "ai.onnx") or not node.inputs or not node.inputs[0] or not node.outputs[0]:
+        return False
+    if node.op_type == "Cast":
+        source = index.resolve(node.inputs[0], node.scope)
+        return source is not None and index.dtype(source) in _FLOATS and node.attrs.get("to") in _FLOATS
+    return node.op_type in _SAME_VALUES
+
+
+def consumers_of(sites: Iterable[SitePlan], index: GraphIndex) -> dict[str, str]:
+    """Nodes that make a site's pair necessary -> its tensor: its readers, and its maker where the pair sits there."""
+    found: dict[str, str] = {}
+    for site in sites:
+        tensor = _tensor(site)
+        edges = index.consumers(tensor) if site.consumers is None else site.consumers
+        maker = index.producer(tensor) if site.consumers is None else None
+        for name in [edge.node for edge in edges] + ([maker.name] if maker is not None else []):
+            found.setdefault(name, tensor.name)
+    return found

@@ -1,0 +1,175 @@
+"""TensorRT's INT8 calibration cache in its text form: a header, then a scale for every tensor of the network.
+
+    TRT-8601-EntropyCalibration2
+    input: 3c010a14
+    (Unnamed Layer* 12) [Constant]_output: 398109de
+
+A scale is the dynamic range divided by 127, a float32 in big-endian hex; leading zeros may be missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onnxq.errors import CalibrationError
+from onnxq.plan import Plan
+from onnxq.sites import Role, TensorId
+
+ORIGIN = "TensorRT calibration cache"
+HEADER = "TRT-8601-EntropyCalibration2"
+
+_HEADER = re.compile(r"TRT-[0-9A-Za-z.]+-\w+")
+_HEX = re.compile(r"[0-9a-fA-F]{1,8}")
+_SHOWN = 5
+# Activations whose greatest value lies outside these are not met; a swapped byte order gives hardly anything else.
+_PLAUSIBLE = (1e-12, 1e12)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line: a tensor of TensorRT's network and its scale."""
+
+    name: str
+    scale: np.float32
+    line: int
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A cache as it stands in its file. header: TensorRT's version and the calibrator, e.g. "TRT-8601-…"."""
+
+    source: str
+    header: str
+    entries: tuple[Entry, ...]
+
+
+def read_cache(source: str | Path) -> Cache:
+    """Read a cache file.
+
+    Raises CalibrationError with line numbers for what is no cache, and for scales that no engine can use.
+    """
+    path = Path(source)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CalibrationError(str(path), error.strerror or str(error), "name TensorRT's calibration cache") from error
+    return parse_cache(data, source=str(path))
+
+
+def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
+    """The content of a cache file; see `read_cache`."""
+    lines = _text(data, source).splitlines()
+    number = next((k for k, line in enumerate(lines, 1) if line.strip()), 0)
+    if not number:
+        raise CalibrationError(source, "is empty", _AGAIN)
+    header = lines[number - 1].strip()
+    if not _HEADER.fullmatch(header):
+        raise CalibrationError(
+            f"{source}:{number}",
+            f"{_short(header)} is no header like {HEADER!r}",
+            "restore the first line of the file that TensorRT wrote, or name the right file",
+        )
+    found = [_entry(line, k) for k, line in enumerate(lines[number:], number + 1) if line.strip()]
+    entries = [entry for entry in found if isinstance(entry, Entry)]
+    faults = [fault for fault in found if isinstance(fault, str)]
+    faults += _repeated(entries)
+    if faults:
+        more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+        raise CalibrationError(
+            source,
+            "; ".join(faults[:_SHOWN]) + more,
+            "mend these lines, or delete them: what then has no scale is listed",
+        )
+    if not entries:
+        raise CalibrationError(source, "holds a header and no scales", _AGAIN)
+    _check_order(entries, source)
+    return Cache(source, header, tuple(entries))
+
+
+_AGAIN = "calibrate with TensorRT again, or quantize with --data"
+
+
+def write_cache(scales: Mapping[str, float | np.float32], *, header: str = HEADER) -> str:
+    """Scales by tensor name in the form `read_cache` reads; float32 bit for bit.
+
+    Raises CalibrationError for a scale that is not a finite number above 0 and for a name that no line can hold.
+    """
+    lines = [header]
+    for name, scale in scales.items():
+        value = np.float32(scale)
+        if name != name.strip() or not name or len(name.splitlines()) != 1:
+            raise CalibrationError(repr(name), "cannot stand in a calibration cache", "rename the tensor")
+        if not (np.isfinite(value) and value > 0):
+            raise CalibrationError(name, f"scale {value} is not a finite number above 0", "calibrate it again")
+        lines.append(f"{name}: {int(value.view(np.uint32)):08x}")
+    return "\n".join(lines) + "\n"
+
+
+def cache_of(plan: Plan) -> dict[str, np.float32]:
+    """The scales of a plan's symmetric int8 activations by tensor name: what `write_cache` takes."""
+    found: dict[str, np.float32] = {}
+    for site in plan.sites:
+        numbers = site.qparams
+        if site.role in (Role.WEIGHT, Role.BIAS) or numbers is None or numbers.zero_point.any():
+            continue
+        name = site.site.name if isinstance(site.site, TensorId) else site.tensor.rpartition("::")[2]
+        found.setdefault(name, np.float32(numbers.scale))
+    return found
+
+
+def _text(data: bytes, source: str) -> str:
+    binary = "is binary; a calibration cache of TensorRT is text"
+    fix = "ONNX Runtime's calibration.flatbuffers is another format: name the file that TensorRT's calibrator wrote"
+    if b"\0" in data:
+        raise CalibrationError(source, binary, fix)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CalibrationError(source, binary, fix) from error
+
+
+def _entry(line: str, number: int) -> Entry | str:
+    """The entry of a line, or what is wrong with it. Names hold colons and blanks: the last colon parts."""
+    name, colon, digits = line.strip().rpartition(":")
+    name, digits = name.strip(), digits.strip()
+    if not colon or not name:
+        return f"line {number}: {_short(line.strip())} is not `tensor: scale`"
+    if not _HEX.fullmatch(digits):
+        return f"line {number}: {_short(digits)} of {name} is not a float32 in 8 hex digits"
+    scale = np.uint32(int(digits, 16)).view(np.float32)
+    if np.isnan(scale) or np.isinf(scale) or scale <= 0:
+        what = "0" if scale == 0 else "not a number" if np.isnan(scale) else "infinite" if scale > 0 else "negative"
+        return f"line {number}: the scale of {name} is {what}"
+    return Entry(name, scale, number)
+
+
+def _repeated(entries: list[Entry]) -> Iterator[str]:
+    first: dict[str, int] = {}
+    for entry in entries:
+        if first.setdefault(entry.name, entry.line) != entry.line:
+            yield f"line {entry.line}: {entry.name} stands in line {first[entry.name]} already"
+
+
+def _check_order(entries: list[Entry], source: str) -> None:
+    """Some scripts write caches with swapped bytes: almost every scale is then absurd."""
+    scales = np.array([entry.scale for entry in entries])
+    low, high = _PLAUSIBLE
+    swapped = scales.byteswap()
+    with np.errstate(invalid="ignore"):
+        absurd = (scales < low) | (scales > high)
+        likely = absurd & (swapped > low) & (swapped < high)
+    if likely.sum() * 2 > len(entries):
+        raise CalibrationError(
+            source,
+            f"its scales make sense only with their bytes swapped (line {entries[int(likely.argmax())].line})",
+            "write them big-endian, as TensorRT does: struct.pack('>f', scale).hex()",
+        )
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")

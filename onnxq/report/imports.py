@@ -1,0 +1,100 @@
+"""Where the scales of a calibration cache went, as tables and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import PurePath
+from typing import IO
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from onnxq.interop import Absent, Imported, Left, Matched, Why
+from onnxq.report.document import SCHEMA, to_json
+from onnxq.report.model import Report
+from onnxq.report.terminal import scale_range, sheet, show, table, write
+
+_SHOWN = 4
+_WHY = {
+    Why.FOLDED: "fused away",
+    Why.TENSORRT: "TensorRT's own layers",
+    Why.UNKNOWN: "not in the model",
+}
+
+
+def import_json(found: Imported, applied: Report | None = None) -> str:
+    """The import as one strict JSON document, without the plan, which has a file of its own."""
+    values = {field.name: getattr(found, field.name) for field in fields(found) if field.name != "plan"}
+    counts = {"target": found.plan.target, "sites": len(found.plan.sites)}
+    return to_json({"schema": SCHEMA, **values, **counts, "refusals": found.plan.refusals, "applied": applied})
+
+
+def show_import(
+    found: Imported,
+    *,
+    applied: Report | None = None,
+    as_json: bool = False,
+    verbose: bool = False,
+    stream: IO[str] | None = None,
+    width: int | None = None,
+) -> None:
+    """Print the import to `stream` (stdout). verbose: every line of the cache and every site."""
+    if as_json:
+        write(import_json(found, applied), stream)
+        return
+    parts: list[RenderableType] = [Text(f"{PurePath(found.cache).name}  ({found.header})", style="bold")]
+    if verbose and found.matched:
+        columns = ("site", "scale", "line", "name in the cache", "through")
+        parts += [table(columns, map(_match, found.matched), right=columns[1:3], fold=columns), Text("")]
+    parts.append(sheet(_rows(found, verbose)))
+    parts += [Text(f"note: {note}", style="yellow") for note in (*found.notes, *found.plan.warnings)]
+    show(Group(*parts), stream, width)
+
+
+def _rows(found: Imported, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+    used = len({one.line for one in found.matched})
+    yield "cache", Text(f"{found.entries} scales, {used} of them used")
+    counts = ", ".join(f"{count} {role}" for role, count in sorted(found.plan.by_role().items()))
+    yield "plan", Text(f"{len(found.plan.sites)} sites for {found.plan.target}" + (f": {counts}" if counts else ""))
+    if found.missing:
+        yield "no scale", Text(_listed([_absent(one) for one in found.missing], verbose))
+    for why, label in _WHY.items():
+        names = [_left(one, verbose) for one in found.unmatched if one.why is why]
+        if names:
+            yield label, Text(f"{len(names)}: {_listed(names, verbose)}")
+    if found.unused:
+        yield "not used", Text(_reasons(found.unused, verbose))
+
+
+def _match(one: Matched) -> tuple[str, ...]:
+    name = one.name if one.name != one.site else ""
+    return one.site, scale_range(one.scale, one.scale), str(one.line), name, one.through
+
+
+def _absent(one: Absent) -> str:
+    return f"{one.tensor}: {one.done}" if one.done else one.tensor
+
+
+def _left(one: Left, verbose: bool) -> str:
+    text = f"{one.name} (line {one.line})"
+    if one.nearest:
+        return f"{text}, nearest {' or '.join(one.nearest)}"
+    return f"{text}: {one.reason}" if verbose else text
+
+
+def _listed(names: Sequence[str], verbose: bool) -> str:
+    shown = names if verbose else names[:_SHOWN]
+    more = f"\n… and {len(names) - len(shown)} more (-v lists them)" if len(names) > len(shown) else ""
+    return "\n".join(shown) + more
+
+
+def _reasons(left: Sequence[Left], verbose: bool) -> str:
+    """How many lines for which reason; verbose: which."""
+    groups: dict[str, list[str]] = {}
+    for one in left:
+        groups.setdefault(one.reason, []).append(one.name)
+    ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+    return "\n".join(
+        f"{len(names)} {reason}" + (f": {', '.join(names)}" if verbose else "") for reason, names in ordered
+    )
