@@ -1,0 +1,67 @@
+"""What TensorRT cannot take is refused where it was written, with file, line and what to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onnxq.config import Config, check_limits, load_config
+from onnxq.errors import ConfigError
+
+FAULTS = [
+    ("activations: {scheme: asymmetric}", "activations.scheme", "zero point", "symmetric"),
+    ("weights: {scheme: asymmetric}", "weights.scheme", "zero point", "symmetric"),
+    ("activations: {signed: false}", "activations.signed", "uint8", "signed: true"),
+    ("weights: {signed: false}", "weights.signed", "uint8", "signed: true"),
+    ("activations: {granularity: channel}", "activations.granularity", "float", "granularity: tensor"),
+    ("activations: {bits: 16}", "activations.storage", "int8 or FP8", "bits: 8"),
+    ("weights: {bits: 16}", "weights.storage", "int8 or FP8", "bits: 8"),
+    ("weights: {bits: 4, storage: int4}", "weights.storage", "only weights", "weight-only"),
+    ("weights: {granularity: block, block_size: 32}", "weights.granularity", "int4", "granularity: channel"),
+    ("weights: {storage: float8e4m3fn}", "weights.storage", "FP8 by FP8", "both"),
+    ("activations: {storage: float8e4m3fn}", "weights.storage", "FP8 by FP8", "both"),
+    ("bias: int32", "bias", "int32", "bias: float"),
+    ("placement: measured", "placement", "ONNX Runtime", "placement: rules"),
+    ("rules: [{op: Conv, set: {scheme: asymmetric}}]", "rules[0].set.scheme", "zero point", "symmetric"),
+    ("rules: [{op: Conv, set: {signed: false}}]", "rules[0].set.signed", "uint8", "signed"),
+    ("rules: [{op: Conv, set: {storage: uint8, signed: false}}]", "rules[0].set.signed", "uint8", "signed"),
+    ("rules: [{op: Conv, set: {bits: 16}}]", "rules[0].set.bits", "16-bit", "float: true"),
+]
+
+
+@pytest.mark.parametrize(("line", "path", "cause", "fix"), FAULTS)
+def test_a_fault_is_named_with_its_line(line: str, path: str, cause: str, fix: str, tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text(f"extends: trt-int8\n\n{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert caught.value.subject.endswith(f": {path}")
+    # What a default holds against the line written is shown where the default stands.
+    assert caught.value.subject.startswith(("trt-int8:", f"{file}:3: "))
+    assert cause in caught.value.cause
+    assert fix in caught.value.fix
+
+
+def test_a_default_that_does_not_fit_is_shown_at_the_target(tmp_path: Path) -> None:
+    file = tmp_path / "bare.yaml"
+    file.write_text("data: {samples: 4}\ntarget: trt\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert caught.value.subject == f"{file}:2: activations.scheme"
+    assert "extends: trt-int8" in caught.value.fix
+
+
+def test_a_configuration_made_in_python_is_checked_too() -> None:
+    with pytest.raises(ConfigError, match=r"activations\.scheme"):
+        check_limits(Config(target="trt"))
+
+
+def test_observers_of_evenly_spaced_levels_do_not_serve_fp8() -> None:
+    with pytest.raises(ConfigError, match=r"activations\.observer") as caught:
+        load_config("trt-fp8", {"activations.observer": "entropy"})
+    assert "minmax" in caught.value.fix
+
+
+def test_ort_keeps_all_its_freedom() -> None:
+    assert load_config("ort-int8", {"weights.scheme": "asymmetric"}).weights.scheme == "asymmetric"
