@@ -158,3 +158,23 @@ def test_types_numpy_cannot_store_are_kept_as_float32(tmp_path: Path) -> None:
 def test_polygraphy_stays_quiet(models: tuple[str, str], saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
     onnxq.diff(*models, load=[saved], layers=True, bisect=True, engines=["ort"])
     assert capfd.readouterr() == ("", "")
+
+
+def test_polygraphys_comparators_say_the_same(models: tuple[str, str], tmp_path: Path) -> None:
+    """Sample by sample theirs are ours: largest difference and cosine of the saved results."""
+    found = onnxq.diff(*models, {"x": samples(1)["x"]}, engines=["ort"], save=tmp_path / "out")
+    ours = {error.run: error for error in found.outputs[0].accuracy}
+    comparator = polygraphy("comparator")
+    with quiet():
+        results = comparator.RunResults.load(str(tmp_path / "out" / "results.json"))
+        pair = [(0, 2)]
+        assert list(results.keys())[2] == "ort-on"
+        simple = comparator.Comparator.compare_accuracy(
+            results, compare_func=comparator.SimpleCompareFunc(check_error_stat="max"), comparisons=pair
+        )
+        cosine = comparator.Comparator.compare_accuracy(
+            results, compare_func=comparator.CosineSimilarityCompareFunc(), comparisons=pair
+        )
+    theirs = [result.lst[0].dct["float", "ort-on"][0]["y"] for result in (simple, cosine)]
+    assert float(theirs[0].max_absdiff) == pytest.approx(ours["ort-on"].max_abs, rel=1e-5)
+    assert float(theirs[1].cosine_similarity) == pytest.approx(ours["ort-on"].cosine, rel=1e-5)
