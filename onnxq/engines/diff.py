@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -98,7 +99,7 @@ def compare(
         spots = _first_spots(work, inside, outputs)
         if wish.bisect:
             spots = (*spots, *work.alone(spots))
-        pieces = tuple(work.bisections(spots)) if wish.bisect else ()
+        pieces = (*work.bisections(spots), *work.failing_pieces()) if wish.bisect else ()
     difference = Difference(
         data=dataset.describe(),
         samples=len(dataset),
@@ -246,6 +247,33 @@ class _Work:
                     f"{run}: no piece of the network up to {spot.parting.tensor} parts when it is given the same "
                     "inputs; the difference adds up from roundings"
                 )
+
+    def failing_pieces(self) -> Iterator[Found]:
+        """The smallest piece that an engine which failed cannot run, where its message names a node of the model."""
+        for run, error in self.engines.failed.items():
+            rival = self.engines.rivals.get(run)
+            if rival is None or OFF not in self.engines.names:
+                continue
+            with self.engines.stage(f"bisect the failure of {run}", None) as task:
+                for tensor in named_tensors(self.index, str(error)):
+                    found = bisect(
+                        self.index, tensor, self.dataset[0], rival, run=run, failing=True,
+                        threads=self.wish.threads, tick=task.advance,
+                    )  # fmt: skip
+                    if found is not None:
+                        yield found
+                        break
+
+
+def named_tensors(index: GraphIndex, message: str) -> list[str]:
+    """Tensors to search from: what the nodes named in a message compute, and what quantizers make of it."""
+    found: list[str] = []
+    for name in re.findall(r"[^\s'\"(),;]+", message):
+        made = [tensor for node in index.nodes if node.name == name and not node.scope for tensor in node.outputs]
+        readers = [edge.node for tensor in made for edge in index.consumers(TensorId(tensor)) if not edge.scope]
+        found += made
+        found += [node.outputs[0] for reader in readers if (node := index.node(reader)).op_type == "QuantizeLinear"]
+    return list(dict.fromkeys(found))
 
 
 @dataclass(eq=False)

@@ -5,6 +5,7 @@ From the tensor that parts, grow backwards until the piece parts alone; then lea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ Rival = Callable[[onnx.ModelProto, Feeds], Mapping[str, Array]]
 
 # How much a growing piece grows: a deep network is not walked node by node.
 _GROWTH = 1.5
+_NOTHING = Error(run="", against="", sqnr_db=-math.inf, cosine=0.0, max_abs=math.inf, max_rel=math.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,14 +75,17 @@ def bisect(
     run: str,
     level: Level | None = None,
     step: float = 0.0,
+    failing: bool = False,
     threads: int = 0,
     tick: Callable[[], None] = lambda: None,
 ) -> Found | None:
     """Search from `tensor` of the main graph, on one sample's feeds. level, step: what its integers mean, if any.
 
+    failing: look for what the rival cannot run, in place of what it computes otherwise.
+
     Returns None when no piece parts alone: the difference then adds up from roundings.
     """
-    search = _Search(Parts(index, Reference(index, feeds, threads=threads)), tensor, rival, level, step, tick)
+    search = _Search(Parts(index, Reference(index, feeds, threads=threads)), tensor, rival, level, step, tick, failing)
     piece = search.grow()
     if piece is None:
         return None
@@ -99,17 +104,27 @@ def bisect(
         max_abs=error.max_abs,
         levels=error.levels,
         trials=search.trials,
+        failure=search.failures.get(frozenset(piece), ""),
     )
     return Found(found, proto, inputs)
 
 
 class _Search:
     def __init__(
-        self, cutter: Parts, tensor: str, rival: Rival, level: Level | None, step: float, tick: Callable[[], None]
+        self,
+        cutter: Parts,
+        tensor: str,
+        rival: Rival,
+        level: Level | None,
+        step: float,
+        tick: Callable[[], None],
+        failing: bool,
     ) -> None:
         self.parts, self._tensor, self._rival = cutter, tensor, rival
         self._level, self._step, self._tick = level, step, tick
         self.tried: dict[frozenset[str], Error] = {}
+        self.failures: dict[frozenset[str], str] = {}
+        self._failing = failing
         self._fine: set[frozenset[str]] = set()
         self.trials = 0
 
@@ -151,7 +166,7 @@ class _Search:
                 size = max(1, size // 2)
 
     def differs(self, piece: set[str]) -> bool:
-        """Does the piece part alone? What an engine refuses to load or run does not count."""
+        """Does the piece part (or fail) alone? What the reference itself cannot run does not count."""
         key = frozenset(piece)
         if key in self.tried or key in self._fine:
             return key in self.tried
@@ -160,14 +175,21 @@ class _Search:
         proto, feeds = self.parts.cut(piece, self._tensor)
         try:
             mine = Session(proto, optimize=False, threads=1, arena=False).run(feeds)[self._tensor]
-            theirs = self._rival(proto, feeds)[self._tensor]
         except ModelError:
             self._fine.add(key)
             return False
+        try:
+            theirs = self._rival(proto, feeds)[self._tensor]
+        except ModelError as failure:
+            if self._failing:
+                self.tried[key], self.failures[key] = _NOTHING, str(failure).splitlines()[0]
+            else:
+                self._fine.add(key)
+            return self._failing
         tally = Tally(self._tensor, step=self._step)
         tally.update(self._real(mine), self._real(theirs))
         error = tally.error("", "")
-        if parts(error):
+        if parts(error) and not self._failing:
             self.tried[key] = error
             return True
         self._fine.add(key)

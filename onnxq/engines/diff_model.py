@@ -82,6 +82,7 @@ class Bisection:
     """The smallest subgraph found whose output still parts when both engines get the same inputs.
 
     nodes, ops: in the order they run; inputs, output: its tensors; trials: subgraphs tried; path: where it is.
+    failure: of an engine that cannot run it at all, in the engine's words.
     """
 
     run: str
@@ -94,6 +95,7 @@ class Bisection:
     max_abs: float
     levels: float = math.nan
     trials: int = 0
+    failure: str = ""
     path: str = ""
 
 

@@ -36,7 +36,8 @@ class Engines:
     """Both models in the engines asked for.
 
     wanted: of ENGINES; () takes ORT and, where it can run, TensorRT. names: the runs that work, float first.
-    skipped: engines that do not run, with the reason; missing: those of them that were to run in any case.
+    skipped: engines that do not run, with the reason; missing: those of them that were to run in any case; failed: what
+    those that were tried raised.
     """
 
     float_index: GraphIndex
@@ -50,7 +51,7 @@ class Engines:
     skipped: list[Refusal] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     _shapes: diff_trt.Shapes = field(default_factory=dict)
-    _failures: list[OnnxqError] = field(default_factory=list)
+    failed: dict[str, OnnxqError] = field(default_factory=dict)
 
     @contextmanager
     def running(self, *, alone: bool) -> Iterator[list[Any]]:
@@ -68,9 +69,9 @@ class Engines:
                 except OnnxqError as error:
                     refusal = Refusal(name, str(error).splitlines()[0], _FIX.get(name, error.fix))
                     self._skip(refusal, required=self._required(name))
-                    self._failures.append(error)
-            if len(runners) == 1 and self._failures and alone:
-                raise self._failures[0]
+                    self.failed[name] = error
+            if len(runners) == 1 and self.failed and alone:
+                raise next(iter(self.failed.values()))
             yield runners
 
     def _candidates(self) -> list[str]:

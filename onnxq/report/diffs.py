@@ -60,10 +60,10 @@ def _rows(found: Difference, verbose: bool) -> Iterator[tuple[str, RenderableTyp
     yield "engines", Text(_engines(found))
     for piece in found.bisections:
         names = ", ".join(f"{name} ({op})" for name, op in zip(piece.nodes, piece.ops, strict=True))
-        text = (
-            f"{piece.run}: {len(piece.nodes)} nodes part by themselves at {piece.output} "
-            f"({_apart(piece.sqnr_db, piece.levels)}): {names}"
-        )
+        what = f"part by themselves at {piece.output} ({_apart(piece.sqnr_db, piece.levels)})"
+        if piece.failure:
+            what = f"cannot run by themselves ({piece.failure})"
+        text = f"{piece.run}: {len(piece.nodes)} nodes {what}: {names}"
         yield "bisected", Text(text + (f"\nwritten to {piece.path}" if piece.path else ""))
     if found.worst:
         by_name = {layer.name: layer for layer in found.layers}

@@ -222,6 +222,10 @@ def test_an_engine_that_cannot_run_the_model_is_told_and_the_rest_is_done() -> N
     assert found.missing == (ON,)
     assert not found.holds
     assert found.outputs[0].accuracy[0].sqnr_db > 20
+    (piece,) = found.bisections
+    assert piece.failure
+    assert set(piece.ops) <= {"QuantizeLinear", "DequantizeLinear", "MatMul"}
+    assert "y/MatMul" in piece.nodes
 
 
 def test_a_quantized_model_that_runs_nowhere_is_an_error(float_model: onnx.ModelProto) -> None:
