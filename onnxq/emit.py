@@ -33,6 +33,25 @@ _STORAGE = {
 }
 
 
+def put_biases(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
+    """The prepared model with the plan's float biases in the place of its own; other readers of those see no change.
+
+    Raises PlanError for an input that is not there.
+    """
+    if not plan.biases:
+        return proto
+    index, editor = GraphIndex(proto), Editor(proto)
+    for bias in plan.biases:
+        node = index.node(bias.edge.node)
+        if bias.edge.index > len(node.inputs):
+            raise PlanError(str(bias.edge), "this node has no place for a bias", "plan this model again")
+        name = editor.fresh(f"{part(bias.edge, 'float')}/corrected")
+        editor.add_initializer(node.scope, name, bias.values)
+        editor.replace_input(bias.edge, name)
+    editor.remove_unused()
+    return editor.export()
+
+
 def emit(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     """The prepared model with every pair of the plan in it.
 
@@ -63,7 +82,7 @@ def emit(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
 
 def _slim(plan: Plan) -> str:
     """The plan without its numbers: those are in the model's own scales."""
-    bare = replace(plan, sites=tuple(replace(site, qparams=None) for site in plan.sites))
+    bare = replace(plan, sites=tuple(replace(site, qparams=None, values=None) for site in plan.sites), biases=())
     return json.dumps(json.loads(to_json(bare)), ensure_ascii=False, separators=(",", ":"))
 
 
@@ -128,7 +147,7 @@ class _Writer:
         if value is None:
             raise PlanError(str(site.site), "is not a constant in this model", "plan this model again")
         names = self._names(site, ("dq_node", "quantized", "dequantized"))
-        data = quantize(_bias_shape(value, site), numbers, site.spec)
+        data = quantize(_bias_shape(value, site), numbers, site.spec) if site.values is None else _given(site, value)
         self.editor.add_initializer(scope, names["quantized"], data, dtype=_STORAGE[site.spec.storage])
         scale, zero = self._numbers(site, numbers, scope)
         inputs = [names["quantized"], scale] + ([] if site.role is Role.BIAS else [zero])
@@ -179,6 +198,16 @@ class _Writer:
         return {f"onnxq.{key}": str(value) for key, value in record.items()}
 
 
+def _given(site: SitePlan, value: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The integers that the plan carries."""
+    data = np.asarray(site.values)
+    fits = data.shape == value.shape and data.dtype == np.dtype(_numpy_type(site.spec))
+    if not fits or (data.size and (data.min() < site.spec.qmin or data.max() > site.spec.qmax)):
+        cause = f"its values do not fit a {site.spec.storage} tensor of shape {list(value.shape)}"
+        raise PlanError(str(site.site), cause, "take `values` out, or plan this model again")
+    return data
+
+
 def _axis(spec: QuantSpec) -> dict[str, int]:
     grain = spec.granularity
     if isinstance(grain, PerChannel):
@@ -200,4 +229,4 @@ def _bias_shape(value: NDArray[np.generic], site: SitePlan) -> NDArray[np.generi
     return value.reshape(-1) if site.role is Role.BIAS else value
 
 
-__all__ = ["BITS_KEY", "PLAN_KEY", "Edge", "emit"]
+__all__ = ["BITS_KEY", "PLAN_KEY", "Edge", "emit", "put_biases"]

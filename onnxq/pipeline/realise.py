@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from onnxq.emit import emit
+from onnxq.emit import emit, put_biases
 from onnxq.graph import opset_of, upgrade_opset, verify
 from onnxq.graph.half import restore_half
 from onnxq.passes import guard_float, unfuse_matmul_bias
@@ -19,6 +19,7 @@ def realise(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
     proto = prepared.proto
     if opset_of(proto) < plan.opset:
         proto = upgrade_opset(proto, plan.opset)
+    proto = put_biases(proto, plan)
     if target(plan.target).quantizes_alone:
         proto, _ = unfuse_matmul_bias(proto, _quantized_matmuls(plan))
     proto = emit(proto, plan)

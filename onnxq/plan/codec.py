@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.plan.model import SCHEMA, Plan, SitePlan
+from onnxq.plan.model import SCHEMA, BiasPlan, Plan, SitePlan
+from onnxq.plan.scalings import Scaling, read_scaling, scaling_dict
 from onnxq.sites import Edge, Refusal, Role, Site, TensorId
 from onnxq.spec import Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
@@ -60,9 +61,11 @@ def from_json(text: str, *, source: str = "plan") -> Plan:
             warnings=tuple(raw.get("warnings", ())),
             choice=dict(raw.get("choice", {})),
             nodes=dict(raw.get("nodes", {})),
+            scalings=tuple(_scaling(entry) for entry in raw.get("scalings", ())),
+            biases=tuple(_bias(entry) for entry in raw.get("biases", ())),
         )
-    except TypeError as error:
-        raise PlanError(source, str(error), _FRESH) from error
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
+        raise PlanError(source, f"{type(error).__name__}: {error}", _FRESH) from error
 
 
 _FRESH = "compare with a fresh `onnxq plan`"
@@ -82,10 +85,12 @@ _PLAN_KEYS: dict[str, type] = {
     "refusals": list,
     "sites": list,
     "nodes": dict,
+    "scalings": list,
+    "biases": list,
 }
 _SITE_KEYS = {
     "site", "scope", "role", "spec", "scale", "zero_point", "origin", "observer", "rule", "reason",
-    "consumers", "bound", "derived", "group", "tensor", "anchor",
+    "consumers", "bound", "derived", "group", "tensor", "anchor", "values",
 }  # fmt: skip
 
 
@@ -106,7 +111,17 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "refusals": [{k: v for k, v in vars(refusal).items() if v} for refusal in plan.refusals],
         "sites": [_site_dict(site) for site in plan.sites],
         "nodes": dict(plan.nodes),
+        **({"scalings": [scaling_dict(s, _array(s.factors)) for s in plan.scalings]} if plan.scalings else {}),
+        **({"biases": [_site_name(b.edge) | {"values": _array(b.values)} for b in plan.biases]} if plan.biases else {}),
     }
+
+
+def _bias(raw: Mapping[str, Any]) -> BiasPlan:
+    return BiasPlan(edge=_read_edge(raw), values=_read_array(raw["values"], np.float32))
+
+
+def _scaling(raw: Mapping[str, Any]) -> Scaling:
+    return read_scaling(raw, _read_array(raw["factors"], np.float32))
 
 
 def _site_dict(site: SitePlan) -> dict[str, Any]:
@@ -126,7 +141,12 @@ def _site_dict(site: SitePlan) -> dict[str, Any]:
         out["bound"] = list(site.bound)
     if site.derived is not None:
         out["derived"] = [_site_name(part) for part in site.derived]
-    return out | {key: value for key in ("group", "tensor", "anchor") if (value := getattr(site, key))}
+    out |= {key: value for key in ("group", "tensor", "anchor") if (value := getattr(site, key))}
+    return out if site.values is None else out | {"values": _array(site.values)}
+
+
+def _integers(storage: str) -> np.dtype[Any]:
+    return np.dtype(storage.replace("int4", "int8"))
 
 
 def _site_name(site: Site) -> dict[str, Any]:
@@ -178,6 +198,7 @@ def _entry(source: str, position: int, raw: Mapping[str, Any]) -> SitePlan:
             group=raw.get("group", ""),
             tensor=raw.get("tensor", ""),
             anchor=raw.get("anchor", ""),
+            values=_read_array(raw["values"], _integers(raw["spec"]["type"])) if "values" in raw else None,
         )
     except OnnxqError as error:
         raise PlanError(f"{subject}: {error.subject}", error.cause, error.fix) from error

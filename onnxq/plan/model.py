@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
+from onnxq.plan.scalings import Scaling
 from onnxq.sites import Edge, Refusal, Role, Site
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 
@@ -24,6 +29,8 @@ class SitePlan:
     derived: (activation site, weight site) of an int32 bias, whose scale is their product.
     group: sites with the same non-empty group share one scale and zero point.
     anchor: structural id of the tensor, to find it again when an export gave it another name.
+    values: the weight's integers, in the storage's numpy type and the weight's shape, where they are not what
+        rounding to nearest gives; None: quantize the model's own weight.
     """
 
     site: Site
@@ -39,6 +46,32 @@ class SitePlan:
     group: str = ""
     tensor: str = ""
     anchor: str = ""
+    values: NDArray[Any] | None = field(default=None, hash=False)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SitePlan):
+            return NotImplemented
+        same = all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self) if f.name != "values")
+        return same and _alike(self.values, other.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasPlan:
+    """A float bias that takes the place of the model's: values float32, read by this input, which may be new."""
+
+    edge: Edge
+    values: NDArray[np.float32] = field(hash=False)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BiasPlan):
+            return NotImplemented
+        return self.edge == other.edge and _alike(self.values, other.values)
+
+
+def _alike(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.dtype == b.dtype and np.array_equal(a, b)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +81,8 @@ class Plan:
     prepare: names of the preparation passes that ran; `float_nodes`: nodes the emitter must guard
     against the engine's own quantization; `choice`: which placement was taken and how (rules or
     measured), `opset`: the lowest opset the emitted model needs. nodes: structural ids of the nodes that
-    sites name as consumers, to find them again under other names.
+    sites name as consumers, to find them again under other names. scalings: factors per channel that the
+    float model is rewritten with first. biases: float biases to put in before the pairs.
     """
 
     target: str
@@ -66,6 +100,8 @@ class Plan:
     data: str = ""
     choice: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[str, str] = field(default_factory=dict)
+    scalings: tuple[Scaling, ...] = ()
+    biases: tuple[BiasPlan, ...] = ()
 
     def site(self, site: Site) -> SitePlan:
         """The decision for `site`; PlanError if there is none."""
