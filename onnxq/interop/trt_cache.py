@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxq.errors import CalibrationError
 from onnxq.plan import Plan
@@ -74,6 +75,7 @@ def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
             f"{_short(header)} is no header like {HEADER!r}",
             "restore the first line of the file that TensorRT wrote, or name the right file",
         )
+    _check_order(lines[number:], source)
     found = [_entry(line, k) for k, line in enumerate(lines[number:], number + 1) if line.strip()]
     entries = [entry for entry in found if isinstance(entry, Entry)]
     faults = [fault for fault in found if isinstance(fault, str)]
@@ -87,7 +89,6 @@ def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
         )
     if not entries:
         raise CalibrationError(source, "holds a header and no scales", _AGAIN)
-    _check_order(entries, source)
     return Cache(source, header, tuple(entries))
 
 
@@ -155,20 +156,24 @@ def _repeated(entries: list[Entry]) -> Iterator[str]:
             yield f"line {entry.line}: {entry.name} stands in line {first[entry.name]} already"
 
 
-def _check_order(entries: list[Entry], source: str) -> None:
+def _check_order(lines: list[str], source: str) -> None:
     """Some scripts write caches with swapped bytes: almost every scale is then absurd."""
-    scales = np.array([entry.scale for entry in entries])
-    low, high = _PLAUSIBLE
-    swapped = scales.byteswap()
-    with np.errstate(invalid="ignore"):
-        absurd = (scales < low) | (scales > high)
-        likely = absurd & (swapped > low) & (swapped < high)
-    if likely.sum() * 2 > len(entries):
+    digits = [line.rpartition(":")[2].strip() for line in lines if line.strip()]
+    words = np.array([int(one, 16) for one in digits if _HEX.fullmatch(one)], np.uint32)
+    absurd, likely = ~_plausible(words), _plausible(words.byteswap())
+    if (absurd & likely).sum() * 2 > len(digits):
         raise CalibrationError(
             source,
-            f"its scales make sense only with their bytes swapped (line {entries[int(likely.argmax())].line})",
+            "most of its scales make sense only with their bytes swapped",
             "write them big-endian, as TensorRT does: struct.pack('>f', scale).hex()",
         )
+
+
+def _plausible(words: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    values = words.view(np.float32)
+    low, high = _PLAUSIBLE
+    with np.errstate(invalid="ignore"):
+        return np.asarray((values > low) & (values < high))
 
 
 def _short(text: str) -> str:

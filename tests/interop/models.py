@@ -1,0 +1,68 @@
+"""A small residual network as PyTorch exports it, with a calibration cache as TensorRT would write it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import numpy_helper, parser
+
+from onnxq.interop import write_cache
+from onnxq.runtime import Session
+
+BODY = """g (float[N,16,8,8] input) => (float[N,10] logits) {
+    c1 = Conv <pads=[1,1,1,1]>(input, w0, b0)
+    n1 = BatchNormalization(c1, gamma, beta, mean, var)
+    r1 = Relu(n1)
+    c2 = Conv <pads=[1,1,1,1]>(r1, w1, b1)
+    s = Add(c2, r1)
+    r2 = Relu(s)
+    p = GlobalAveragePool(r2)
+    f = Flatten(p)
+    logits = Gemm <transB=1>(f, w2, b2)
+}"""
+OWN = "(Unnamed Layer* 12) [Constant]_output"
+
+
+def network(seed: int = 0) -> onnx.ModelProto:
+    """Conv-BN-ReLU, a residual Conv, pooling and a classifier."""
+    rng = np.random.default_rng(seed)
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{BODY}')
+    tensors = {
+        "w0": rng.standard_normal((16, 16, 3, 3)) / 12,
+        "b0": rng.standard_normal(16) / 8,
+        "gamma": rng.uniform(0.5, 1.5, 16),
+        "beta": rng.standard_normal(16) / 4,
+        "mean": rng.standard_normal(16) / 4,
+        "var": rng.uniform(0.5, 1.5, 16),
+        "w1": rng.standard_normal((16, 16, 3, 3)) / 12,
+        "b1": rng.standard_normal(16) / 8,
+        "w2": rng.standard_normal((10, 16)),
+        "b2": rng.standard_normal(10),
+    }
+    proto.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float32), k) for k, v in tensors.items())
+    for node in proto.graph.node:
+        node.name = f"node_{node.output[0]}"
+    onnx.checker.check_model(proto)
+    return proto
+
+
+def samples(count: int = 12, seed: int = 3) -> dict[str, np.ndarray]:
+    """Inputs for `network`."""
+    return {"input": np.random.default_rng(seed).standard_normal((count, 16, 8, 8)).astype(np.float32)}
+
+
+def ranges(proto: onnx.ModelProto) -> dict[str, np.float32]:
+    """Scale of every tensor of the network: greatest magnitude over `samples`, divided by 127."""
+    tapped = onnx.ModelProto()
+    tapped.CopyFrom(proto)
+    there = {value.name for value in tapped.graph.output}
+    names = [name for node in proto.graph.node for name in node.output if name not in there]
+    tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    feeds = samples()
+    values = feeds | Session(tapped, optimize=False, threads=1).run(feeds)
+    return {name: np.float32(np.abs(value).max() / 127) for name, value in values.items()}
+
+
+def cache(scales: dict[str, np.float32]) -> str:
+    """The cache, with a line for a layer of TensorRT's own."""
+    return write_cache({**scales, OWN: np.float32(0.00025)})

@@ -1,0 +1,312 @@
+"""From a cache to a plan to a Q/DQ model with those very scales; every name accounted for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+
+import onnxq
+from onnxq.cli import cli
+from onnxq.config import Config, QuantWish, Rule, RuleSet
+from onnxq.errors import CalibrationError, ConfigError, OutputError, PlanError
+from onnxq.interop import ORIGIN, Imported, Why, cache_of, read_cache, write_cache
+from onnxq.plan import from_json, to_json
+from onnxq.runtime import Session
+from onnxq.sites import Role
+from tests.interop.models import OWN, cache, network, ranges, samples
+
+FOLDED = "c1"  # its BatchNormalization is folded into the convolution, which then writes n1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("interop")
+    onnx.save(network(), place / "m.onnx")
+    (place / "m.cache").write_text(cache(ranges(network())))
+    np.savez(place / "data.npz", **samples())
+    return place
+
+
+def imported(folder: Path, tmp: Path, scales: dict[str, np.float32], **wanted: object) -> Imported:
+    (tmp / "x.cache").write_text(cache(scales))
+    return onnxq.import_calibration(tmp / "x.cache", folder / "m.onnx", **wanted)  # type: ignore[arg-type]
+
+
+def scales_in(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Scale of every QuantizeLinear, by the tensor it quantizes."""
+    values = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
+    return {node.input[0]: values[node.input[1]] for node in model.graph.node if node.op_type == "QuantizeLinear"}
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(cli, ["import-calibration", *map(str, args)])
+
+
+def test_the_model_has_the_very_scales_of_the_cache(folder: Path) -> None:
+    found = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx")
+    model = onnxq.apply(folder / "m.onnx", found.plan).model
+    given = {entry.name: entry.scale for entry in read_cache(folder / "m.cache").entries}
+    written = scales_in(model)
+    assert set(written) == {"input", "r1", "f"}
+    for name, scale in written.items():
+        assert scale.shape == ()
+        assert scale.tobytes() == given[name].tobytes(), name
+    assert {one.site for one in found.matched} == set(written)
+    activations = [site for site in found.plan.sites if site.role is not Role.WEIGHT]
+    assert {site.qparams.origin for site in activations if site.qparams} == {ORIGIN}
+    assert found.plan.target == "trt"
+    assert found.plan.data == "TensorRT calibration cache m.cache (TRT-8601-EntropyCalibration2)"
+
+
+def test_weights_are_those_of_quantize(folder: Path) -> None:
+    mine = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx").plan
+    theirs = onnxq.quantize(folder / "m.onnx", samples(), target="trt", latency=False).plan
+    weights = [site for site in theirs.sites if site.role is Role.WEIGHT]
+    assert weights
+    for site in weights:
+        assert mine.site(site.site).qparams == site.qparams
+
+
+def test_every_name_is_accounted_for(folder: Path) -> None:
+    found = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx")
+    reasons = {one.name: one.why for one in found.unmatched}
+    assert reasons == {FOLDED: Why.FOLDED, OWN: Why.TENSORRT}
+    assert {one.name for one in found.unused} == {"n1", "c2", "s", "r2", "p", "logits"}
+    assert found.missing == ()
+    lines = [one.line for one in (*found.matched, *found.unmatched, *found.unused)]
+    assert sorted(lines) == list(range(2, found.entries + 2))
+    assert next(one for one in found.unmatched if one.name == FOLDED).reason == (
+        "preparation folded it: Conv node_c1"
+    )  # fmt: skip
+
+
+def test_the_answers_are_those_of_int8(folder: Path) -> None:
+    found = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx")
+    result = onnxq.apply(folder / "m.onnx", found.plan, samples(), latency=False)
+    assert min(result.report.checks[0].sqnr_db) > 25
+
+
+def test_a_tensor_of_the_same_values_lends_its_scale(folder: Path, tmp_path: Path) -> None:
+    scales = ranges(network())
+    lent = scales.pop("f")
+    found = imported(folder, tmp_path, scales)
+    match = next(one for one in found.matched if one.site == "f")
+    assert (match.name, match.through) == ("p", "same values, by way of Flatten")
+    assert np.float32(match.scale).tobytes() == scales["p"].tobytes() == lent.tobytes()
+    assert "p" not in {one.name for one in found.unused}
+
+
+def test_a_name_that_only_an_identity_had(folder: Path, tmp_path: Path) -> None:
+    """TensorRT gives the tensor behind an Identity the Identity's name; our preparation takes the Identity out."""
+    proto = network()
+    proto.graph.node[3].input[0] = "copy"
+    proto.graph.node.insert(3, helper.make_node("Identity", ["r1"], ["copy"], name="dropout"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    scales = ranges(proto)
+    del scales["r1"]
+    (tmp_path / "m.cache").write_text(cache(scales))
+    found = onnxq.import_calibration(tmp_path / "m.cache", tmp_path / "m.onnx")
+    match = next(one for one in found.matched if one.name == "copy")
+    assert match.site == "r1"
+    assert match.through == "same values, by way of Identity"
+
+
+@pytest.mark.parametrize("names", [{"r1"}, {"r1", "f"}])
+def test_a_site_without_a_scale_is_an_error(folder: Path, tmp_path: Path, names: set[str]) -> None:
+    scales = {name: scale for name, scale in ranges(network()).items() if name not in names | {"p"}}
+    with pytest.raises(CalibrationError, match=r"has no scale for \d of \d tensors .*r1") as caught:
+        imported(folder, tmp_path, scales)
+    assert "--data" in caught.value.fix
+    assert "--allow-missing" in caught.value.fix
+
+
+def test_samples_fill_what_is_missing(folder: Path, tmp_path: Path) -> None:
+    scales = {name: scale for name, scale in ranges(network()).items() if name != "r1"}
+    found = imported(folder, tmp_path, scales, data=samples())
+    assert [(one.tensor, one.done) for one in found.missing] == [("r1", "calibrated on the samples")]
+    assert found.plan.calibrated
+    by_name = {str(site.site): site.qparams for site in found.plan.sites}
+    assert by_name["input"] is not None
+    assert by_name["input"].origin == ORIGIN
+    assert by_name["r1"] is not None
+    assert "samples" in by_name["r1"].origin
+    assert "12 samples" in found.plan.data
+
+
+def test_what_lacks_a_scale_may_stay_float(folder: Path, tmp_path: Path) -> None:
+    scales = {name: scale for name, scale in ranges(network()).items() if name != "r1"}
+    found = imported(folder, tmp_path, scales, allow_missing=True)
+    assert [one.tensor for one in found.missing] == ["r1"]
+    assert "node_c2" in found.missing[0].done
+    assert found.plan.calibrated
+    model = onnxq.apply(folder / "m.onnx", found.plan).model
+    assert set(scales_in(model)) == {"input", "f"}
+    conv = next(node for node in model.graph.node if node.name == "node_c2")
+    assert list(conv.input) == ["r1", "w1", "b1"]
+    assert [refusal.rule for refusal in found.plan.refusals if refusal.subject == "node_c2"] == ["no-scale"]
+
+
+def test_unknown_names_come_with_the_nearest(folder: Path, tmp_path: Path) -> None:
+    found = imported(folder, tmp_path, {**ranges(network()), "inputt": np.float32(0.1)})
+    stray = next(one for one in found.unmatched if one.name == "inputt")
+    assert stray.why is Why.UNKNOWN
+    assert stray.nearest == ("input",)
+
+
+def test_a_cache_of_another_model(folder: Path, tmp_path: Path) -> None:
+    scales = {f"layer{k}": np.float32(0.1) for k in range(5)}
+    with pytest.raises(CalibrationError, match="none of its 6 names is a tensor of the model; the first is 'layer0'"):
+        imported(folder, tmp_path, scales)
+
+
+def test_a_group_takes_the_largest_scale(tmp_path: Path) -> None:
+    """A pool between convolutions copies bytes: the pairs around it have one scale, whatever the cache says."""
+    proto = network()
+    proto.graph.node[4].CopyFrom(helper.make_node("MaxPool", ["c2"], ["s"], name="pool", kernel_shape=[1, 1]))
+    onnx.save(proto, tmp_path / "m.onnx")
+    scales = ranges(proto)
+    scales["s"] = np.float32(1.5 * scales["c2"])
+    (tmp_path / "m.cache").write_text(cache(scales))
+    found = onnxq.import_calibration(tmp_path / "m.cache", tmp_path / "m.onnx", target="ort", config=_forced())
+    assert "c2, s share one scale and differ in the cache: the largest, of s, is used" in found.notes
+    assert {one.site: one.name for one in found.matched}["c2"] == "s"
+    groups: dict[str, set[bytes]] = {}
+    for site in found.plan.sites:
+        if site.group and site.qparams is not None:
+            groups.setdefault(site.group, set()).add(site.qparams.scale.tobytes())
+    assert list(groups.values()) == [{scales["s"].tobytes()}]
+    model = onnxq.apply(tmp_path / "m.onnx", found.plan).model
+    assert Session(model, optimize=False).run(samples())["logits"].shape == (12, 10)
+
+
+def _forced() -> Config:
+    symmetric = QuantWish()
+    rule = Rule(op=("*",), set=RuleSet(quantize=True))
+    return Config(activations=symmetric, rules=(rule,))
+
+
+def test_ort_gets_symmetric_pairs(folder: Path) -> None:
+    found = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", config=_forced())
+    activations = [site for site in found.plan.sites if site.role in (Role.ACTIVATION, Role.OUTPUT)]
+    assert activations
+    assert {site.spec.storage for site in activations} == {"int8"}
+    assert not any(site.qparams.zero_point.any() for site in activations if site.qparams is not None)
+    result = onnxq.apply(folder / "m.onnx", found.plan, samples(), latency=False)
+    assert min(result.report.checks[0].sqnr_db) > 25
+
+
+def test_the_default_for_ort_is_symmetric(folder: Path) -> None:
+    plan = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", target="ort").plan
+    assert plan.target == "ort"
+    assert all(site.spec.symmetric for site in plan.sites)
+
+
+@pytest.mark.parametrize("config", ["ort-int8", "trt-fp8", "trt-int4-weights", "ort-uint16-activations"])
+def test_configurations_a_cache_says_nothing_of(folder: Path, config: str) -> None:
+    with pytest.raises(ConfigError, match=r"cache|weights only"):
+        onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", config=config)
+
+
+def test_a_rule_for_other_bits_is_refused_by_site(folder: Path) -> None:
+    config = Config(
+        target="trt", bias="float", activations=QuantWish(), rules=(Rule(tensor=("r1",), set=RuleSet(bits=4)),)
+    )
+    with pytest.raises(PlanError, match=r"^r1: line \d+ of the cache is a scale of symmetric int8.*4 bits"):
+        onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", config=config)
+
+
+@settings(max_examples=10)
+@given(st.lists(st.integers(0x34000000, 0x4C000000), min_size=3, max_size=3))
+def test_any_scale_goes_through_plan_json_and_model_bit_for_bit(bits: list[int]) -> None:
+    proto, names = network(), ("input", "r1", "f")
+    scales = {name: np.uint32(word).view(np.float32) for name, word in zip(names, bits, strict=True)}
+    from onnxq.interop.trt_cache import parse_cache
+    from onnxq.pipeline.importing import import_calibration
+
+    found = import_calibration(parse_cache(write_cache(scales).encode()), proto)
+    plan = from_json(to_json(found.plan))
+    assert {name: scale.tobytes() for name, scale in cache_of(plan).items()} == {
+        name: scale.tobytes() for name, scale in scales.items()
+    }
+    model = onnxq.apply(proto, plan).model
+    assert {name: scale.tobytes() for name, scale in scales_in(model).items()} == {
+        name: scale.tobytes() for name, scale in scales.items()
+    }
+
+
+def test_twice_gives_the_same_bytes(folder: Path) -> None:
+    plans = [to_json(onnxq.import_calibration(folder / "m.cache", folder / "m.onnx").plan) for _ in range(2)]
+    assert plans[0] == plans[1]
+
+
+def test_the_command(folder: Path, tmp_path: Path) -> None:
+    done = run(
+        folder / "m.cache", "--model", folder / "m.onnx", "-o", tmp_path / "p.json", "--apply", tmp_path / "q.onnx"
+    )
+    assert done.exit_code == 0, done.output
+    assert "10 scales" not in done.stderr
+    for text in ("3 of them used", "fused away", "c1 (line", "TensorRT's own layers", OWN, "6 sites for trt"):
+        assert text in done.stdout, text
+    plan = from_json((tmp_path / "p.json").read_text())
+    again = onnxq.apply(folder / "m.onnx", plan).model
+    assert again.SerializeToString() == onnx.load(tmp_path / "q.onnx").SerializeToString()
+
+
+def test_verbose_lists_every_line_and_site(folder: Path) -> None:
+    done = run(folder / "m.cache", "--model", folder / "m.onnx", "-v")
+    assert done.exit_code == 0
+    for entry in read_cache(folder / "m.cache").entries:
+        assert entry.name in done.stdout, entry.name
+
+
+def test_json_is_one_document(folder: Path, tmp_path: Path) -> None:
+    done = run(folder / "m.cache", "--model", folder / "m.onnx", "--json", "--apply", tmp_path / "q.onnx")
+    found = json.loads(done.stdout)
+    assert found["header"] == "TRT-8601-EntropyCalibration2"
+    assert {one["name"] for one in found["unmatched"]} == {FOLDED, OWN}
+    assert {one["why"] for one in found["unmatched"]} == {"folded", "tensorrt"}
+    assert [one["site"] for one in found["matched"]] == ["input", "r1", "f"]
+    assert found["applied"]["output"] == str(tmp_path / "q.onnx")
+    assert found["sites"] == 6
+
+
+def test_nothing_is_written_when_a_scale_is_missing(folder: Path, tmp_path: Path) -> None:
+    scales = {name: scale for name, scale in ranges(network()).items() if name != "r1"}
+    (tmp_path / "x.cache").write_text(cache(scales))
+    wanted = ("--model", folder / "m.onnx", "-o", tmp_path / "p.json", "--apply", tmp_path / "q.onnx")
+    done = run(tmp_path / "x.cache", *wanted)
+    assert done.exit_code == 1
+    assert "error: " in done.stderr
+    assert "--allow-missing" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.cache"]
+    done = run(tmp_path / "x.cache", *wanted, "--allow-missing")
+    assert done.exit_code == 0, done.output
+    assert "left float: node_c2" in done.stdout
+
+
+def test_inputs_are_never_overwritten(folder: Path, tmp_path: Path) -> None:
+    for path in ("m.cache", "m.onnx"):
+        before = (folder / path).read_bytes()
+        done = run(folder / "m.cache", "--model", folder / "m.onnx", "-o", folder / path, "--force")
+        assert done.exit_code == 1
+        assert "never overwritten" in done.stderr
+        assert (folder / path).read_bytes() == before
+    with pytest.raises(OutputError):
+        onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", plan_out=folder / "m.cache", force=True)
+
+
+@pytest.mark.parametrize(
+    ("cache_name", "model"), [("no.cache", "m.onnx"), ("m.cache", "no.onnx"), ("m.onnx", "m.onnx")]
+)
+def test_files_that_are_not_there_or_not_that(folder: Path, cache_name: str, model: str) -> None:
+    done = run(folder / cache_name, "--model", folder / model)
+    assert done.exit_code == 1
+    assert "fix: " in done.stderr
