@@ -44,7 +44,7 @@ def quiet() -> Iterator[None]:
     with logger.verbosity(logger.CRITICAL + 1):
         try:
             yield
-        except trouble as error:
+        except (trouble, OSError) as error:  # OSError: a CUDA library that cannot be loaded
             # Its messages go on for lines; the later ones say what to install.
             told = " ".join(str(error).split())
             raise ModelError("Polygraphy", told[:_TOLD] or "failed") from error

@@ -20,7 +20,7 @@ from onnxq.engines.diff_bisect import Rival, optimized
 from onnxq.engines.diff_measure import Array
 from onnxq.engines.diff_model import FLOAT, OFF, ON, TRT
 from onnxq.engines.diff_polygraphy import Feeds, active, infer, ort_runner
-from onnxq.errors import OnnxqError
+from onnxq.errors import ModelError, OnnxqError
 from onnxq.graph import GraphIndex
 from onnxq.runtime import Session
 from onnxq.runtime.engine import engine
@@ -98,8 +98,15 @@ class Engines:
     def _start(self, name: str, stack: ExitStack) -> Any:
         runner = self._made(name)
         with ExitStack() as trial:
-            trial.enter_context(active([runner]))
-            infer(runner, self.dataset[0])
+            try:
+                trial.enter_context(active([runner]))
+                infer(runner, self.dataset[0])
+            except (AttributeError, TypeError, RuntimeError) as error:
+                if name != TRT:
+                    raise
+                # Polygraphy and TensorRT grow apart with their releases; a mismatch shows as one of these.
+                fix = "install releases of polygraphy and TensorRT that belong together"
+                raise ModelError(TRT, f"{type(error).__name__}: {error}", fix) from error
             stack.enter_context(trial.pop_all())
         return runner
 

@@ -86,6 +86,12 @@ def test_an_engine_without_a_gpu_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.trt
+def test_an_engine_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no\.engine"), active([diff_trt.trt_runner("trt", tmp_path / "no.engine")]):
+        pass
+
+
+@pytest.mark.trt
 @pytest.mark.gpu
 def test_an_engine_runs(tmp_path: Path) -> None:
     engine = diff_trt.build(chain(), SHAPES, tmp_path)
