@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         import_calibration,
         inspect,
         make_plan,
+        prove,
         quantize,
     )
     from onnxq.plan import Plan
@@ -49,6 +50,7 @@ _HOME = {
     "inspect": "onnxq.pipeline",
     "load_config": "onnxq.config",
     "make_plan": "onnxq.pipeline",
+    "prove": "onnxq.pipeline",
     "quantize": "onnxq.pipeline",
 }
 
@@ -68,6 +70,7 @@ __all__ = [
     "inspect",
     "load_config",
     "make_plan",
+    "prove",
     "quantize",
 ]
 

@@ -24,6 +24,7 @@ Exit codes:
         "quantize": "onnxq.cli.quantize",
         "plan": "onnxq.cli.plan",
         "apply": "onnxq.cli.apply",
+        "prove": "onnxq.cli.prove",
         "diff": "onnxq.cli.diff",
         "import-calibration": "onnxq.cli.import_calibration",
         "inspect": "onnxq.cli.inspect",

@@ -12,7 +12,7 @@ from onnxq.engines.proof import FLOAT8, FUSED, INT8, LOOSE, PARTLY, UNSEEN, Kern
 from onnxq.engines.why import Why
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE
-from onnxq.sites import TensorId
+from onnxq.sites import Role, TensorId
 
 
 def judge(
@@ -120,7 +120,8 @@ class _Pair:
         if proof is not None and proof.op in PRODUCTS:
             if proof.type == UNSEEN:
                 return None
-            return proof.type in (INT8, FLOAT8) or (self.pair.storage in proof.type and "weights" in proof.type)
+            stored = self.pair.role is Role.WEIGHT and proof.type.startswith(f"{self.pair.storage} weights")
+            return proof.type in (INT8, FLOAT8) or stored
         mine = [kernel for kernel in own if not _alone(kernel, self.pair)] or list(own)
         near = [kernel for kernel in by_node.get(reader.name, ()) if kernel in mine]
         seen = near or mine or list(by_node.get(reader.name, ()))

@@ -22,14 +22,16 @@ _WORKERS = {
 }  # fmt: skip
 # Fused attention is listed as a generated kernel; its name says what it is.
 _ATTENTION = "_mha"
+# Reads integers and multiplies floats: it dequantizes what it reads on the way.
+_DEQUANTIZES = "runtime_fusion"
 
 # ONNX Runtime's kernels on integers. Every other one computes in the type of its tensors, or moves them.
-_ORT_INT8 = frozenset(
+ORT_INT8 = frozenset(
     {
         "QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat",
         "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "QAttention", "QLinearAdd", "QLinearMul", "QLinearConcat",
         "QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax",
-        "QLinearReduceMean", "QLinearWhere", "NhwcMaxPool",
+        "QLinearReduceMean", "QLinearWhere",
     }
 )  # fmt: skip
 _ORT_WEIGHTS = frozenset({"MatMulNBits", "GatherBlockQuantized", "MatMulBnb4"})
@@ -51,7 +53,7 @@ def workers(op: str, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
         for kernel in kernels
         if any(word in kernel.kind.lower() for word in (*words, op.lower()))
         or _ATTENTION in kernel.name
-        or kernel.kind in _ORT_INT8
+        or kernel.kind in ORT_INT8
     )
     return found or tuple(kernels)
 
@@ -66,14 +68,14 @@ def computed_type(op: str, kernels: Sequence[Kernel]) -> str:
 
 
 def _kernel_type(op: str, kernel: Kernel) -> str:
-    if kernel.kind in _ORT_INT8:
+    if kernel.kind in ORT_INT8:
         return INT8
     if kernel.kind in _ORT_WEIGHTS:
         weight = _weight_type(kernel.weights) or INT8
         return f"{weight} weights, {_float(kernel.inputs + kernel.outputs)}"
     operands = _operands(op, kernel)
     types = {tensor.dtype for tensor in operands}
-    whole = op in PRODUCTS or _pools(op, kernel)
+    whole = _pools(op, kernel) or (op in PRODUCTS and kernel.kind != _DEQUANTIZES)
     if whole and types and types <= _BYTES:
         return INT8
     if whole and types == {FLOAT8}:

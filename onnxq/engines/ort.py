@@ -6,13 +6,17 @@ lies, in the model, between the tensors that it reads and those that it writes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import onnx
 from onnx import TensorProto
 
+from onnxq.engines.kernels import ORT_INT8
 from onnxq.engines.proof import Kernel, Tensor
 from onnxq.graph import GraphIndex, NodeRef, name_nodes
+from onnxq.graph.scopes import walk
+from onnxq.plan.names import DEQUANTIZE
 from onnxq.sites import TensorId
 
 _WORDS = {"FLOAT": "float32", "DOUBLE": "float64", "FLOAT8E4M3FN": "float8"}
@@ -23,6 +27,12 @@ def read_optimized(model: onnx.ModelProto, optimized: onnx.ModelProto) -> tuple[
     index, after = GraphIndex(model), GraphIndex(name_nodes(optimized))
     finder = _Finder(index, after)
     return tuple(_kernel(node, finder, index, after) for node in after.nodes)
+
+
+def integer_kernels(optimized: onnx.ModelProto) -> Counter[str]:
+    """How many nodes compute on integers, by operator, all scopes together."""
+    kinds = (node.op_type for _, graph in walk(optimized.graph) for node in graph.node)
+    return Counter(kind for kind in kinds if kind in ORT_INT8)
 
 
 class _Finder:
@@ -69,21 +79,25 @@ class _Finder:
         elif not stack:
             stack = [tensor for name in kernel.outputs if name for tensor in self._behind(TensorId(name, kernel.scope))]
         found = {} if twin is None else {twin.name: twin.order}
-        first = set(stack)
+        own = {TensorId(name, kernel.scope) for name in kernel.inputs}
+        first, seen = set(stack), set()
         while stack:
             tensor = stack.pop()
             maker = self._index.producer(tensor)
-            if maker is None or (tensor in self._live and tensor not in first):
+            if maker is None or maker.name in seen or (tensor not in first and self._ends(tensor, maker, own)):
                 continue
-            if maker.name in found and maker is not twin:
-                continue
+            seen.add(maker.name)
             found[maker.name] = maker.order
-            first.discard(tensor)
             read = [self._index.resolve(name, maker.scope) for name in maker.inputs]
-            stack.extend(source for source in read if source is not None and source not in first)
-            if maker is twin:
-                twin = None
+            stack.extend(source for source in read if source is not None)
         return tuple(sorted(found, key=lambda name: found[name]))
+
+    def _ends(self, tensor: TensorId, maker: NodeRef, own: set[TensorId]) -> bool:
+        """A kernel begins at what it reads and at what another kernel makes.
+
+        But each reader has a DequantizeLinear of its own inside it, though the model's one may be there for others.
+        """
+        return tensor in own or (tensor in self._live and maker.op_type != DEQUANTIZE)
 
     def _behind(self, tensor: TensorId) -> Iterator[TensorId]:
         """The model's tensors that a tensor of ORT's own becomes, behind kernels that only pass it on."""

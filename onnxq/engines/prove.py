@@ -21,7 +21,7 @@ from onnxq.engines.compared import changes, read_proof
 from onnxq.engines.judge import heavy_nodes, judge
 from onnxq.engines.kernels import HEAVY
 from onnxq.engines.layers import read_inspector, read_text
-from onnxq.engines.ort import read_optimized
+from onnxq.engines.ort import integer_kernels, read_optimized
 from onnxq.engines.profiles import profile
 from onnxq.engines.proof import BUILT, CRASHED, ENGINES, INT8, ORT, RTX, TRT, Build, Kernel, Proof, Reduced, Requirement
 from onnxq.engines.reduce import reduce
@@ -70,7 +70,6 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
     required = _required(index, wish.require_int8)
     files = _Files(wish)
     shapes, note = ({}, "") if wish.engine == ORT else profile(proto, index, wish.shapes)
-    warnings = [*inspection.warnings, *filter(None, [note])]
     library, install = _LIBRARIES[wish.engine]
     job = Job(library=library, capability=capability, shapes=shapes, cache=files.cache)
     with tempfile.TemporaryDirectory(prefix="onnxq-") as name:
@@ -80,6 +79,7 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
             raise ConfigError(f"compute capability {wish.capability}", outcome.reason, "choose one of these")
         kernels = _kernels(wish.engine, outcome, proto, folder)
         saved = files.keep(folder, outcome)
+        warnings = [*inspection.warnings, *filter(None, [note]), *_otherwise(wish.engine, outcome, folder)]
     reduced = None
     if wish.reduce and outcome.state != BUILT:
         reduced, saved = _reduced(index, job, outcome, wish, files, saved)
@@ -160,6 +160,15 @@ def _kernels(engine: str, outcome: Outcome, model: onnx.ModelProto, folder: Path
         return read_optimized(model, onnx.load(folder / builds.OPTIMIZED))
     told = outcome.layers
     return read_inspector(told) if told.lstrip().startswith(("{", "[")) else read_text(told)
+
+
+def _otherwise(engine: str, outcome: Outcome, folder: Path) -> Iterator[str]:
+    """ONNX Runtime's kernels are found in its graph before tensors are laid out anew; say so when that changes them."""
+    if engine == ORT and outcome.state == BUILT:
+        before, after = (integer_kernels(onnx.load(folder / name)) for name in (builds.OPTIMIZED, builds.ENGINE))
+        if before != after:
+            told = ", ".join(f"{kind} {before[kind]} -> {after[kind]}" for kind in sorted(before | after))
+            yield f"the last step of ONNX Runtime's optimization changes the integer kernels: {told}"
 
 
 def _build(

@@ -5,6 +5,7 @@ from onnxq.engines.diff_model import Difference
 from onnxq.engines.proof import Proof
 from onnxq.pipeline.api import annotate_bits, apply, import_calibration, inspect, make_plan, quantize
 from onnxq.pipeline.differ import diff
+from onnxq.pipeline.prover import prove
 from onnxq.pipeline.result import Result
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "import_calibration",
     "inspect",
     "make_plan",
+    "prove",
     "quantize",
 ]

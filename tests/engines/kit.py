@@ -1,0 +1,157 @@
+"""Small Q/DQ graphs whose kernels are known, built as people's tools write them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+needs_rtx = [pytest.mark.trt, pytest.mark.skipif(find_spec("tensorrt_rtx") is None, reason="no tensorrt-rtx")]
+
+_RNG = np.random.default_rng(0)
+ZERO, SCALE = np.int8(0), np.float32(0.05)
+BIAS = _RNG.standard_normal(32).astype(np.float32)
+WEIGHT = _RNG.integers(-127, 127, (32, 32, 3, 3)).astype(np.int8)
+MATRIX = _RNG.integers(-127, 127, (64, 64)).astype(np.int8)
+
+
+def graph(text: str, opset: int = 17, **arrays: object) -> onnx.ModelProto:
+    """A model from ONNX text; arrays become initializers, nodes are named after their outputs (`conv c` -> c/Conv)."""
+    proto = parser.parse_model(f'<ir_version: {10 if opset > 20 else 8}, opset_import: ["" : {opset}]>\ng {text}')
+    for name, value in arrays.items():
+        held = value if isinstance(value, TensorProto) else numpy_helper.from_array(np.asarray(value), name)
+        proto.graph.initializer.append(held)
+    for node in proto.graph.node:
+        node.name = node.name or f"{node.output[0]}/{node.op_type}"
+    return proto
+
+
+_INPUT = "xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)"
+_CONV = f"""(float[1,32,16,16] x) => (float[1,32,16,16] y) {{
+    {_INPUT} wd = DequantizeLinear <axis=0>(w, ws, wz)
+    c = Conv <pads=[1,1,1,1]>(xd, wd, b) y = Relu(c) }}"""
+
+
+def _weights(weight: np.ndarray = WEIGHT, channels: int = 32) -> dict[str, np.ndarray]:
+    return {"w": weight, "ws": np.full(channels, 0.01, np.float32), "wz": np.zeros(channels, np.int8)}
+
+
+def conv(scale: object = SCALE, zero: object = ZERO, batch: str = "1") -> onnx.ModelProto:
+    """A convolution with pairs on input and weight; the scale's shape and the zero point are what tests vary."""
+    return graph(_CONV.replace("float[1,", f"float[{batch},"), s=scale, z=zero, b=BIAS, **_weights())
+
+
+def only_weights() -> onnx.ModelProto:
+    """A pair on the weight alone."""
+    return graph(_CONV.replace(_INPUT, "xd = Identity(x)"), b=BIAS, **_weights())
+
+
+def wrong_axis() -> onnx.ModelProto:
+    """A MatMul whose weight has its scales along the rows."""
+    text = """(float[1,8,64] x) => (float[1,8,64] y) {
+        xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)
+        wd = DequantizeLinear <axis=0>(w, ws, wz) y = MatMul(xd, wd) }"""
+    return graph(text, s=SCALE, z=ZERO, **_weights(MATRIX, 64))
+
+
+def matmul() -> onnx.ModelProto:
+    """A MatMul and its bias."""
+    text = """(float[1,8,64] x) => (float[1,8,64] y) {
+        xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)
+        wd = DequantizeLinear <axis=1>(w, ws, wz) m = MatMul(xd, wd) y = Add(m, b) }"""
+    return graph(text, s=SCALE, z=ZERO, b=np.ones(64, np.float32), **_weights(MATRIX, 64))
+
+
+def int4_matmul() -> onnx.ModelProto:
+    """A MatMul with int4 weights in blocks and float data."""
+    weight = helper.make_tensor("w", TensorProto.INT4, (64, 64), _RNG.integers(-7, 7, 4096))
+    text = """(float[1,8,64] x) => (float[1,8,64] m) {
+        wd = DequantizeLinear <axis=0, block_size=32>(w, ws) m = MatMul(x, wd) }"""
+    return graph(text, 21, w=weight, ws=np.full((2, 64), 0.01, np.float32))
+
+
+def attention(pairs: bool) -> onnx.ModelProto:
+    """QKᵀ, Softmax, PV: with pairs on all four operands and the result, or with none."""
+    quantized = """(float[1,4,16,32] q, float[1,4,32,16] k, float[1,4,16,32] v) => (float[1,4,16,32] y) {
+        qq = QuantizeLinear(q, s, z) qd = DequantizeLinear(qq, s, z)
+        kq = QuantizeLinear(k, s, z) kd = DequantizeLinear(kq, s, z)
+        vq = QuantizeLinear(v, s, z) vd = DequantizeLinear(vq, s, z)
+        t = MatMul(qd, kd) p = Softmax <axis=-1>(t)
+        pq = QuantizeLinear(p, ps, z) pd = DequantizeLinear(pq, ps, z)
+        o = MatMul(pd, vd) oq = QuantizeLinear(o, s, z) y = DequantizeLinear(oq, s, z) }"""
+    plain = """(float[1,4,16,32] q, float[1,4,32,16] k, float[1,4,16,32] v) => (float[1,4,16,32] o) {
+        t = MatMul(q, k) p = Softmax <axis=-1>(t) o = MatMul(p, v) }"""
+    return graph(quantized, s=SCALE, z=ZERO, ps=np.float32(1 / 127)) if pairs else graph(plain)
+
+
+def residual() -> onnx.ModelProto:
+    """Two convolutions and an Add that reads the first one's dequantized input: one pair serves both."""
+    text = f"""(float[1,32,16,16] x) => (float[1,32,16,16] y) {{
+        {_INPUT} wd = DequantizeLinear <axis=0>(w, ws, wz)
+        c = Conv <pads=[1,1,1,1]>(xd, wd, b) r = Relu(c)
+        rq = QuantizeLinear(r, s, z) rd = DequantizeLinear(rq, s, z)
+        d = Conv <pads=[1,1,1,1]>(rd, wd, b) a = Add(d, xd) y = Relu(a) }}"""
+    return graph(text, s=SCALE, z=ZERO, b=BIAS, **_weights())
+
+
+def transposed() -> onnx.ModelProto:
+    """A transposed convolution with pairs, which TensorRT runs in float all the same."""
+    text = f"""(float[1,32,16,16] x) => (float[1,32,18,18] y) {{
+        {_INPUT} wd = DequantizeLinear <axis=1>(w, ws, wz) y = ConvTranspose(xd, wd, b) }}"""
+    return graph(text, s=SCALE, z=ZERO, b=BIAS, **_weights())
+
+
+def pools() -> onnx.ModelProto:
+    """A pair in front of AveragePool, and one on both sides of MaxPool."""
+    text = """(float[1,32,16,16] x) => (float[1,32,8,8] a, float[1,32,8,8] y) {
+        u = Abs(x) uq = QuantizeLinear(u, s, z) ud = DequantizeLinear(uq, s, z)
+        a = AveragePool <kernel_shape=[2,2], strides=[2,2]>(ud)
+        v = Neg(x) vq = QuantizeLinear(v, s, z) vd = DequantizeLinear(vq, s, z)
+        m = MaxPool <kernel_shape=[2,2], strides=[2,2]>(vd)
+        mq = QuantizeLinear(m, s, z) y = DequantizeLinear(mq, s, z) }"""
+    return graph(text, s=SCALE, z=ZERO)
+
+
+def round_trip() -> onnx.ModelProto:
+    """A pair between two functions that compute in float."""
+    text = """(float[1,32,16,16] x) => (float[1,32,16,16] y) {
+        a = Sigmoid(x) q = QuantizeLinear(a, s, z) d = DequantizeLinear(q, s, z) y = Tanh(d) }"""
+    return graph(text, s=SCALE, z=ZERO)
+
+
+def computed_scale() -> onnx.ModelProto:
+    """A scale computed at run time, which crashes TensorRT-RTX 1.7; functions before and behind it do not matter."""
+    text = """(float[1,32,16,16] x) => (float[1,32,16,16] y) {
+        h = Sigmoid(x) t = Tanh(h) largest = ReduceMax <keepdims=0>(t) s = Mul(largest, k)
+        tq = QuantizeLinear(t, s, z) td = DequantizeLinear(tq, s, z)
+        wd = DequantizeLinear <axis=0>(w, ws, wz) c = Conv <pads=[1,1,1,1]>(td, wd, b)
+        r = Relu(c) e = Exp(r) y = Neg(e) }"""
+    return graph(text, k=np.float32(0.01), z=ZERO, b=BIAS, **_weights())
+
+
+def ort_residual(zero: int = 0) -> onnx.ModelProto:
+    """Pairs as ONNX Runtime fuses them, on every input and result; zero: of the tensors behind Relu."""
+    text = """(float[1,32,16,16] x) => (float[1,32,16,16] y) {
+        xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)
+        wd = DequantizeLinear <axis=0>(w, ws, wz)
+        c = Conv <pads=[1,1,1,1]>(xd, wd, b) r = Relu(c)
+        rq = QuantizeLinear(r, s, zr) rd = DequantizeLinear(rq, s, zr)
+        d = Conv <pads=[1,1,1,1]>(rd, wd, b) dq = QuantizeLinear(d, s, z) dd = DequantizeLinear(dq, s, z)
+        a = Add(dd, xd) aq = QuantizeLinear(a, s, z) y = DequantizeLinear(aq, s, z) }"""
+    return graph(text, s=SCALE, z=np.uint8(128), zr=np.uint8(zero), b=BIAS, **_weights())
+
+
+def ort_linear() -> onnx.ModelProto:
+    """A MatMul as ONNX Runtime fuses it, and another behind moved data: there, tensors get new names."""
+    text = """(float[2,8,64] x) => (float[2,64,8] y) {
+        xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)
+        wd = DequantizeLinear <axis=1>(w, ws, wz) m = MatMul(xd, wd)
+        a = MatMul(m, k) t = Transpose <perm=[0,2,1]>(a)
+        tq = QuantizeLinear(t, s, z) td = DequantizeLinear(tq, s, z)
+        vd = DequantizeLinear <axis=1>(v, vs, vz) n = MatMul(td, vd) y = Softmax(n) }"""
+    float_weight = _RNG.standard_normal((2, 64, 64)).astype(np.float32)
+    last = {"v": MATRIX[:8, :8].copy(), "vs": np.full(8, 0.01, np.float32), "vz": np.zeros(8, np.int8)}
+    return graph(text, s=SCALE, z=np.uint8(128), k=float_weight, **_weights(MATRIX, 64), **last)

@@ -1,0 +1,129 @@
+"""`onnxq prove`: tables, JSON, exit codes, files, and comparing two builds."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+
+from onnxq.cli import cli
+from tests.engines import kit
+
+needs_rtx = kit.needs_rtx[1]
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(cli, ["prove", *map(str, args)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("prove")
+    onnx.save(kit.ort_residual(), path / "good.onnx")
+    onnx.save(kit.ort_residual(zero=128), path / "bad.onnx")
+    return path
+
+
+def test_the_tables(folder):
+    result = run(folder / "bad.onnx", "--engine", "ort")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("bad.onnx  (ONNX Runtime ")
+    assert [line.split()[:4] for line in lines if line.startswith(("c/Conv", "d/Conv"))] == [
+        ["c/Conv", "Conv", "float32", "FusedConv"],
+        ["d/Conv", "Conv", "int8", "QLinearConv"],
+    ]
+    assert "Conv 1/2" in result.stdout
+    assert any(line.startswith("x ") and "partly" in line for line in lines)
+    assert "QLinearAdd" in run(folder / "bad.onnx", "--engine", "ort", "-v").stdout
+
+
+def test_a_required_node_that_is_float_exits_with_1_and_is_named(folder):
+    assert run(folder / "good.onnx", "--engine", "ort", "--require-int8", "Conv").exit_code == 0
+    result = run(folder / "bad.onnx", "--engine", "ort", "--require-int8", "d/*", "--require-int8", "/onv$/")
+    assert result.exit_code == 1
+    assert "required  d/*: 1/1 in int8" in result.stdout
+    assert "/onv$/: 1/2 in int8; not: c/Conv" in result.stdout
+    assert "error: --require-int8: c/Conv: not in int8 (1 in all)" in result.stderr
+    typo = run(folder / "bad.onnx", "--engine", "ort", "--require-int8", "c/Cnov")
+    assert (typo.exit_code, typo.stdout) == (1, "")
+    assert "'c/Conv'" in typo.stderr
+
+
+def test_two_builds_are_compared_by_name(folder, tmp_path):
+    before = tmp_path / "before.json"
+    before.write_text(run(folder / "good.onnx", "--engine", "ort", "--json").stdout)
+    document = json.loads(before.read_text())
+    assert document["holds"] is True
+    assert document["nodes"]["c/Conv"]["type"] == "int8"
+    assert document["sites"]["x"]["state"] == "fused"
+    assert document["counts"]["ops"]["Conv"] == {"int8": 2}
+    same = run(folder / "good.onnx", "--engine", "ort", "--compare", before)
+    assert "since before.json  no difference" in same.stdout
+    other = run(folder / "bad.onnx", "--engine", "ort", "--compare", before, "--json")
+    told = {(change["kind"], change["name"]): change for change in json.loads(other.stdout)["changes"]}
+    assert told["node", "c/Conv"]["before"] == "int8"
+    assert told["node", "c/Conv"]["after"] == "float32"
+    assert told["site", "x"]["after"] == "partly"
+    assert ("node", "d/Conv") not in told
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"build": 1, "nodes": {}, "sites": {}}'])
+def test_what_is_no_proof_cannot_be_compared_with(folder, tmp_path, text):
+    (tmp_path / "p.json").write_text(text)
+    result = run(folder / "good.onnx", "--engine", "ort", "--compare", tmp_path / "p.json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "write it with `onnxq prove --json`" in result.stderr
+
+
+def test_files_go_where_they_are_asked_for_and_are_not_overwritten(folder, tmp_path):
+    out = tmp_path / "out"
+    result = run(folder / "good.onnx", "--engine", "ort", "--save", out)
+    assert result.exit_code == 0, result.stderr
+    assert [path.name for path in out.iterdir()] == ["optimized.onnx"]
+    assert onnx.load(out / "optimized.onnx").graph.node
+    again = run(folder / "good.onnx", "--engine", "ort", "--save", out)
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert "use --force" in again.stderr
+    assert run(folder / "good.onnx", "--engine", "ort", "--save", out, "--force").exit_code == 0
+
+
+def test_a_wrong_command_line(folder):
+    assert run(folder / "good.onnx", "--engine", "openvino").exit_code == 2
+    assert run(folder / "good.onnx", "--engine", "ort", "--timeout", "0").exit_code == 2
+    result = run(folder / "good.onnx", "--shapes", "x")
+    assert result.exit_code == 1
+    assert "sizes joined by x" in result.stderr
+
+
+@pytest.mark.skipif(find_spec("tensorrt") is not None, reason="tensorrt is there")
+def test_a_missing_library_is_an_install_line(folder):
+    result = run(folder / "good.onnx", "--engine", "tensorrt")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "error: tensorrt: cannot be imported" in result.stderr
+    assert "pip install 'onnxq[trt]'" in result.stderr
+
+
+@needs_rtx
+def test_a_build_that_fails_exits_with_1_and_names_the_node(tmp_path):
+    onnx.save(kit.conv(zero=np.int8(3)), tmp_path / "m.onnx")
+    result = run(tmp_path / "m.onnx", "--save", tmp_path / "out")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[1].startswith("refused     node xq/QuantizeLinear: ")
+    assert "error: node xq/QuantizeLinear: refused: " in result.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["build.log"]
+    assert "Non-zero zero point" in (tmp_path / "out" / "build.log").read_text()
+
+
+@needs_rtx
+def test_what_an_engine_leaves(tmp_path):
+    onnx.save(kit.conv(), tmp_path / "m.onnx")
+    result = run(tmp_path / "m.onnx", "--save", tmp_path / "out", "--require-int8", "c/Conv")
+    assert result.exit_code == 0, result.stderr
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["build.log", "layers.txt", "model.engine"]
+    assert (tmp_path / "out" / "layers.txt").read_text().startswith("Layers:")
