@@ -1,0 +1,102 @@
+"""What tensors hold, channel by channel, over samples: smallest and largest values, and some rows. All streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from onnxq.calibrate import DEFAULT_MEMORY_LIMIT, Progress
+from onnxq.calibrate.taps import Taps
+from onnxq.data import Batch, Dataset
+from onnxq.passes.smooth_core import Seen
+from onnxq.runtime import Feeds
+from onnxq.sites import TensorId
+
+_LOOK_AHEAD = 16
+
+
+def observe_channels(
+    proto: ModelProto,
+    axes: Mapping[TensorId, int],
+    dataset: Dataset,
+    *,
+    progress: Progress,
+    title: str,
+    rows: int = 0,
+    batch: int | None = None,
+    memory_limit: int | None = None,
+) -> dict[TensorId, Seen]:
+    """Low and high end of each channel along `axes`, and `rows` of its rows spread over the samples.
+
+    A tensor that no sample reached, that cannot be observed or that held NaN or inf is not in the result.
+    Raises ModelError and DataError from the runs.
+    """
+    if not axes:
+        return {}
+    taps = Taps(proto, list(axes), DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit)
+    if not taps.tensors:
+        return {}
+    groups = taps.groups(max(islice(dataset.batches(batch), _LOOK_AHEAD), key=_volume))
+    share = -(-rows // len(dataset)) if rows else 0
+    found: dict[TensorId, _Running] = {}
+
+    def singles(part: Batch) -> Iterable[Feeds]:
+        return (dataset[k] for k in range(part.first_index, part.first_index + part.count))
+
+    with progress(title, len(groups) * len(dataset)) as task:
+        for group in groups:
+            last = -1
+            for part, tensor, value in taps.run(group, dataset.batches(batch), singles):
+                flat = np.moveaxis(value, axes[tensor], -1).reshape(-1, value.shape[axes[tensor]])
+                meant = attended(part.feeds, value.shape)
+                picked = flat if meant is None else flat[meant.reshape(-1)]
+                found.setdefault(tensor, _Running(flat.shape[1], rows)).update(flat, picked, share * part.count)
+                if part.first_index != last:
+                    task.advance(part.count)
+                    last = part.first_index
+    return {tensor: seen for tensor, one in found.items() if (seen := one.result()) is not None}
+
+
+def attended(feeds: Feeds, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+    """Where values of this shape count, [batch, positions], by the model's own mask input; None where all do.
+
+    Padding gets values too, which nobody reads. They would outweigh the text where samples are padded far.
+    """
+    masks = [value for name, value in feeds.items() if "mask" in name.lower() and value.dtype.kind in "iub"]
+    if len(masks) != 1 or masks[0].ndim != 2 or shape[:2] != masks[0].shape or len(shape) != 3:
+        return None
+    meant = masks[0] != 0
+    return meant if bool(np.isin(masks[0], (0, 1)).all()) and bool(meant.any()) else None
+
+
+def _volume(batch: Batch) -> int:
+    return sum(value.size for value in batch.feeds.values())
+
+
+class _Running:
+    def __init__(self, channels: int, rows: int) -> None:
+        self.low = np.full(channels, np.inf)
+        self.high = np.full(channels, -np.inf)
+        self.rows: list[NDArray[np.float32]] = []
+        self.left = rows
+
+    def update(self, flat: NDArray[np.floating[Any]], meant: NDArray[np.floating[Any]], share: int) -> None:
+        """flat: [positions, channels]; of `meant`, those that count, up to `share` rows, evenly spread, are kept."""
+        self.low = np.minimum(self.low, flat.min(axis=0))
+        self.high = np.maximum(self.high, flat.max(axis=0))
+        take = min(share, self.left, len(meant))
+        if take:
+            picked = np.linspace(0, len(meant) - 1, take).astype(int)
+            self.rows.append(meant[picked].astype(np.float32))
+            self.left -= take
+
+    def result(self) -> Seen | None:
+        if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
+            return None
+        rows = np.concatenate(self.rows) if self.rows else np.zeros((0, self.low.size), np.float32)
+        return Seen(self.low, self.high, rows)

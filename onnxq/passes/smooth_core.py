@@ -1,0 +1,90 @@
+"""SmoothQuant: moving outlier channels from activations, which have one scale, into weights: the numbers alone.
+
+Xiao et al. 2022 (https://arxiv.org/abs/2211.10438), equation 4: X·W = (X/s)·(s·W) with
+s_c = max|X_c| ** alpha / max_j |W_cj| ** (1 - alpha), here divided by its geometric mean. alpha is chosen among 0.5,
+0.65, 0.8 and 0.9 by the error of the layers' outputs, activations and weights both rounded. Channels without values or
+without weights keep 1. Powers of two for s lose nearly two decibels, so they are not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.numerics import fake_quant, qparams_from_range, weight_qparams
+from onnxq.passes.affine_core import Array64
+from onnxq.spec import PerChannel, QuantSpec
+
+ALPHAS = (0.5, 0.65, 0.8, 0.9)
+_DEAD = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A weight [inputs, outputs] with its per-channel (or per-tensor) spec along axis 1."""
+
+    weight: NDArray[np.float32]
+    spec: QuantSpec
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What is known of an activation: low, high [channels] over all samples, and some rows [n, channels]."""
+
+    low: Array64
+    high: Array64
+    rows: NDArray[np.float32]
+
+
+def smoothing(largest: Array64, weights: Sequence[NDArray[Any]], alpha: float) -> NDArray[np.float32]:
+    """s, [channels]. largest: max |X_c|; weights: [channels, outputs] each."""
+    columns = np.max([np.abs(w).max(axis=1) for w in weights], axis=0).astype(np.float64)
+    alive = (largest > _DEAD * largest.max(initial=0.0)) & (columns > _DEAD * columns.max(initial=0.0))
+    logs = alpha * np.log(largest[alive]) - (1.0 - alpha) * np.log(columns[alive])
+    s = np.ones_like(largest)
+    s[alive] = np.exp(logs - logs.mean()) if logs.size else 1.0
+    return s.astype(np.float32)
+
+
+def layer_error(seen: Seen, readers: Sequence[Reader], spec: QuantSpec, s: NDArray[np.float32]) -> float:
+    """Noise over signal of the readers' outputs, their mean, with activations on `spec` and both rounded."""
+    low, high = (float(f(end / s)) for f, end in ((np.min, seen.low), (np.max, seen.high)))
+    numbers = qparams_from_range(min(low, 0.0), max(high, 0.0), spec)
+    x = fake_quant(seen.rows / s, numbers, spec).astype(np.float32)
+    ratios = []
+    for reader in readers:
+        weight = reader.weight * s[:, None]
+        rounded = fake_quant(weight, weight_qparams(weight, reader.spec), reader.spec).astype(np.float32)
+        exact = seen.rows @ reader.weight
+        ratios.append(float(np.square(x @ rounded - exact).sum()) / max(float(np.square(exact).sum()), 1e-30))
+    return float(np.mean(ratios))
+
+
+def search(seen: Seen, readers: Sequence[Reader], spec: QuantSpec) -> tuple[NDArray[np.float32], float, float, float]:
+    """(s, alpha, its error, the error without): the best alpha; ties go to the smaller."""
+    largest = np.maximum(np.abs(seen.low), np.abs(seen.high))
+    plain = layer_error(seen, readers, spec, np.ones(largest.size, np.float32))
+    tried = []
+    for alpha in ALPHAS:
+        s = smoothing(largest, [reader.weight for reader in readers], alpha)
+        tried.append((layer_error(seen, readers, spec, s), alpha, s))
+    error, alpha, s = min(tried, key=lambda one: one[:2])
+    return s, alpha, error, plain
+
+
+def along_outputs(spec: QuantSpec) -> QuantSpec:
+    """The spec of a weight turned so that its outputs lie along axis 1."""
+    if not isinstance(spec.granularity, PerChannel):
+        return spec
+    return QuantSpec(
+        bits=spec.bits,
+        signed=spec.signed,
+        symmetric=spec.symmetric,
+        narrow_range=spec.narrow_range,
+        granularity=PerChannel(1),
+        storage=spec.storage,
+    )

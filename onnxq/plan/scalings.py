@@ -1,0 +1,51 @@
+"""Factors per channel that the float model was rewritten with before planning: data chose them, so plans keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.sites import TensorId
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """What a pass did to the channels of one tensor.
+
+    name: the pass. "equalize": the tensor is multiplied by the factors in what makes it, its readers divide by them.
+        "smooth": it is divided on the way to the layers that read it, whose weights are multiplied.
+    factors: float32 [channels]. anchor: the tensor's structural id in the prepared model before any such rewrite.
+    """
+
+    name: str
+    tensor: TensorId
+    factors: NDArray[np.float32] = field(hash=False)
+    anchor: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Scaling):
+            return NotImplemented
+        same = (self.name, self.tensor, self.anchor) == (other.name, other.tensor, other.anchor)
+        return same and np.array_equal(self.factors, other.factors)
+
+
+def scaling_dict(scaling: Scaling, factors: Any) -> dict[str, Any]:
+    """Plain JSON values; factors: the array as the plan's codec writes arrays."""
+    out = {"pass": scaling.name, "tensor": scaling.tensor.name, "scope": scaling.tensor.scope, "anchor": scaling.anchor}
+    return {key: value for key, value in out.items() if value} | {"factors": factors}
+
+
+def read_scaling(raw: Mapping[str, Any], factors: NDArray[Any]) -> Scaling:
+    """The inverse of `scaling_dict`. Raises KeyError and ValueError on what it never wrote."""
+    known = {"pass", "tensor", "scope", "anchor", "factors"}
+    strange = sorted(set(raw) - known)
+    if strange:
+        raise ValueError(f"unknown key {strange[0]!r} in scalings; use one of {', '.join(sorted(known))}")
+    if factors.ndim != 1 or not (np.isfinite(factors).all() and (factors > 0).all()):
+        raise ValueError(f"the factors of {raw['tensor']} must be a row of finite numbers above 0")
+    tensor = TensorId(str(raw["tensor"]), str(raw.get("scope", "")))
+    return Scaling(name=str(raw["pass"]), tensor=tensor, factors=factors, anchor=str(raw.get("anchor", "")))
