@@ -1,0 +1,130 @@
+"""Rounding by second moments (GPTQ), least-squares re-fit, and bias correction, on arrays.
+
+round_by_moments   Frantar et al. 2022, "GPTQ" (arXiv 2210.17323), with the scales given: columns in descending order of
+                   their second moment, each column's rounding error spread over those still to come. Damping 0.1 of
+                   the mean diagonal (measured on 8-bit CNNs: .01 28.9 dB, .03 29.7, .1 30.1).
+refit              W' = W (C + l I) (H + l I)^-1 with l = 0.1 mean(diag H): the weights that, on the quantized model's
+                   inputs, come nearest to what the float weights make of the float inputs. Only with at least
+                   100 positions a column; with fewer it fits the samples (17 to 20 dB where 23 were possible).
+corrected_bias     b' = b + W mean(x) - W^ mean(y): the mean error of each output channel goes into the bias.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.passes.moments_core import Moments
+
+Array = NDArray[Any]
+
+DAMPING = 0.1
+RIDGE = 0.1
+POSITIONS_PER_COLUMN = 100
+_BLOCK = 128
+_ENOUGH = 0.01
+
+
+def nearest(w: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> NDArray[np.int32]:
+    """Each weight to its nearest level; as `numerics.quantize` rounds."""
+    steps = np.rint(np.asarray(w, np.float32) / scale)
+    return np.asarray(np.clip(steps, limits[0] - zero, limits[1] - zero).astype(np.int32) + zero, np.int32)
+
+
+def round_by_moments(
+    w: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int], *, damping: float = DAMPING
+) -> NDArray[np.int32]:
+    """Levels of w that keep tr((W - W^) H (W - W^)^T) small; no row's is larger than with nearest rounding.
+
+    w, scale, zero: [groups, rows, K], one scale and zero point for every weight (per tensor, channel or block alike).
+    h: [groups, K, K], positive semidefinite. limits: (qmin, qmax). Result: int32 [groups, rows, K].
+    """
+    plain = nearest(w, scale, zero, limits)
+    damped = damped_moments(h, damping)
+    order = np.argsort(-np.einsum("gii->gi", damped), axis=1, kind="stable")
+    inverse = np.argsort(order, axis=1, kind="stable")
+    sorted_h = np.take_along_axis(np.take_along_axis(damped, order[:, :, None], 1), order[:, None, :], 2)
+    spread = _spread(sorted_h, damping)
+    at = order[:, None, :]
+    found = _columns(
+        np.take_along_axis(np.asarray(w, np.float32), at, 2),
+        spread,
+        np.take_along_axis(np.asarray(scale, np.float32), at, 2),
+        np.take_along_axis(np.asarray(zero, np.int32), at, 2),
+        limits,
+    )
+    found = np.take_along_axis(found, inverse[:, None, :], 2)
+    worse = layer_error(w, found, scale, zero, damped) > layer_error(w, plain, scale, zero, damped)
+    return np.where(worse[:, :, None], plain, found)
+
+
+def damped_moments(h: Array, damping: float) -> NDArray[np.float64]:
+    """H with `damping` of its mean diagonal added to the diagonal (1 where H is all zero: nothing is known there)."""
+    mean = np.einsum("gii->gi", h).mean(axis=1)
+    extra = np.where(mean > 0, damping * mean, 1.0)
+    damped = np.array(h, np.float64)
+    np.einsum("gii->gi", damped)[...] += extra[:, None]
+    return np.asarray(damped)
+
+
+def layer_error(w: Array, levels: Array, scale: Array, zero: Array, h: Array) -> NDArray[np.float64]:
+    """e H e^T of every row, e = W - W^: [groups, rows], float64."""
+    gap = np.asarray(w, np.float64) - (np.asarray(levels, np.float64) - zero) * np.asarray(scale, np.float64)
+    return np.asarray(np.einsum("grk,grk->gr", gap @ h, gap))
+
+
+def refit(w: Array, moments: Moments, *, ridge: float = RIDGE) -> NDArray[np.float32]:
+    """W (C + l I) (H + l I)^-1, l = ridge * mean(diag H), group by group; w: [groups, rows, K]."""
+    size = moments.h.shape[-1]
+    mean = np.einsum("gii->gi", moments.h).mean(axis=1)
+    extra = np.where(mean > 0, ridge * mean, 1.0)[:, None, None] * np.eye(size)
+    right = np.asarray(w, np.float64) @ (moments.c + extra)
+    solved = np.linalg.solve(moments.h + extra, right.transpose(0, 2, 1))
+    return np.asarray(solved.transpose(0, 2, 1), np.float32)
+
+
+def may_refit(moments: Moments) -> bool:
+    """True with enough positions to fit weights to them."""
+    return bool(moments.c.size) and moments.count >= POSITIONS_PER_COLUMN * moments.h.shape[-1]
+
+
+def corrected_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> NDArray[np.float64]:
+    """b + W mean(x) - W^ mean(y): [groups, rows]; w, rounded: [groups, rows, K]."""
+    wanted = np.einsum("grk,gk->gr", np.asarray(w, np.float64), moments.mean_x)
+    got = np.einsum("grk,gk->gr", np.asarray(rounded, np.float64), moments.mean_y)
+    return np.asarray(bias, np.float64) + wanted - got
+
+
+def _spread(h: NDArray[np.float64], damping: float) -> NDArray[np.float32]:
+    """Upper triangular U with U^T U = H^-1: row i says how an error in column i is spread over the later ones.
+
+    Damping bounds the condition number by K / damping: float32 will do from 0.01 on.
+    """
+    if damping >= _ENOUGH:
+        h = h / np.einsum("gii->g", h)[:, None, None]
+    kind = np.float32 if damping >= _ENOUGH else np.float64
+    h = h.astype(kind, copy=False)
+    mirrored = np.linalg.cholesky(h[:, ::-1, ::-1])[:, ::-1, ::-1]
+    inverse = np.linalg.inv(mirrored)
+    return np.ascontiguousarray(np.triu(inverse), np.float32)
+
+
+def _columns(w: Array, spread: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> NDArray[np.int32]:
+    """GPTQ's loop over columns, all rows and groups at once; later blocks are updated once a block."""
+    rest = w.copy()
+    levels = np.empty(w.shape, np.int32)
+    size = w.shape[-1]
+    for first in range(0, size, _BLOCK):
+        last = min(first + _BLOCK, size)
+        errors = np.empty((*w.shape[:2], last - first), np.float32)
+        for k in range(first, last):
+            column = rest[:, :, k]
+            levels[:, :, k] = nearest(column, scale[:, :, k], zero[:, :, k], limits)
+            gap = column - (levels[:, :, k] - zero[:, :, k]).astype(np.float32) * scale[:, :, k]
+            gap /= spread[:, k, k][:, None]
+            rest[:, :, k + 1 : last] -= gap[:, :, None] * spread[:, None, k, k + 1 : last]
+            errors[:, :, k - first] = gap
+        rest[:, :, last:] -= errors @ spread[:, first:last, last:]
+    return levels

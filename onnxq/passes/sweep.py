@@ -1,0 +1,235 @@
+"""The sweep: weights and biases of a calibrated plan, node by node, on what the quantized model really feeds them.
+
+For each Conv, Gemm and MatMul with a quantized constant weight, in the order the model runs: moments of its input in
+the float model (x) and in the quantized one (y), everything before it already swept; weights re-fitted to y, rounded
+by second moments, the mean error put into the bias. The maths: moments_core, gptq_core. Activation ranges stay as
+calibrated. Measured on EfficientNet-Lite0: 18.8 dB with one-shot bias correction, 23.0 with the sweep; 8 samples do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.calibrate import Progress
+from onnxq.emit import emit
+from onnxq.graph import GraphIndex, opset_of, structural_ids, upgrade_opset
+from onnxq.numerics import bias_qparams, dequantize, fake_quant, floor_weight_scale, quantize, weight_qparams
+from onnxq.numerics.rounding import align
+from onnxq.passes.gptq_core import (
+    DAMPING,
+    POSITIONS_PER_COLUMN,
+    corrected_bias,
+    may_refit,
+    refit,
+    round_by_moments,
+)
+from onnxq.passes.moments_core import Accumulator, Moments, columns, position_limit, positions, sampled
+from onnxq.passes.sweep_ops import Operator, operators
+from onnxq.passes.sweep_walk import Changes, Walk
+from onnxq.plan import BiasPlan, Plan, SitePlan
+from onnxq.runtime import Feeds
+from onnxq.sites import Role, TensorId
+
+Array = NDArray[Any]
+
+# Largest H and C: two of 2**25 float64 are half a GiB. Operators beyond keep nearest rounding.
+_MATRIX = 1 << 25
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What was done to one operator."""
+
+    node: str
+    kind: str
+    rounded: bool
+    refitted: bool
+    bias: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Swept:
+    """The plan with better numbers, and what was done, in order. skipped: nodes that no sample reached."""
+
+    plan: Plan
+    done: tuple[Treatment, ...]
+    skipped: tuple[str, ...] = ()
+
+    def lines(self) -> tuple[str, ...]:
+        """For people: operators by kind."""
+        kinds = Counter(one.kind for one in self.done)
+        refits = Counter(one.kind for one in self.done if one.refitted)
+        rounds = Counter(one.kind for one in self.done if one.rounded)
+        biases = Counter(one.kind for one in self.done if one.bias)
+        return tuple(
+            f"{count} {kind}: {rounds[kind]} rounded by moments, {refits[kind]} re-fitted, {biases[kind]} biases"
+            for kind, count in kinds.items()
+        )
+
+
+def sweep(
+    proto: onnx.ModelProto,
+    plan: Plan,
+    samples: Iterable[Feeds],
+    *,
+    nodes: frozenset[str] | None = None,
+    damping: float = DAMPING,
+    progress: Progress,
+) -> Swept:
+    """A plan whose weights carry `values` (and scales to match), and biases corrected.
+
+    proto: the prepared float model; plan: calibrated for it. samples: 8 to 16 are enough; all are held, with the
+    tensors alive between two nodes, and nothing else. nodes: only these operators (None: all).
+    The same input gives the same bytes. Raises ModelError and DataError from the runs.
+    """
+    if opset_of(proto) < plan.opset:
+        proto = upgrade_opset(proto, plan.opset)
+    index = GraphIndex(proto)
+    todo = [one for one in operators(index, plan) if nodes is None or one.node.name in nodes]
+    feeds = [dict(sample) for sample in samples]
+    state = _State(plan, index, proto, feeds)
+    with progress("sweeping", len(todo)) as task:
+        for one in todo:
+            state.treat(one, damping)
+            task.advance()
+    return state.result()
+
+
+class _State:
+    """Both models on their way through the graph, and the numbers found so far."""
+
+    def __init__(self, plan: Plan, index: GraphIndex, proto: onnx.ModelProto, feeds: Sequence[Feeds]) -> None:
+        self.plan, self.index, self.count = plan, index, max(len(feeds), 1)
+        pairs = replace(plan, sites=tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT)))
+        paired = emit(proto, pairs)
+        self.paired = GraphIndex(paired)
+        self.real, self.quantized = Walk(proto, feeds, {}), Walk(paired, feeds, _rounded(plan, index))
+        self.sites = {site.site: site for site in plan.sites}
+        self.biases: list[BiasPlan] = list(plan.biases)
+        self.done: list[Treatment] = []
+        self.skipped: list[str] = []
+
+    def treat(self, one: Operator, damping: float) -> None:
+        """Moments, re-fit, rounding and bias of one operator."""
+        moments = self._moments(one)
+        if not moments.count:
+            self.skipped.append(one.node.name)
+            return
+        weight, refitted, site = one.rows(one.weight), False, self.sites[one.site.site]
+        rounded = one.alone and not site.spec.is_float and not site.group and moments.h.size > 0
+        target = weight
+        if rounded and may_refit(moments):
+            target, refitted = refit(weight, moments), True
+        if rounded:
+            site = self._round(one, site, target, moments, damping, refitted=refitted)
+        final = _weights(site, one.weight)
+        self.sites[site.site] = site
+        for edge in site.consumers or ():
+            self.quantized.changes[edge.node, edge.index] = final
+        corrected = one.bias_edge is not None
+        if corrected:
+            bias = corrected_bias(one.bias.reshape(weight.shape[:2]), weight, one.rows(final), moments)
+            self._bias(one, site, bias.reshape(-1))
+        self.done.append(Treatment(one.node.name, one.kind, rounded, refitted, corrected))
+
+    def _moments(self, one: Operator) -> Moments:
+        self.real.advance(self.real.place(one.node.name))
+        self.quantized.advance(self.quantized.place(one.node.name))
+        node = self.paired.node(one.node.name)
+        paired = self.paired.resolve(node.inputs[0], node.scope)
+        groups, _, size = one.rows(one.weight).shape
+        each = -(-position_limit(groups, size) // self.count)
+        sums = Accumulator(groups, size, second=groups * size * size <= _MATRIX)
+        if paired is None:
+            return sums.result()
+        both = zip(self.real.values(one.data), self.quantized.values(paired), strict=True)
+        for k, (x, y) in enumerate(both):
+            if x.size and x.shape == y.shape:
+                rows = positions(x.shape, one.geometry)
+                if not sums.started and min(rows, each) * self.count < POSITIONS_PER_COLUMN * size:
+                    sums.without_cross()
+                chosen = sampled(rows, each, k)
+                sums.update(columns(x, one.geometry, chosen), columns(y, one.geometry, chosen))
+        return sums.result()
+
+    def _round(
+        self, one: Operator, site: SitePlan, target: Array, moments: Moments, damping: float, *, refitted: bool
+    ) -> SitePlan:
+        """The site with scales for the target, and the levels found for them."""
+        stored = one.stored(np.asarray(target, np.float32))
+        numbers = site.qparams
+        if numbers is None or refitted:
+            numbers = weight_qparams(stored, site.spec, observer=site.observer)
+        if one.bias_site is not None and one.bias_site.derived is not None:
+            x = self.sites[one.bias_site.derived[0]].qparams
+            bias = corrected_bias(one.bias.reshape(target.shape[:2]), one.rows(one.weight), target, moments)
+            if x is not None:
+                scale = floor_weight_scale(numbers.scale, x.scale, np.maximum(abs(bias.ravel()), abs(one.bias)))
+                numbers = replace(numbers, scale=scale)
+        aligned = align(numbers, site.spec, stored.shape, np.float32)
+        scales, zeros = (one.rows(np.broadcast_to(part, stored.shape)) for part in aligned)
+        limits = (site.spec.qmin, site.spec.qmax)
+        levels = round_by_moments(target, moments.h, scales, zeros, limits, damping=damping)
+        kind = np.dtype(site.spec.storage.replace("int4", "int8"))
+        return replace(site, qparams=replace(numbers, origin="weights, swept"), values=one.stored(levels).astype(kind))
+
+    def _bias(self, one: Operator, site: SitePlan, bias: Array) -> None:
+        """Put the bias where it belongs: int32 levels of its site, or a float in its place."""
+        edge, held = one.bias_edge, one.bias_site
+        if edge is None:
+            return
+        values = np.asarray(bias.reshape(one.bias_shape), np.float32)
+        if held is not None and held.derived is not None:
+            x = self.sites[held.derived[0]].qparams
+            if x is None or site.qparams is None:
+                return
+            numbers = bias_qparams(x, site.qparams, bias.size)
+            levels = quantize(values.reshape(-1), numbers, held.spec)
+            self.sites[held.site] = replace(held, qparams=numbers, values=levels)
+            values = dequantize(levels, numbers, held.spec)
+        else:
+            self.biases = [old for old in self.biases if old.edge != edge]
+            self.biases.append(BiasPlan(edge=edge, values=values))
+        self.quantized.changes[edge.node, edge.index] = values
+
+    def result(self) -> Swept:
+        """The plan as far as the walk has come."""
+        sites = tuple(self.sites[site.site] for site in self.plan.sites)
+        ids = structural_ids(self.index.proto) if self.biases else {}
+        nodes = dict(self.plan.nodes)
+        for bias in self.biases:
+            node = self.index.node(bias.edge.node)
+            nodes.setdefault(node.name, ids.get(TensorId(node.outputs[0], node.scope), ""))
+        plan = replace(self.plan, sites=sites, biases=tuple(self.biases), nodes=nodes)
+        return Swept(plan, tuple(self.done), tuple(self.skipped))
+
+
+def _weights(site: SitePlan, weight: Array) -> Array:
+    """What the weight is worth once quantized."""
+    if site.qparams is None:
+        return weight
+    if site.values is not None:
+        return dequantize(site.values, site.qparams, site.spec)
+    return fake_quant(weight, site.qparams, site.spec)
+
+
+def _rounded(plan: Plan, index: GraphIndex) -> Changes:
+    """Every quantized constant as the plan has it so far, by the inputs that read it."""
+    found: Changes = {(bias.edge.node, bias.edge.index): bias.values for bias in plan.biases}
+    for site in plan.sites:
+        for edge in site.consumers or ():
+            node = index.node(edge.node)
+            tensor = index.resolve(node.inputs[edge.index], node.scope) if edge.index < len(node.inputs) else None
+            value = None if tensor is None else index.constant(tensor)
+            if site.role not in (Role.WEIGHT, Role.BIAS) or value is None or site.qparams is None:
+                continue
+            shaped = value.reshape(-1) if site.role is Role.BIAS else value
+            found[edge.node, edge.index] = _weights(site, shaped)
+    return found

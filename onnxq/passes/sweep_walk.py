@@ -1,0 +1,129 @@
+"""A model run in pieces: from one node of the main graph to the next, on a few samples at a time.
+
+Between two pieces only the tensors that later nodes still read are kept, so the whole walk costs one run of the model,
+and what was decided at one node is in the values of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.errors import ModelError
+from onnxq.graph import infer_shapes
+from onnxq.graph.scopes import bodies, reads, topological
+from onnxq.runtime import Feeds, Session, tap
+from onnxq.sites import TensorId
+
+Array = NDArray[Any]
+# (node, input index) -> what it reads instead of its own constant.
+Changes = dict[tuple[str, int], Array]
+
+
+class Walk:
+    """`advance` to a node, then `values` of what it, or a node in one of its bodies, reads.
+
+    proto: nodes named, functions inlined. feeds: the samples. changes: constants to use in place of the model's,
+    read when a piece is built; whoever walks may add to them for nodes still ahead.
+    Raises ModelError where a tensor between two pieces is no array (a sequence).
+    """
+
+    def __init__(self, proto: onnx.ModelProto, feeds: Sequence[Feeds], changes: Changes) -> None:
+        self._proto, self.changes = proto, changes
+        self._nodes = topological(proto.graph)
+        self._constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self._holder: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+        for k, node in enumerate(self._nodes):
+            for name in _held(node):
+                self._holder[name] = k
+            for name in reads(node):
+                self._last[name] = k
+        self._at = 0
+        self._live = [{name: np.asarray(value) for name, value in sample.items()} for sample in feeds]
+
+    def place(self, node: str) -> int:
+        """Position in the main graph of a node, or of the node whose body holds it."""
+        return self._holder[node]
+
+    def advance(self, place: int) -> None:
+        """Run everything before the main graph's node number `place`."""
+        if place > self._at:
+            part = self._nodes[self._at : place]
+            made = [name for node in part for name in node.output if name and self._last.get(name, -1) >= place]
+            if made:
+                session = Session(self._piece(part, made), optimize=False)
+                for live in self._live:
+                    live.update(_arrays(session.run({v.name: live[v.name] for v in session.inputs}, made)))
+            self._at = place
+        for live in self._live:
+            for name in [name for name in live if self._last.get(name, -1) < self._at]:
+                del live[name]
+
+    def values(self, tensor: TensorId) -> Iterator[Array]:
+        """The tensor's value for each sample, here; empty arrays where its branch did not run."""
+        if not tensor.scope:
+            for live in self._live:
+                yield live[tensor.name]
+            return
+        whole = infer_shapes(self._piece([self._nodes[self._at]], [n for n in self._nodes[self._at].output if n]))
+        tapped = tap(whole, [tensor], only=True)
+        if tensor not in tapped.outputs:
+            raise ModelError(str(tensor), tapped.refusals[0].reason)
+        session = Session(tapped.proto, optimize=False)
+        name = tapped.outputs[tensor]
+        for live in self._live:
+            yield session.run({v.name: live[v.name] for v in session.inputs}, [name])[name]
+
+    def _piece(self, part: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> onnx.ModelProto:
+        """Some nodes of the main graph as a model of their own."""
+        made = {name for node in part for name in node.output}
+        needed = dict.fromkeys(name for node in part for name in reads(node) if name not in made)
+        piece = onnx.ModelProto(ir_version=self._proto.ir_version, opset_import=self._proto.opset_import)
+        graph = piece.graph
+        graph.name = "piece"
+        for node in part:
+            copy = graph.node.add()
+            copy.CopyFrom(node)
+            self._change(copy, graph)
+        # NOTE: a changed constant may leave the model's own one unread; ORT drops it.
+        for name in needed:
+            if name in self._constants:
+                graph.initializer.add().CopyFrom(self._constants[name])
+            elif name in self._live[0]:
+                kind = onnx.helper.np_dtype_to_tensor_dtype(self._live[0][name].dtype)
+                graph.input.append(onnx.helper.make_tensor_value_info(name, kind, None))
+        graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
+        return piece
+
+    def _change(self, node: onnx.NodeProto, graph: onnx.GraphProto) -> None:
+        """Let the node, and those in its bodies, read the changed constants."""
+        for k in range(max(len(node.input), 3)):
+            value = self.changes.get((node.name, k))
+            if value is not None:
+                name = f"{node.name}/in{k}/changed"
+                graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(value, np.float32), name))
+                while len(node.input) <= k:
+                    node.input.append("")
+                node.input[k] = name
+        for _, body in bodies(node):
+            for inner in body.node:
+                self._change(inner, graph)
+
+
+def _held(node: onnx.NodeProto) -> Iterator[str]:
+    yield node.name
+    for _, body in bodies(node):
+        for inner in body.node:
+            yield from _held(inner)
+
+
+def _arrays(values: Mapping[str, Any]) -> Mapping[str, Array]:
+    for name, value in values.items():
+        if not isinstance(value, np.ndarray):
+            raise ModelError(name, "is a sequence, which cannot be handed from one piece of the model to the next")
+    return values
