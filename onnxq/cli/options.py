@@ -55,6 +55,12 @@ data = together(
     click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Seed of every random choice. [default: 0]"),
 )
 
+effort = click.option(
+    "--effort",
+    type=click.Choice(["fast", "balanced", "high"]),
+    help="What accuracy may cost. fast: ranges only; balanced, high: rewrite channels and weights too. [default: fast]",
+)
+
 running = together(
     click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Samples in one run."),
     click.option(

@@ -341,7 +341,8 @@ def _weight_wish() -> QuantWish:
 class Config(_Frozen):
     """Everything asked for. The defaults are those of the preset `ort-int8`.
 
-    source: the preset or file it was read from; "" when made in Python. skip: preparation passes left out.
+    source: the preset or file it was read from; "" when made in Python. skip: passes left out.
+    effort: what accuracy passes may cost; fast: none of them.
     """
 
     source: str = ""
@@ -351,6 +352,7 @@ class Config(_Frozen):
     weights: QuantWish = Field(default_factory=_weight_wish)
     bias: Literal["int32", "float"] = "int32"
     placement: Literal["rules", "measured"] = "rules"
+    effort: Literal["fast", "balanced", "high"] = "fast"
     skip: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
     data: DataConfig = DataConfig()

@@ -15,6 +15,7 @@ from onnxq.pipeline.prepared import load
 from onnxq.pipeline.realise import realise
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.run import DEFAULT_OPTIONS, Options, configured, finish, read_data
+from onnxq.pipeline.scaled import rescaled
 from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan, from_json
 from onnxq.planner import rebase
@@ -56,6 +57,7 @@ def apply(
     wished = configured(config, None, options)
     with stages.run("prepare"):
         prepared = load(model, only=found.prepare, target=found.target)
+        prepared = rescaled(prepared, found.scalings)
         index = GraphIndex(prepared.proto)
         found = rebase(found, index, fingerprint(prepared.proto), new_weights=new_weights)
         inputs = None if data is None else read_data(prepared, data, wished)

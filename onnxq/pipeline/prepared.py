@@ -27,10 +27,12 @@ from onnxq.verify import Array, OutputError, compare
 # DequantizeLinear has an axis from opset 13 on.
 _MINIMUM_OPSET = 13
 # Rewrites reorder float32 arithmetic; anything below this is a different function.
-_EQUIVALENT_DB = 60.0
+EQUIVALENT_DB = 60.0
 # float16 rounds every tensor to 11 bits; float32 in its place differs by that.
 _EQUIVALENT_HALF_DB = 35.0
 _WIDEN = "float32-compute"
+# Passes of later stages, which `skip` may name too.
+_LATER = frozenset({"equalize", "smooth", "sweep"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,7 @@ def load(
     if _WIDEN not in left_out and computes_in_half(typed):
         typed = infer_shapes(widen_half(upgraded))
         reports.append(PassReport(_WIDEN, ("float16 is computed in float32",), ()))
-    result = prepare(typed, skip=left_out - {_WIDEN}, target=target)
+    result = prepare(typed, skip=left_out - {_WIDEN} - _LATER, target=target)
     reports.extend(result.reports)
     return PreparedModel(model, GraphIndex(named), named, infer_shapes(result.proto), tuple(reports))
 
@@ -87,7 +89,7 @@ def prove_equal(prepared: PreparedModel, samples: Iterable[Mapping[str, Array]])
     before = Session(prepared.named, optimize=False)
     after = Session(prepared.proto, optimize=False)
     found = compare({"prepare": (before, after)}, samples)["prepare"]
-    enough = _EQUIVALENT_HALF_DB if _WIDEN in prepared.passes else _EQUIVALENT_DB
+    enough = _EQUIVALENT_HALF_DB if _WIDEN in prepared.passes else EQUIVALENT_DB
     for output in found:
         if output.sqnr_db < enough and not np.isclose(output.max_abs, 0.0, atol=1e-6):
             raise VerificationError(

@@ -20,8 +20,9 @@ from onnxq.pipeline.measured import choose_measured
 from onnxq.pipeline.prepared import PreparedModel, load, prove_equal
 from onnxq.pipeline.realise import realise
 from onnxq.pipeline.result import Result
+from onnxq.pipeline.scaled import Scene, scale_channels
 from onnxq.pipeline.stages import Stages
-from onnxq.plan import Plan
+from onnxq.plan import Plan, Scaling
 from onnxq.planner import Draft, draft
 from onnxq.report import Progress, Report, silent, site_line
 from onnxq.runtime import observe_shapes
@@ -47,6 +48,7 @@ class Options:
     batch: int | None = None
     memory_limit: int | None = None
     placement: str | None = None
+    effort: str | None = None
     holdout: int | None = None
     threads: int | None = None
     latency: bool | None = None
@@ -71,8 +73,9 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
         update["data"] = given.data.model_copy(update=data)
     if check_:
         update["verify"] = given.verify.model_copy(update=check_)
-    if options.placement is not None:
-        update["placement"] = options.placement
+    for name in ("placement", "effort"):
+        if (value := getattr(options, name)) is not None:
+            update[name] = value
     return check_limits(given.model_copy(update=update) if update else given)
 
 
@@ -153,9 +156,10 @@ def quantize(
         prepared = load(model, skip=wished.skip, target=wished.target)
         inputs = read_data(prepared, data, wished)
         prove_equal(prepared, islice(inputs.held.samples(), _EQUALITY_SAMPLES))
+    prepared, scalings = _scaled(prepared, inputs, wished, options, stages, progress)
     with stages.run("plan"):
         plan = _placed(prepared, inputs, wished, _name(model), progress)
-    plan = replace(plan, data=inputs.description, warnings=_warnings(plan, inputs))
+    plan = replace(plan, data=inputs.description, warnings=_warnings(plan, inputs), scalings=scalings)
     with stages.run("calibrate"):
         plan = calibrate(
             prepared.proto,
@@ -174,6 +178,24 @@ def quantize(
     with stages.run("emit"):
         quantized = realise(prepared, plan)
     return finish(prepared, plan, quantized, inputs, wished, stages, source=model)
+
+
+def _scaled(
+    prepared: PreparedModel, inputs: Inputs, config: Config, options: Options, stages: Stages, progress: Progress
+) -> tuple[PreparedModel, tuple[Scaling, ...]]:
+    """The prepared model with its channels scaled, where the effort and the mode ask for it."""
+    if config.effort == "fast" or config.mode != "static":
+        return prepared, ()
+    scene = Scene(
+        calibration=inputs.calibration,
+        held=inputs.held,
+        place=lambda model: look(model, inputs, config, "").default(),
+        progress=progress,
+        batch=config.data.batch,
+        memory_limit=options.memory_limit,
+    )
+    with stages.run("scale channels"):
+        return scale_channels(prepared, scene, skip=config.skip)
 
 
 def _placed(prepared: PreparedModel, inputs: Inputs, config: Config, name: str, progress: Progress) -> Plan:
