@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from onnxq.cli import cli
 from onnxq.config import Config, DataConfig, ImageConfig, QuantWish, Rule, RuleSet, VerifyConfig, preset_names
+from onnxq.targets import target
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -130,3 +131,13 @@ def test_the_commands_of_the_readme_are_understood() -> None:
         command = cli.get_command(CONTEXT, name)
         assert command is not None
         command.make_context(name, arguments)  # raises UsageError for what is not there
+
+
+@pytest.mark.parametrize("name", ["ort", "trt"])
+def test_every_placement_rule_is_documented(name: str) -> None:
+    text = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+    part = text.split("\n## ")[{"ort": 1, "trt": 2}[name]]
+    rules = target(name).rules
+    assert [rule.name for rule in rules if f"`{rule.name}`" not in part.split("###")[0]] == []
+    named = set(re.findall(r"^\| ((?:`[a-z-]+`(?:, )?)+) \|", part, re.MULTILINE))
+    assert {one.strip("`") for row in named for one in row.split(", ")} - {rule.name for rule in rules} == set()
