@@ -343,6 +343,7 @@ class Config(_Frozen):
 
     source: the preset or file it was read from; "" when made in Python. skip: passes left out.
     effort: what accuracy passes may cost; fast: none of them.
+    attention: the products of activations inside it, for engines with a fused kernel: "auto" tries both.
     """
 
     source: str = ""
@@ -352,6 +353,7 @@ class Config(_Frozen):
     weights: QuantWish = Field(default_factory=_weight_wish)
     bias: Literal["int32", "float"] = "int32"
     placement: Literal["rules", "measured"] = "rules"
+    attention: Literal["float", "quantized", "auto"] = "float"
     effort: Literal["fast", "balanced", "high"] = "fast"
     skip: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()

@@ -40,7 +40,8 @@ class Prepared:
 
 @dataclass(frozen=True)
 class PassEntry:
-    """A pass under the name by which a configuration switches it off."""
+    """A pass under the name by which a configuration switches it off. target: the only one it serves; "": all."""
 
     name: str
     run: Callable[[ModelProto, Context], tuple[ModelProto, PassReport]]
+    target: str = ""

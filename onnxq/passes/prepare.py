@@ -27,15 +27,17 @@ def constants(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassRep
     return folded, PassReport("constants", tuple(f"{node.name}: {node.op_type} computed" for node in gone))
 
 
+# Where a target is named the pass serves its fusions alone; TensorRT makes the same kernels of the chains and of the
+# single nodes (counted on six networks), and older releases lack the parsers for the latter.
 # Activations before scalars: x + 3 of a hard-sigmoid would otherwise end in the bias and hide the pattern.
 PASSES: tuple[PassEntry, ...] = (
     PassEntry("constants", constants),
     PassEntry("dead", dead),
-    PassEntry("activations", activations),
-    PassEntry("layernorm", layernorm),
-    PassEntry("residual", residual),
-    PassEntry("prelu", prelu),
-    PassEntry("pool", pool),
+    PassEntry("activations", activations, target="ort"),
+    PassEntry("layernorm", layernorm, target="ort"),
+    PassEntry("residual", residual, target="ort"),
+    PassEntry("prelu", prelu, target="ort"),
+    PassEntry("pool", pool, target="ort"),
     PassEntry("pad", pad),
     PassEntry("batchnorm", batchnorm),
     PassEntry("scalars", scalars),
@@ -43,9 +45,10 @@ PASSES: tuple[PassEntry, ...] = (
 
 
 def prepare(proto: ModelProto, *, skip: frozenset[str] = frozenset(), target: str = "ort") -> Prepared:
-    """A float-equivalent model ready for calibration; `proto` is not changed.
+    """A float-equivalent model ready for calibration for `target`; `proto` is not changed.
 
-    skip: names of passes to leave out. target: "ort" lets SiLU become ORT's own QuickGelu. The opset rises only where a
+    skip: names of passes to leave out. target: "ort" turns chains into the single nodes ORT is
+    fast with; any other leaves those passes out. The opset rises only where a
     pass needs it (HardSwish 14, LayerNormalization 17, Gelu 20), never above 20; where it cannot, that pass leaves the
     nodes and says so in its report.
 
@@ -59,7 +62,7 @@ def prepare(proto: ModelProto, *, skip: frozenset[str] = frozenset(), target: st
     current = infer_shapes(named)
     reports = []
     for entry in PASSES:
-        if entry.name not in skip:
+        if entry.name not in skip and entry.target in ("", target):
             current, report = entry.run(current, context)
             reports.append(report)
     return Prepared(_declared(current, named), tuple(reports))

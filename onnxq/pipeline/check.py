@@ -118,9 +118,12 @@ def _quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
     by_rule = {edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     found = set(by_rule)
     for node in index.nodes:
-        if node.name in found or node.op_type in _ALWAYS_SHOWN:
+        if node.name in found:
             continue
         data = [k for k, name in enumerate(node.inputs) if name and not _constant(index, name, node.scope)]
+        # One computed operand beside a weight that stayed float: half quantized is not quantized.
+        if node.op_type in _ALWAYS_SHOWN and len(data) < 2:
+            continue
         if data and set(data) <= read.get(node.name, set()):
             found.add(node.name)
     return found

@@ -16,6 +16,7 @@ from onnxq.data import Dataset, load_data
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.graph import GraphIndex
 from onnxq.pipeline import check
+from onnxq.pipeline.attention import settle_attention
 from onnxq.pipeline.measured import choose_measured
 from onnxq.pipeline.prepared import PreparedModel, load, prove_equal
 from onnxq.pipeline.realise import realise
@@ -158,7 +159,7 @@ def quantize(
         prove_equal(prepared, islice(inputs.held.samples(), _EQUALITY_SAMPLES))
     prepared, scalings = _scaled(prepared, inputs, wished, options, stages, progress)
     with stages.run("plan"):
-        plan = _placed(prepared, inputs, wished, _name(model), progress)
+        plan, plain = _placed(prepared, inputs, wished, _name(model), progress)
     plan = replace(plan, data=inputs.description, warnings=_warnings(plan, inputs), scalings=scalings)
     with stages.run("calibrate"):
         plan = calibrate(
@@ -175,6 +176,9 @@ def quantize(
         subject = str(missing[0].site)
         cause = reasons.get(subject, "no sample of the calibration data reached it")
         raise CalibrationError(subject, cause, "give samples that reach it, or leave it float with a rule")
+    if plain is not None:
+        with stages.run("attention"):
+            plan = settle_attention(prepared, plan, plain, inputs.held, threads=wished.verify.threads)
     with stages.run("emit"):
         quantized = realise(prepared, plan)
     return finish(prepared, plan, quantized, inputs, wished, stages, source=model)
@@ -198,14 +202,23 @@ def _scaled(
         return scale_channels(prepared, scene, skip=config.skip)
 
 
-def _placed(prepared: PreparedModel, inputs: Inputs, config: Config, name: str, progress: Progress) -> Plan:
-    """The plan of the rules, or of the placement that ran fastest here."""
+def _placed(
+    prepared: PreparedModel, inputs: Inputs, config: Config, name: str, progress: Progress
+) -> tuple[Plan, Plan | None]:
+    """The plan of the rules, or of the placement that ran fastest here; and the plan to fall back on, if there is one.
+
+    With `attention: auto` the first one quantizes attention and the second does not.
+    """
     drafted = look(prepared, inputs, config, name)
     if config.placement != "measured" or config.mode != "static":
-        return drafted.default()
+        plain = drafted.default()
+        whole = drafted.default(attention=True) if config.attention != "float" else plain
+        differs = {site.site for site in whole.sites} != {site.site for site in plain.sites}
+        return whole, plain if differs and config.attention == "auto" else None
     few = inputs.calibration.take(_TIMING_SAMPLES, config.data.seed)
     threads = config.verify.threads or 1
-    return choose_measured(drafted, prepared, few, inputs.first, threads=threads, progress=progress)
+    chosen = choose_measured(drafted, prepared, few, inputs.first, threads=threads, progress=progress)
+    return chosen, None
 
 
 def _warnings(plan: Plan, inputs: Inputs) -> tuple[str, ...]:
@@ -265,9 +278,9 @@ def finish(
 
 
 def _placement(plan: Plan) -> str:
-    chosen = plan.choice.get("chosen")
+    chosen, attention = plan.choice.get("chosen"), plan.choice.get("attention")
     how = plan.choice.get("placement", "rules")
-    return f"{how}: {chosen}" if chosen else how
+    return (f"{how}: {chosen}" if chosen else how) + (f"; attention {attention}" if attention else "")
 
 
 def make_plan(
@@ -283,5 +296,6 @@ def make_plan(
     wished = configured(config, target, options)
     prepared = load(model, skip=wished.skip, target=wished.target)
     inputs = read_data(prepared, data, wished)
-    plan = _placed(prepared, inputs, wished, _name(model), progress)
+    whole, plain = _placed(prepared, inputs, wished, _name(model), progress)
+    plan = whole if plain is None else plain
     return replace(plan, data=inputs.description, warnings=_warnings(plan, inputs))

@@ -30,13 +30,14 @@ class Draft:
     base: Plan
     refused: Mapping[str, Refusal]
 
-    def default(self) -> Plan:
-        """The plan of the deterministic rules."""
+    def default(self, *, attention: bool = False) -> Plan:
+        """The plan of the deterministic rules; `attention`: with the rules for it, where the target has them."""
         engine = target(self.base.target, self.config.mode)
-        pick = choose if engine.costs else choose_all
+        given = (self.units, self.wishes, self.base.target, self.refused)
         if self.config.mode == "weight-only":
-            pick = choose_weights
-        return self.placed(pick(self.units, self.wishes, self.base.target, self.refused), {"placement": "rules"})
+            return self.placed(choose_weights(*given), {"placement": "rules"})
+        choice = choose(*given) if engine.costs else choose_all(*given, attention=attention)
+        return self.placed(choice, {"placement": "rules"})
 
     def candidates(self) -> Mapping[str, frozenset[str]]:
         """Named choices for --placement measured."""

@@ -10,8 +10,12 @@ from onnxq.planner.wishes import Wishes
 from onnxq.sites import Refusal, TensorId
 
 
-def choose_all(units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal]) -> Choice:
+def choose_all(
+    units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal], *, attention: bool = False
+) -> Choice:
     """All compute units but those a keep rule or the person leaves float; opt-in rules only where forced.
+
+    attention: the rules for it are on.
 
     A unit whose kernel needs others goes with them or not at all. Then the followers: those whose rule says so, and
     those that join pairs which are there.
@@ -24,8 +28,10 @@ def choose_all(units: Units, wishes: Wishes, target: str, refused: Mapping[str, 
     chosen = set()
     for unit in units.units:
         side = settled.get(unit.name)
-        if unit.rule.opt_in and side is None:
-            fix = "force it with a rule that sets `quantize: true`"
+        on = attention and unit.rule.name.startswith("attention")
+        if unit.rule.opt_in and side is None and not on:
+            wish = "write `attention: quantized`, or force" if unit.rule.name.startswith("attention") else "force"
+            fix = f"{wish} it with a rule that sets `quantize: true`"
             refusals[unit.name] = Refusal(unit.name, unit.rule.opt_in, fix, unit.rule.name)
         elif side is not False and unit.rule.compute:
             chosen.add(unit.name)

@@ -18,8 +18,8 @@ _POINTWISE = frozenset(
 _WITH_CONSTANT = frozenset(("Add", "Sub", "Mul", "Div"))
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 # Between the scores of attention and its softmax.
-_SCORING = frozenset(("Add", "Mul", "Div", "Sub", "Where", "Cast", "Identity", "Reshape", "Max", "Clip"))
-_AFTER_SOFTMAX = frozenset(("Cast", "Identity", "Dropout", "Where", "Reshape"))
+_SCORING = frozenset(("Add", "Mul", "Div", "Sub", "Where", "Cast", "Identity", "Reshape", "Flatten", "Max", "Clip"))
+_AFTER_SOFTMAX = frozenset(("Cast", "Identity", "Dropout", "Where", "Reshape", "Flatten"))
 _REACH = 24
 
 

@@ -89,8 +89,8 @@ def _float_data(c: Candidate) -> str | None:
 
 
 _MHA_OFF = (
-    "attention stays float: int8 costs it accuracy, and only all four operands and the result together make TensorRT's "
-    "fused int8 kernel"
+    "attention stays float: quantized it may cost accuracy, and only all four operands and the result together make "
+    "TensorRT's fused kernel"
 )
 
 RULES: tuple[PlacementRule, ...] = (

@@ -17,7 +17,7 @@ from tests.targets.graphs import model
 from tests.targets.rtx import kernels, needs_rtx
 from tests.targets.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, CASES
 
-CONFIG = load_config("trt-int8", {"activations.observer": "minmax"})
+CONFIG = load_config("trt-int8", {"activations.observer": "minmax", "attention": "float"})
 FORCE_ATTENTION = {"rules": [{"op": "MatMul", "set": {"quantize": True}}]}
 
 

@@ -1,0 +1,52 @@
+"""Attention in integers where it keeps the answers, in float where it does not: both are tried on held-back samples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from onnxq.data import Dataset
+from onnxq.pipeline.prepared import PreparedModel
+from onnxq.pipeline.realise import realise
+from onnxq.plan import Plan
+from onnxq.runtime import Session
+from onnxq.sites import Refusal
+from onnxq.verify import compare
+
+# What integers in attention may cost in SQNR. A decibel is well inside the spread of a few held-back samples.
+_MAY_COST_DB = 1.0
+# Above this a loss changes no answers: every model kept its metric there.
+_GOOD_DB = 25.0
+
+
+def settle_attention(prepared: PreparedModel, whole: Plan, plain: Plan, held: Dataset, *, threads: int = 1) -> Plan:
+    """`whole`, with attention quantized, if it answers as well as `plain`, without; else `plain` with its numbers.
+
+    whole: calibrated. plain: the same choice without attention; its sites are among those of `whole`.
+    """
+    numbers = {site.site: site.qparams for site in whole.sites}
+    sites = tuple(replace(site, qparams=numbers.get(site.site)) for site in plain.sites)
+    plain = replace(plain, sites=sites, data=whole.data, warnings=whole.warnings, scalings=whole.scalings)
+    reference = Session(prepared.named, threads=threads)
+    pairs = {
+        name: (reference, Session(realise(prepared, plan), optimize=False, threads=threads))
+        for name, plan in (("quantized", whole), ("float", plain))
+    }
+    found = compare(pairs, held.samples())
+    worst = {name: min((output.sqnr_db for output in outputs), default=math.inf) for name, outputs in found.items()}
+    kept = [
+        b.sqnr_db >= min(a.sqnr_db - _MAY_COST_DB, _GOOD_DB) for a, b in zip(found["float"], found["quantized"], strict=True)
+    ]
+    said = f"{worst['quantized']:.1f} dB quantized, {worst['float']:.1f} dB in float, on {len(held)} held-back samples"
+    if all(kept):
+        return replace(whole, choice={**whole.choice, "attention": f"quantized ({said})"})
+    reason = f"attention stays float: quantized it costs more than {_MAY_COST_DB:g} dB ({said})"
+    fix = "write `attention: quantized` to quantize it all the same"
+    names = {edge.node for site in whole.sites for edge in site.consumers or () if site.rule.startswith("attention")}
+    refusals = tuple(
+        Refusal(refusal.subject, reason, fix, refusal.rule)
+        if refusal.rule.startswith("attention") and refusal.subject in names
+        else refusal
+        for refusal in plain.refusals
+    )
+    return replace(plain, refusals=refusals, choice={**plain.choice, "attention": f"float ({said})"})
