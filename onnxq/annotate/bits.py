@@ -131,8 +131,8 @@ def _float_clip_bits(index: GraphIndex, clip: NodeRef, numbers: Numbers) -> int 
 
 
 def levels_used(index: GraphIndex, chain: Chain, numbers: Numbers) -> tuple[int, int] | None:
-    """Lowest and highest level of a constant; None for anything else, or only zeros."""
-    if chain.source is None or not index.is_constant(chain.source):
+    """Lowest and highest integer level of a constant; None for anything else (FP8 too), or only zeros."""
+    if numbers.storage.startswith("float") or chain.source is None or not index.is_constant(chain.source):
         return None
     value = index.constant(chain.source)
     if value is None:

@@ -145,6 +145,29 @@ def test_attention_stays_float_unless_forced() -> None:
     assert all("attention" in refusal.reason and "quantize: true" in refusal.fix for refusal in result.report.refusals)
 
 
+def test_attention_is_quantized_where_it_keeps_the_answers() -> None:
+    result = attention(load_config(CONFIG, {"attention": "auto"}))
+    assert result.plan.choice["attention"].startswith("quantized (")
+    assert pairs(result) == {"x", "o", "q", "k", "p", "v", "o0"}
+    assert "attention quantized" in result.report.placement
+
+
+def test_attention_stays_float_where_it_does_not() -> None:
+    """Outliers in the keys of one head leave the others no levels."""
+    proto = model(ATTENTION, weights=ATTENTION_WEIGHTS)
+    for tensor in proto.graph.initializer:
+        if tensor.name in ("wq", "wk"):
+            wide = numpy_helper.to_array(tensor).copy()
+            wide[:, :2] *= 400.0 if tensor.name == "wk" else 0.0025
+            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
+    result = onnxq.quantize(proto, samples(proto), load_config(CONFIG, {"attention": "auto"}))
+    assert result.plan.choice["attention"].startswith("float (")
+    assert pairs(result) == {"x", "o"}
+    assert result.plan.calibrated
+    assert {refusal.subject for refusal in result.report.refusals} == {"matmul9", "matmul13"}
+    assert all("held-back" in refusal.reason for refusal in result.report.refusals)
+
+
 def test_forced_attention_is_quantized_whole() -> None:
     result = attention(load_config(CONFIG, FORCE_ATTENTION))
     assert pairs(result) == {"x", "o", "q", "k", "p", "v", "o0"}

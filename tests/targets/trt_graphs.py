@@ -27,10 +27,10 @@ class Case:
     opset: int = 17
 
 
-def _activated(body: str) -> Case:
-    """conv -> activation -> conv: pairs in front of the two convolutions, none in between."""
+def _activated(body: str, end: str = "r") -> Case:
+    """conv -> activation -> conv: pairs in front of the two convolutions (at `end`), none in between."""
     text = f"g ({X}) => ({Y}) {{ a = Conv {C3}(x, w, b) {body} y = Conv {C3}(r, v) }}"
-    return Case(text, {"w": W3, "b": (32,), "v": W3}, frozenset({"x", "r"}), 2)
+    return Case(text, {"w": W3, "b": (32,), "v": W3}, frozenset({"x", end}), 2)
 
 
 CASES: dict[str, Case] = {
@@ -40,7 +40,8 @@ CASES: dict[str, Case] = {
     "conv-hard-swish": _activated("r = HardSwish(a)"),
     "conv-gelu": _activated(
         "h = Constant <value_float=1.4142135>() o = Constant <value_float=1.0>() c = Constant <value_float=0.5>() "
-        "d = Div(a, h) e = Erf(d) f = Add(e, o) m = Mul(a, f) r = Mul(m, c)"
+        "d = Div(a, h) e = Erf(d) f = Add(e, o) m = Mul(a, f) r = Mul(m, c)",
+        end="m",  # the factor 0.5 goes into the weights behind
     ),
     "conv-bn-relu": Case(
         f"g ({X}) => ({Y}) {{ a = Conv {C3}(x, w) n = BatchNormalization(a, s, t, m, p) r = Relu(n) "
@@ -175,8 +176,8 @@ CASES: dict[str, Case] = {
     ),
     # Query, key and value share one pair; LayerNorm and the residual stream have none.
     "layer-norm": Case(
-        "g (float[N,16,64] x) => (float[N,16,64] y) { n = LayerNormalization(x, s, t) q = MatMul(n, w) k = MatMul(n, v) "
-        "d = Add(q, k) e = Add(d, x) m = LayerNormalization(e, s, t) y = MatMul(m, z) }",
+        "g (float[N,16,64] x) => (float[N,16,64] y) { n = LayerNormalization(x, s, t) q = MatMul(n, w) "
+        "k = MatMul(n, v) d = Add(q, k) e = Add(d, x) m = LayerNormalization(e, s, t) y = MatMul(m, z) }",
         {"w": (64, 64), "v": (64, 64), "z": (64, 64), "s": (64,), "t": (64,)},
         frozenset({"n", "m"}),
         2,  # the two that read one pair are one kernel
@@ -203,4 +204,4 @@ ATTENTION = """g (float[N,16,64] x, float[N,1,1,16] mask) => (float[N,16,64] y)
     o = Reshape(o1, whole)
     y = MatMul(o, wo)
 }"""
-ATTENTION_WEIGHTS = {name: (64, 64) for name in ("wq", "wk", "wv", "wo")}
+ATTENTION_WEIGHTS = dict.fromkeys(("wq", "wk", "wv", "wo"), (64, 64))
