@@ -23,6 +23,7 @@ from onnxq.pipeline.realise import realise
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.scaled import Scene, scale_channels
 from onnxq.pipeline.stages import Stages
+from onnxq.pipeline.sweeping import swept
 from onnxq.plan import Plan, Scaling
 from onnxq.planner import Draft, draft
 from onnxq.report import Progress, Report, silent, site_line
@@ -179,6 +180,12 @@ def quantize(
     if plain is not None:
         with stages.run("attention"):
             plan = settle_attention(prepared, plan, plain, inputs.held, threads=wished.verify.threads)
+    if wished.effort != "fast":
+        with stages.run("sweep"):
+            prepared, plan = swept(
+                prepared, plan, inputs.calibration, inputs.held,
+                effort=wished.effort, skip=wished.skip, seed=wished.data.seed, progress=progress,
+            )  # fmt: skip
     with stages.run("emit"):
         quantized = realise(prepared, plan)
     return finish(prepared, plan, quantized, inputs, wished, stages, source=model)

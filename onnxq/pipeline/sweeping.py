@@ -1,0 +1,116 @@
+"""The sweep in a run: on a few samples, kept where the outputs of the emitted model come nearer to the float ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnxq.data import Dataset
+from onnxq.graph import GraphIndex, opset_of, upgrade_opset
+from onnxq.passes import PassReport
+from onnxq.passes.sweep import Swept, sweep
+from onnxq.passes.sweep_ops import Operator, operators
+from onnxq.pipeline.prepared import PreparedModel
+from onnxq.pipeline.realise import realise
+from onnxq.plan import Plan
+from onnxq.report import Progress
+from onnxq.runtime import Session
+from onnxq.verify import compare
+
+NAME = "sweep"
+_SAMPLES = {"balanced": 8, "high": 16}
+# Small samples give few positions and cost little: as many as make up this many input values, up to 64.
+_VALUES, _MOST = 1 << 18, 64
+# Above this an output is as good as float; one such output must not outweigh the others.
+_PERFECT_DB = 80.0
+# Where all operators together make it worse: so many stretches of the network, each tried on top of those that helped.
+_STRETCHES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What sweeps are judged by: samples that they did not see."""
+
+    prepared: PreparedModel
+    held: Dataset
+    float_model: Session
+
+    def score(self, plan: Plan) -> float:
+        """Mean SQNR of the outputs in dB, of the model as the file says."""
+        quantized = Session(realise(self.prepared, plan), optimize=False)
+        found = compare({"": (self.float_model, quantized)}, self.held.samples())[""]
+        return float(np.mean([np.clip(one.sqnr_db, -_PERFECT_DB, _PERFECT_DB) for one in found] or [0.0]))
+
+
+def swept(
+    prepared: PreparedModel, plan: Plan, calibration: Dataset, held: Dataset, *,
+    effort: str, skip: Iterable[str] = (), seed: int = 0, progress: Progress,
+) -> tuple[PreparedModel, Plan]:  # fmt: skip
+    """The plan with swept weights and biases, and the model with the account of it among its reports.
+
+    effort: "balanced" takes 8 samples, "high" 16, more where they are small; "fast" leaves the plan as it is, as does `skip` with "sweep" in it,
+    and made-up samples: corrections for inputs that never come are errors for those that do.
+    Whatever makes the held-back outputs worse is rolled back: first everything, then stretch by stretch.
+    """
+    if effort not in _SAMPLES or NAME in skip or calibration.synthetic:
+        return prepared, plan
+    few = _chosen(calibration, _SAMPLES[effort], seed)
+    trial = Trial(prepared, held, Session(prepared.proto, optimize=False))
+    before = trial.score(plan)
+    first = sweep(prepared.proto, plan, few.samples(), progress=progress)
+    if not first.done:
+        return prepared, plan
+    done: Swept | None = first
+    after, told = trial.score(first.plan), ""
+    if not after > before:
+        whole = after
+        done, after = _stretches(trial, plan, few, before, progress)
+        told = f"all operators together made it worse ({before:.1f} to {whole:.1f} dB), so by stretches; "
+    if done is None:
+        line = f"rolled back: {told}none of them helped"
+        return _reported(prepared, line), plan
+    lines = "; ".join(done.lines())
+    left = f"; no sample reached {', '.join(done.skipped)}" if done.skipped else ""
+    return _reported(prepared, f"{told}{before:.1f} to {after:.1f} dB on held-back samples; {lines}{left}"), done.plan
+
+
+def _chosen(calibration: Dataset, least: int, seed: int) -> Dataset:
+    """Samples to sweep with: at least so many."""
+    size = max(sum(value.size for value in calibration[0].values()), 1)
+    return calibration.take(max(least, min(_VALUES // size, _MOST)), seed)
+
+
+def _stretches(
+    trial: Trial, plan: Plan, few: Dataset, before: float, progress: Progress
+) -> tuple[Swept | None, float]:
+    """Stretches of the network, from its end to its start, each kept if it helps those kept before."""
+    chosen: frozenset[str] = frozenset()
+    best: Swept | None = None
+    score = before
+    for part in _cut(_operators(trial.prepared, plan)):
+        tried = sweep(trial.prepared.proto, plan, few.samples(), nodes=chosen | part, progress=progress)
+        now = trial.score(tried.plan)
+        if now > score:
+            chosen, best, score = chosen | part, tried, now
+    return best, score
+
+
+def _operators(prepared: PreparedModel, plan: Plan) -> list[Operator]:
+    proto = prepared.proto if opset_of(prepared.proto) >= plan.opset else upgrade_opset(prepared.proto, plan.opset)
+    return operators(GraphIndex(proto), plan)
+
+
+def _cut(found: Sequence[Operator]) -> list[frozenset[str]]:
+    """Operators of one kind together where there are several kinds, else stretches of the network, last first."""
+    kinds = {one.kind for one in found}
+    if len(kinds) > 1:
+        return [frozenset(one.node.name for one in found if one.kind == kind) for kind in sorted(kinds)]
+    size = -(-len(found) // _STRETCHES)
+    parts = [found[k : k + size] for k in range(0, len(found), size)]
+    return [frozenset(one.node.name for one in part) for part in reversed(parts)]
+
+
+def _reported(prepared: PreparedModel, line: str) -> PreparedModel:
+    return replace(prepared, reports=(*prepared.reports, PassReport(NAME, (line,))))
