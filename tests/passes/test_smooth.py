@@ -1,0 +1,145 @@
+"""Outlier channels move into the weights: for free where what writes them can take it, by one Mul where it pays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto
+
+from onnxq.errors import PlanError
+from onnxq.graph import infer_shapes
+from onnxq.passes.smooth import find_groups, smoothed
+from onnxq.passes.smooth_core import ALPHAS, Reader, Seen, layer_error, search, smoothing
+from onnxq.passes.view import View
+from onnxq.sites import TensorId
+from onnxq.spec import PerChannel, QuantSpec
+from tests.passes.kit import assert_same, in_branch, ops, parse
+
+F = np.float32
+U8, S8 = QuantSpec(signed=False, symmetric=False), QuantSpec(granularity=PerChannel(1))
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(F)
+
+
+HELD = {
+    "w1": normal(8, 12, seed=1), "c1": normal(12, seed=2), "w2": normal(12, 5, seed=3), "c2": normal(5, seed=4),
+    "w3": normal(12, 7, seed=5), "turned": normal(5, 12, seed=6), "scale": normal(12, seed=7),
+    "shift": normal(12, seed=8), "wv": normal(12, 12, seed=9), "cv": normal(12, seed=10),
+    "split": np.asarray([0, 0, 3, 4], np.int64), "whole": np.asarray([0, 0, 12], np.int64),
+}  # fmt: skip
+
+# What writes h [N,6,12] from x [N,6,8], what reads it, and the node that takes 1/s in ("" for a Mul).
+CASES = {
+    "LayerNormalization": ("m = MatMul(x, w1) h = LayerNormalization(m, scale, shift)", "", "h/LayerNormalization"),
+    "MatMul with bias": ("m = MatMul(x, w1) h = Add(m, c1)", "", "m/MatMul"),
+    "bare MatMul": ("h = MatMul(x, w1)", "", "h/MatMul"),
+    "Gelu": ("m = MatMul(x, w1) h = Gelu(m)", "", ""),
+    "a residual reads it too": ("m = MatMul(x, w1) h = LayerNormalization(m, scale, shift)", "z = Relu(h)", ""),
+    "attention": (
+        """m = MatMul(x, w1) v = MatMul(m, wv) a = Add(v, cv) r = Reshape(a, split)
+        t = Transpose <perm = [0,2,1,3]> (r) p = Softmax(q) o = MatMul(p, t)
+        b = Transpose <perm = [0,2,1,3]> (o) h = Reshape(b, whole)""",
+        "z = Relu(m)",
+        "v/MatMul",
+    ),
+}
+
+
+def model(name: str, readers: str = "o1 = MatMul(h, w2) y = Add(o1, c2) u = MatMul(h, w3)") -> ModelProto:
+    made, more, _ = CASES[name]
+    outputs = "float[N,6,5] y, float[N,6,7] u" + (", float[N,6,12] z" if more else "")
+    text = f"g (float[N,6,8] x, float[N,3,6,6] q) => ({outputs}) {{ {made} {readers} {more} }}"
+    return infer_shapes(parse(text, opset=20, **HELD))
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_where_the_factor_goes(name: str) -> None:
+    before = model(name)
+    group = next(group for group in find_groups(View(before)) if group.tensor == TensorId("h"))
+    home = group.home
+    held = "" if home is None else getattr(home, "name", "") or home.node.name
+    assert held == CASES[name][2]
+    after = smoothed(before, {TensorId("h"): np.geomspace(0.1, 10, 12).astype(F)})
+    assert ops(after)["Mul"] == (0 if home is not None else 1)
+    assert_same(before, after, rtol=2e-5)
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(sorted(CASES)), st.integers(0, 10_000))
+def test_any_factors_leave_the_function(name: str, seed: int) -> None:
+    before = model(name)
+    rng = np.random.default_rng(seed)
+    factors = {
+        group.tensor: np.exp(rng.uniform(-3, 3, group.channels)).astype(F) for group in find_groups(View(before))
+    }
+    assert TensorId("h") in factors
+    assert_same(before, smoothed(before, factors), rtol=1e-4, seed=seed)
+
+
+def test_gemm_both_ways_round_and_bodies() -> None:
+    text = """g (float[N,12] x) => (float[N,5] y, float[N,5] u) {
+        h = Relu(x) y = Gemm <alpha = 0.5> (h, w2, c2) u = Gemm <transB = 1> (h, turned) }"""
+    before = infer_shapes(parse(text, **HELD))
+    s = np.geomspace(0.1, 10, 12).astype(F)
+    assert_same(before, smoothed(before, {TensorId("h"): s}), rtol=2e-5)
+    inner = infer_shapes(in_branch(before))
+    groups = find_groups(View(inner))
+    assert [group.tensor for group in groups] == [TensorId("h", "branch.then_branch")]
+    assert_same(inner, smoothed(inner, {groups[0].tensor: s}), rtol=2e-5)
+
+
+STAYING = {
+    "computed weights": "o1 = MatMul(h, k) y = Relu(o1)",
+    "a weight with two readers": "o1 = MatMul(h, wv) y = MatMul(o1, wv)",
+    "the weight on the left": "y = MatMul(wv, h)",
+    "turned": "y = Gemm <transA = 1> (h, wv)",
+}
+
+
+@pytest.mark.parametrize("name", sorted(STAYING))
+def test_what_is_no_layer_stays(name: str) -> None:
+    text = f"g (float[12,12] x, float[12,12] k) => (float[12,12] y) {{ h = Relu(x) {STAYING[name]} }}"
+    assert not find_groups(View(infer_shapes(parse(text, **HELD))))
+
+
+def test_a_plan_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(PlanError, match="feeds no layers"):
+        smoothed(model("Gelu"), {TensorId("h"): np.ones(11, F)})
+    with pytest.raises(PlanError, match="feeds no layers"):
+        smoothed(model("Gelu"), {TensorId("y"): np.ones(5, F)})
+
+
+def outliers(seed: int = 0) -> tuple[Seen, tuple[Reader, ...]]:
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((64, 32)).astype(F)
+    rows[:, [3, 17]] *= 60
+    weights = (rng.standard_normal((32, 16)).astype(F), rng.standard_normal((32, 8)).astype(F))
+    return Seen(rows.min(axis=0), rows.max(axis=0), rows), tuple(Reader(w, S8) for w in weights)
+
+
+def test_outliers_are_smoothed_and_the_best_alpha_wins() -> None:
+    seen, readers = outliers()
+    s, alpha, error, plain = search(seen, readers, U8)
+    largest = np.maximum(-seen.low, seen.high)
+    by_alpha = {a: layer_error(seen, readers, U8, smoothing(largest, [r.weight for r in readers], a)) for a in ALPHAS}
+    assert error == min(by_alpha.values()) == by_alpha[alpha]
+    assert error < plain / 10
+    assert np.prod(s.astype(float)) == pytest.approx(1.0, rel=1e-3)
+    assert s.argsort()[-2:].tolist() in ([3, 17], [17, 3])
+
+
+def test_the_formula() -> None:
+    weights = [np.array([[1.0, -4.0], [9.0, 0.0]], F), np.array([[2.0], [1.0]], F)]
+    s = smoothing(np.array([8.0, 2.0]), weights, 0.5)
+    np.testing.assert_allclose(s[0] / s[1], np.sqrt(8 / 4) / np.sqrt(2 / 9), rtol=1e-6)
+
+
+def test_dead_channels_keep_their_size() -> None:
+    s = smoothing(np.array([0.0, 4.0, 1.0, 2.0]), [np.array([[1.0], [1.0], [1.0], [0.0]], F)], 0.5)
+    assert s[0] == s[3] == 1.0
+    np.testing.assert_allclose(s[1:3], [np.sqrt(2), np.sqrt(0.5)], rtol=1e-6)
+    assert (smoothing(np.zeros(3), [np.zeros((3, 2), F)], 0.5) == 1.0).all()
