@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.graph import Editor, GraphIndex, opset_of
-from onnxq.numerics import clip_bounds, quantize
+from onnxq.numerics import clip_bounds, quantize, scale_as
 from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.plan.limits import check_numbers, check_specs
 from onnxq.plan.names import part
@@ -130,10 +130,11 @@ class _Writer:
     ) -> tuple[str, str]:
         """Keep the values of a narrow type inside its own range, in float, so that 8-bit kernels still fuse."""
         scope = self._scope(site)
-        low, high = clip_bounds(numbers, site.spec)
+        dtype = self._float_type(site)
+        low, high = clip_bounds(numbers, site.spec, dtype)
         names = self._names(site, ("clip_node", "clipped", "clip_min", "clip_max"))
         for name, value in (("clip_min", low), ("clip_max", high)):
-            self.editor.add_initializer(scope, names[name], np.asarray(value, np.float32))
+            self.editor.add_initializer(scope, names[name], np.asarray(value, dtype))
         self.editor.insert_node(
             scope, "Clip", [source, names["clip_min"], names["clip_max"]], [names["clipped"]],
             name=names["clip_node"], metadata=self._record(site, names["clip_node"]), before=before, after=after,
@@ -161,11 +162,15 @@ class _Writer:
 
     def _numbers(self, site: SitePlan, numbers: QParams, scope: str) -> tuple[str, str]:
         names = self._names(site, ("scale", "zero_point"))
-        self.editor.add_initializer(scope, names["scale"], np.asarray(numbers.scale, np.float32))
+        self.editor.add_initializer(scope, names["scale"], scale_as(numbers, self._float_type(site)))
         if site.role is not Role.BIAS:
             zero = np.asarray(numbers.zero_point, _numpy_type(site.spec))
             self.editor.add_initializer(scope, names["zero_point"], zero, dtype=_STORAGE[site.spec.storage])
         return names["scale"], names["zero_point"]
+
+    def _float_type(self, site: SitePlan) -> type[np.floating]:
+        """The scale's type is the tensor's: a DequantizeLinear gives back what its scale is."""
+        return np.float16 if self.index.dtype(self._tensor(site)) == onnx.TensorProto.FLOAT16 else np.float32
 
     def _names(self, site: SitePlan, parts: Iterable[str]) -> dict[str, str]:
         return {name: self.editor.fresh(part(site.site, name)) for name in parts}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from onnxq import targets
 from onnxq.errors import VerificationError
 from onnxq.graph import (
     GraphIndex,
@@ -76,7 +77,7 @@ def load(
     if upgraded is not proto:
         reports.append(PassReport("opset", (f"{opset_of(proto)} -> {opset_of(upgraded)}",), ()))
     typed = infer_shapes(upgraded)
-    if _WIDEN not in left_out and computes_in_half(typed):
+    if _WIDEN not in left_out and not targets.target(target).half and computes_in_half(typed):
         typed = infer_shapes(widen_half(upgraded))
         reports.append(PassReport(_WIDEN, ("float16 is computed in float32",), ()))
     result = prepare(typed, skip=left_out - {_WIDEN} - _LATER, target=target)
@@ -89,7 +90,8 @@ def prove_equal(prepared: PreparedModel, samples: Iterable[Mapping[str, Array]])
     before = Session(prepared.named, optimize=False)
     after = Session(prepared.proto, optimize=False)
     found = compare({"prepare": (before, after)}, samples)["prepare"]
-    enough = _EQUIVALENT_HALF_DB if _WIDEN in prepared.passes else EQUIVALENT_DB
+    half = _WIDEN in prepared.passes or computes_in_half(prepared.proto)
+    enough = _EQUIVALENT_HALF_DB if half else EQUIVALENT_DB
     for output in found:
         if output.sqnr_db < enough and not np.isclose(output.max_abs, 0.0, atol=1e-6):
             raise VerificationError(

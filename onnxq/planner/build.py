@@ -58,7 +58,7 @@ class Draft:
         return replace(
             self.base,
             sites=sites,
-            opset=max(self.base.opset, placement.opset),
+            opset=max(self.base.opset, placement.opset, _HALF_OPSET if _in_half(self.units.index, sites) else 0),
             refusals=tuple(seen.values()),
             warnings=(*self.base.warnings, *placement.warnings),
             float_nodes=floats,
@@ -107,6 +107,15 @@ def draft(
         kept=tuple(node.name for node in index.nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear")),
     )
     return Draft(proto, config, units, wishes, base, spec_refusals(units, wishes, engine, config))
+
+
+# From here on Q and DQ take float16.
+_HALF_OPSET = 19
+
+
+def _in_half(index: GraphIndex, sites: tuple[SitePlan, ...]) -> bool:
+    tensors = [site.site for site in sites if isinstance(site.site, TensorId)]
+    return any(index.dtype(tensor) == onnx.TensorProto.FLOAT16 for tensor in tensors)
 
 
 def _anchor(index: GraphIndex, site: SitePlan, ids: Mapping[TensorId, str]) -> str:

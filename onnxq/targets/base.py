@@ -152,6 +152,7 @@ class Target:
     zero_points: whether a zero point other than 0 can be said. int32_bias: whether a bias may be dequantized int32.
     quantizes_alone: the engine quantizes or fuses by itself what stands between pairs, and must be kept from it.
     times_itself: ONNX Runtime on this machine is the engine, so its times say something.
+    half: it computes float16 itself, so a float16 model keeps its types; else it is planned and written in float32.
     strict: what the tables do not accept the engine refuses or reads wrongly, so plans are checked site by site.
     no_kernel: operators that cost time and have no quantized kernel in any placement, with what there is instead.
     """
@@ -165,6 +166,7 @@ class Target:
     int32_bias: bool = True
     quantizes_alone: bool = True
     times_itself: bool = True
+    half: bool = False
     strict: bool = False
     no_kernel: Mapping[str, str] = field(default_factory=dict)
 

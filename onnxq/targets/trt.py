@@ -284,6 +284,7 @@ TRT = Target(
     int32_bias=False,
     quantizes_alone=False,
     times_itself=False,
+    half=True,
     strict=True,
     no_kernel=_NO_KERNEL,
 )
@@ -297,6 +298,7 @@ TRT_WEIGHT_ONLY = Target(
     int32_bias=False,
     quantizes_alone=False,
     times_itself=False,
+    half=True,
     strict=True,
     no_kernel={},
 )
