@@ -156,10 +156,13 @@ def smoothing_factors(proto: ModelProto, plan: Plan, seen: Mapping[TensorId, See
     view = View(proto)
     factors: dict[TensorId, NDArray[np.float32]] = {}
     lines = []
+    paired = frozenset(site.site for site in plan.sites if isinstance(site.site, TensorId))
     made = frozenset(site.site for site in plan.sites if site.role is Role.OUTPUT)
     for group in find_groups(view):
         specs, values = _specs(view, group, plan), seen.get(group.tensor)
-        if specs is None or values is None or (group.home is None and group.tensor in made):
+        if specs is None or values is None:
+            continue
+        if group.home is None and (group.tensor in made or _from_integers(view, group.tensor, paired)):
             continue
         readers = tuple(
             Reader(op.weight if op.axis == 1 else op.weight.T, along_outputs(spec))
@@ -174,6 +177,21 @@ def smoothing_factors(proto: ModelProto, plan: Plan, seen: Mapping[TensorId, See
         if kept:
             factors[group.tensor] = s
     return Smoothing(factors, tuple(lines))
+
+
+# Integers pass through these: a Mul behind them would be a float kernel between two that are not.
+_MOVING = ("Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "MaxPool")
+
+
+def _from_integers(view: View, tensor: TensorId, paired: frozenset[object]) -> bool:
+    """True when the tensor merely rearranges one that has a pair of its own."""
+    node = view.producer(tensor, *_MOVING)
+    while node is not None:
+        source = view.tensor(node, 0)
+        if source in paired:
+            return True
+        node = view.producer(source, *_MOVING)
+    return False
 
 
 def _name(home: NodeRef | Linear) -> str:
