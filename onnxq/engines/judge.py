@@ -126,7 +126,9 @@ class _Pair:
         near = [kernel for kernel in by_node.get(reader.name, ()) if kernel in mine]
         seen = near or mine or list(by_node.get(reader.name, ()))
         if not seen:
-            return None
+            # An equal pair follows: dequantizing here and quantizing there cancel out, and the bytes go on.
+            written = [tensor for kernel in by_node.get(self.pair.quantize, ()) for tensor in kernel.outputs]
+            return True if any(is_low(tensor.dtype) for tensor in written) else None
         taken = [_takes(kernel, self.pair) for kernel in seen]
         return any(taken) if near or len(taken) == 1 else all(taken)
 

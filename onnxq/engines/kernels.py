@@ -21,7 +21,7 @@ _WORKERS = {
     "pool": ("maxpool", "avgpool", "pooling"),
 }  # fmt: skip
 # Fused attention is listed as a generated kernel; its name says what it is.
-_ATTENTION = "_mha"
+_ATTENTION, _QKV = "_mha", 3
 # Reads integers and multiplies floats: it dequantizes what it reads on the way.
 _DEQUANTIZES = "runtime_fusion"
 
@@ -102,7 +102,9 @@ def _operands(op: str, kernel: Kernel) -> tuple[Tensor, ...]:
     The weight is the largest constant, unless the second input is larger: it is computed, or dequantized before.
     """
     if _ATTENTION in kernel.name:
-        return kernel.inputs
+        low = tuple(tensor for tensor in kernel.inputs if is_low(tensor.dtype))
+        # Query, key and value; masks come as bool or float beside them.
+        return low if len(low) >= _QKV else tuple(tensor for tensor in kernel.inputs if tensor.dtype != "bool")
     if op not in PRODUCTS:
         return kernel.inputs[:1] if _pools(op, kernel) else kernel.inputs
     weight = max(kernel.weights, key=lambda tensor: tensor.size, default=None)
