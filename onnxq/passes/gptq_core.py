@@ -64,15 +64,16 @@ def damped_moments(h: Array, damping: float) -> NDArray[np.float64]:
     """H with `damping` of its mean diagonal added to the diagonal (1 where H is all zero: nothing is known there)."""
     mean = np.einsum("gii->gi", h).mean(axis=1)
     extra = np.where(mean > 0, damping * mean, 1.0)
-    damped = np.array(h, np.float64)
-    np.einsum("gii->gi", damped)[...] += extra[:, None]
-    return np.asarray(damped)
+    size = h.shape[-1]
+    damped: NDArray[np.float64] = np.array(h, np.float64)
+    damped[:, np.arange(size), np.arange(size)] += extra[:, None]
+    return damped
 
 
 def layer_error(w: Array, levels: Array, scale: Array, zero: Array, h: Array) -> NDArray[np.float64]:
     """e H e^T of every row, e = W - W^: [groups, rows], float64."""
     gap = np.asarray(w, np.float64) - (np.asarray(levels, np.float64) - zero) * np.asarray(scale, np.float64)
-    return np.asarray(np.einsum("grk,grk->gr", gap @ h, gap))
+    return np.asarray(np.einsum("grk,grk->gr", gap @ h, gap), np.float64)
 
 
 def refit(w: Array, moments: Moments, *, ridge: float = RIDGE) -> NDArray[np.float32]:
@@ -94,7 +95,7 @@ def corrected_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> N
     """b + W mean(x) - W^ mean(y): [groups, rows]; w, rounded: [groups, rows, K]."""
     wanted = np.einsum("grk,gk->gr", np.asarray(w, np.float64), moments.mean_x)
     got = np.einsum("grk,gk->gr", np.asarray(rounded, np.float64), moments.mean_y)
-    return np.asarray(bias, np.float64) + wanted - got
+    return np.asarray(np.asarray(bias, np.float64) + wanted - got)
 
 
 def _spread(h: NDArray[np.float64], damping: float) -> NDArray[np.float32]:

@@ -50,8 +50,9 @@ def swept(
 ) -> tuple[PreparedModel, Plan]:  # fmt: skip
     """The plan with swept weights and biases, and the model with the account of it among its reports.
 
-    effort: "balanced" takes 8 samples, "high" 16, more where they are small; "fast" leaves the plan as it is, as does `skip` with "sweep" in it,
-    and made-up samples: corrections for inputs that never come are errors for those that do.
+    effort: "balanced" takes 8 samples, "high" 16, more where they are small; "fast" leaves the plan as it is. So does
+    `skip` with "sweep" in it, and so do made-up samples: corrections for inputs that never come are errors for those
+    that do.
     Whatever makes the held-back outputs worse is rolled back: first everything, then stretch by stretch.
     """
     if effort not in _SAMPLES or NAME in skip or calibration.synthetic:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.errors import PlanError
-from onnxq.plan import Plan, SitePlan, from_json, to_json
+from onnxq.plan import BiasPlan, Plan, SitePlan, from_json, to_json
 from onnxq.sites import Edge, Refusal, Role, TensorId
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
@@ -127,3 +127,36 @@ def test_a_wrong_entry_is_named(edit: object, message: str) -> None:
 def test_what_is_no_json_gives_the_line() -> None:
     with pytest.raises(PlanError, match=r"plan\.json:2"):
         from_json('{\n"schema": ,}', source="plan.json")
+
+
+@given(
+    st.sampled_from(["int4", "uint4", "int8", "uint8", "int16", "int32"]),
+    st.lists(st.integers(1, 12), max_size=3),
+    st.integers(0, 99),
+)
+def test_levels_and_biases_survive(storage: str, shape: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    bits = int(re.sub(r"\D", "", storage))
+    signed = not storage.startswith("u")
+    kind = np.dtype(storage.replace("int4", "int8"))
+    low = -(2 ** (bits - 1)) if signed else 0
+    values = rng.integers(low, low + 2**bits, shape).astype(kind)
+    spec = QuantSpec(bits=bits, signed=signed, storage=storage)
+    weight = SitePlan(site=TensorId("w"), role=Role.WEIGHT, spec=spec, values=values)
+    bias = BiasPlan(edge=Edge("n", 2, "If_0.then_branch"), values=rng.standard_normal(shape).astype(np.float32))
+    plan = Plan(target="ort", model="m", topology="", weights="", sites=(weight,), biases=(bias,))
+    back = from_json(to_json(plan))
+    assert back == plan
+    assert back.sites[0].values is not None
+    assert back.sites[0].values.dtype == kind
+    assert to_json(back) == to_json(plan)
+    other = values.copy()
+    other.flat[0] ^= 1
+    assert SitePlan(site=TensorId("w"), role=Role.WEIGHT, spec=spec, values=other) != weight
+
+
+def test_a_damaged_bias_is_named() -> None:
+    bare = json.loads(to_json(Plan(target="ort", model="m", topology="", weights="")))
+    text = json.dumps({**bare, "biases": [{"site": ["n", 2]}]})
+    with pytest.raises(PlanError, match="values"):
+        from_json(text)
