@@ -22,6 +22,8 @@ _MOVES = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "
 _ACTIVATIONS = frozenset(
     {"Relu", "Clip", "LeakyRelu", "HardSwish", "HardSigmoid", "Sigmoid", "Gelu", "Elu", "PRelu", "Tanh", "Mul", "Mish"}
 )
+# How far behind a product TensorRT looks for what it can do to the weight beforehand, as far as was seen.
+_NEAR = 4
 # Axis of a weight along which a product's channels lie; a Gemm's depends on transB.
 _CHANNELS = {"Conv": 0, "MatMul": -1}
 
@@ -53,7 +55,7 @@ class Why:
             return "the engine's list of kernels does not name it: it was merged with an equal one or computed away"
         if self.capability == "SM75":
             return "int8 kernels need compute capability 8.0 or more"
-        told = self._operand(node) or (self._result(node) if family == ORT else "")
+        told = self._operand(node) or (self._result(node) if family == ORT else self._sliced(node))
         return told or f"its pairs are in place, but the engine took another kernel: {types}"
 
     def site(self, pair: PairInfo, loose: Sequence[str], proven: Mapping[str, NodeProof]) -> str:
@@ -113,6 +115,20 @@ class Why:
             at = TensorId(readers[0].outputs[0], readers[0].scope)
         if between:
             return f"{' and '.join(between)} between it and QuantizeLinear changes what the pair saturates by itself"
+        return ""
+
+    def _sliced(self, node: NodeRef) -> str:
+        """TensorRT slices a product's weight instead of its result, and dequantizes the slices before it runs."""
+        at = TensorId(node.outputs[0], node.scope)
+        for _ in range(_NEAR):
+            readers = [self.index.node(edge.node) for edge in self.index.consumers(at)]
+            if any(reader.op_type in ("Slice", "Split") for reader in readers):
+                return (
+                    "its result is cut up, which TensorRT does to the weight instead, in float: give its result a pair"
+                )
+            if len(readers) != 1 or readers[0].op_type not in (*_MOVES, "Add"):
+                return ""
+            at = TensorId(readers[0].outputs[0], readers[0].scope)
         return ""
 
     def _pair(self, node: NodeRef, k: int) -> PairInfo | None:

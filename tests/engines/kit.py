@@ -87,6 +87,37 @@ def attention(pairs: bool) -> onnx.ModelProto:
     return graph(quantized, s=SCALE, z=ZERO, ps=np.float32(1 / 127)) if pairs else graph(plain)
 
 
+def masked_attention() -> onnx.ModelProto:
+    """Attention with a mask, its result moved to a linear layer with an equal pair in front."""
+    text = """(float[1,4,16,32] q, float[1,4,32,16] k, float[1,4,16,32] v, bool[1,1,16,16] mask) => (float[1,16,64] y) {
+        qq = QuantizeLinear(q, s, z) qd = DequantizeLinear(qq, s, z)
+        kq = QuantizeLinear(k, s, z) kd = DequantizeLinear(kq, s, z)
+        vq = QuantizeLinear(v, s, z) vd = DequantizeLinear(vq, s, z)
+        t = MatMul(qd, kd) u = Where(mask, t, low) p = Softmax <axis=-1>(u)
+        pq = QuantizeLinear(p, ps, z) pd = DequantizeLinear(pq, ps, z)
+        o = MatMul(pd, vd) oq = QuantizeLinear(o, s, z) od = DequantizeLinear(oq, s, z)
+        m = Transpose <perm=[0,2,1,3]>(od) r = Reshape(m, shape)
+        rq = QuantizeLinear(r, s, z) rd = DequantizeLinear(rq, s, z)
+        wd = DequantizeLinear <axis=1>(w, ws, wz) y = MatMul(rd, wd) }"""
+    weights = _weights(np.concatenate([MATRIX, MATRIX]), 64)
+    values = {"s": SCALE, "z": ZERO, "ps": np.float32(1 / 127), "low": np.float32(-1e4)}
+    return graph(text, **values, shape=np.array([1, 16, 128]), **weights)
+
+
+def sliced() -> onnx.ModelProto:
+    """One MatMul for query, key and value, cut up behind it for an attention in float."""
+    text = """(float[1,16,64] x) => (float[1,4,16,16] y) {
+        xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)
+        wd = DequantizeLinear <axis=1>(w, ws, wz) m = MatMul(xd, wd) a = Add(m, b)
+        r = Reshape(a, shape) t = Transpose <perm=[2,0,3,1,4]>(r)
+        q0 = Slice(t, n0, n1, n0) q = Squeeze(q0, n0) k0 = Slice(t, n1, n2, n0) k = Squeeze(k0, n0)
+        v0 = Slice(t, n2, n3, n0) v = Squeeze(v0, n0)
+        kt = Transpose <perm=[0,1,3,2]>(k) o = MatMul(q, kt) p = Softmax <axis=-1>(o) y = MatMul(p, v) }"""
+    values = {f"n{k}": np.array([k]) for k in range(4)} | _weights(np.concatenate([MATRIX] * 3, axis=1), 192)
+    shape = np.array([1, 16, 3, 4, 16])
+    return graph(text, s=SCALE, z=ZERO, b=np.ones(192, np.float32), shape=shape, **values)
+
+
 def residual() -> onnx.ModelProto:
     """Two convolutions and an Add that reads the first one's dequantized input: one pair serves both."""
     text = f"""(float[1,32,16,16] x) => (float[1,32,16,16] y) {{

@@ -73,6 +73,20 @@ def test_attention_becomes_one_int8_kernel_only_with_all_its_pairs():
     assert [one.type for one in prove(kit.attention(False)).nodes] == ["float32", "float32"]
 
 
+def test_a_mask_is_no_operand_and_equal_pairs_pass_bytes_on():
+    proof = prove(kit.masked_attention(), require_int8=["MatMul"])
+    assert proof.holds
+    assert proof.nodes[0].kernel == proof.nodes[1].kernel
+    assert proof.nodes[0].types.startswith("int8 x int8 x int8 -> ")
+    assert set(states(proof).values()) == {"fused"}
+
+
+def test_a_product_whose_weight_is_cut_up_in_float():
+    node = prove(kit.sliced()).node("m/MatMul")
+    assert node.type == "float32"
+    assert node.reason.endswith("give its result a pair")
+
+
 def test_one_pair_for_convolution_and_skip_costs_no_kernel():
     proof = prove(kit.residual(), require_int8=["Conv"])
     assert proof.holds
