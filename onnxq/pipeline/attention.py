@@ -35,7 +35,8 @@ def settle_attention(prepared: PreparedModel, whole: Plan, plain: Plan, held: Da
     found = compare(pairs, held.samples())
     worst = {name: min((output.sqnr_db for output in outputs), default=math.inf) for name, outputs in found.items()}
     kept = [
-        b.sqnr_db >= min(a.sqnr_db - _MAY_COST_DB, _GOOD_DB) for a, b in zip(found["float"], found["quantized"], strict=True)
+        b.sqnr_db >= min(a.sqnr_db - _MAY_COST_DB, _GOOD_DB)
+        for a, b in zip(found["float"], found["quantized"], strict=True)
     ]
     said = f"{worst['quantized']:.1f} dB quantized, {worst['float']:.1f} dB in float, on {len(held)} held-back samples"
     if all(kept):
