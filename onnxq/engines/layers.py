@@ -114,10 +114,12 @@ def _layer(layer: Mapping[str, Any]) -> Kernel:
 
 
 def _value(entry: Mapping[str, Any]) -> Tensor:
-    words = str(entry.get("Datatype") or entry.get("Format/Datatype") or "")
+    """TensorRT 10 has "Format/Datatype"; 11 has "Format" and a type beside it, spelt Datatype or DataType."""
+    held = {key.lower(): value for key, value in entry.items()}
+    layout = str(held.get("format") or held.get("format/datatype") or "")
     return Tensor(
-        name=str(entry.get("Name", "")),
-        dtype=dtype_of(words),
-        shape=tuple(int(dim) for dim in entry.get("Dimensions") or ()),
-        layout=str(entry.get("Format") or entry.get("Format/Datatype") or ""),
+        name=str(held.get("name", "")),
+        dtype=dtype_of(str(held.get("datatype") or "")) or dtype_of(layout),
+        shape=tuple(int(dim) for dim in held.get("dimensions") or ()),
+        layout=layout,
     )

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import onnx
@@ -36,6 +37,11 @@ _LIBRARIES = {
     RTX: ("tensorrt_rtx", "pip install 'onnxq[trt-rtx]'"),
     TRT: ("tensorrt", "pip install 'onnxq[trt]'"),
     ORT: ("onnxruntime", "pip install 'onnxq[cpu]'"),
+}
+_PACKAGES = {
+    RTX: ("TensorRT for RTX", ("tensorrt-rtx",)),
+    TRT: ("TensorRT", ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")),
+    ORT: ("ONNX Runtime", ("onnxruntime", "onnxruntime-gpu")),
 }
 CAPABILITY = "8.6"
 TIMEOUT = 600.0
@@ -181,7 +187,7 @@ def _build(
 ) -> Build:
     return Build(
         engine=engine,
-        version=outcome.version,
+        version=outcome.version or _installed(engine),
         state=outcome.state,
         capability=f"{capability[2:-1]}.{capability[-1]}" if capability else "",
         seconds=outcome.seconds,
@@ -193,6 +199,17 @@ def _build(
         reduced=reduced,
         saved=saved,
     )
+
+
+def _installed(engine: str) -> str:
+    """The library's version, from its package: a process that died did not tell it."""
+    title, packages = _PACKAGES[engine]
+    for name in packages:
+        try:
+            return f"{title} {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return title
 
 
 class _Files:

@@ -96,11 +96,12 @@ def test_a_float_convolution_of_the_inspector_is_float():
     assert computed_type("Conv", [first]) == "float16"
 
 
-def test_the_inspectors_newer_form_has_types_of_their_own():
-    value = {"Name": "a", "Dimensions": [4, 64], "Datatype": "Int8", "Format": "(Linear) Row major linear format"}
+@pytest.mark.parametrize("key", ["Datatype", "DataType"])
+def test_the_inspector_of_tensorrt_11_has_types_of_their_own(key):
+    value = {"Name": "a", "Dimensions": [4, 64], key: "Int8", "Format": "(Linear) Row major linear format"}
     layer = {
         "Name": "m_myl0_1", "LayerType": "gemm", "Inputs": [value], "Constants": [value | {"Name": "w"}],
-        "Outputs": [value | {"Datatype": "Float"}], "TacticName": "", "Metadata": "[ONNX Layer: m]",
+        "Outputs": [value | {key: "Float"}], "TacticName": "", "Metadata": "[ONNX Layer: m]",
     }  # fmt: skip
     (kernel,) = read_inspector(json.dumps({"Layers": [layer]}))
     assert computed_type("MatMul", [kernel]) == "int8"

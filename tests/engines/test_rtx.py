@@ -152,6 +152,7 @@ def test_a_crash_is_a_proof_and_its_smallest_part_is_found(tmp_path):
     proof = onnxq.prove(kit.computed_scale(), reduce=True, save=tmp_path)
     assert proof.build.state == "crashed"
     assert "SIGSEGV" in proof.build.reason
+    assert proof.build.version.startswith("TensorRT for RTX 1.")
     assert proof.build.log
     reduced = proof.build.reduced
     assert reduced is not None
