@@ -15,7 +15,7 @@ from onnxq.sites import Role
 from onnxq.targets.trt import RULES
 from tests.targets.graphs import model
 from tests.targets.rtx import kernels, needs_rtx
-from tests.targets.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, CASES
+from tests.targets.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, C3, CASES
 
 CONFIG = load_config("trt-int8", {"activations.observer": "minmax", "attention": "float"})
 FORCE_ATTENTION = {"rules": [{"op": "MatMul", "set": {"quantize": True}}]}
@@ -127,6 +127,35 @@ def test_a_residual_add_costs_no_kernel_and_reads_int8(name: str, tmp_path: Path
         assert kernel.writes == ("Int8",)
     alone = onnxq.quantize(float_model(name), samples(float_model(name)), load_config(CONFIG, NO_ADDS))
     assert len(made) <= len(kernels(alone.model, tmp_path))
+
+
+CONVNEXT = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
+    a = Conv {C3}(x, w)
+    d = Conv <pads=[1,1,1,1], group=32>(a, z)
+    t = Transpose <perm=[0,2,3,1]>(d)
+    n = LayerNormalization(t, s, s)
+    m = MatMul(n, u)
+    k = Transpose <perm=[0,3,1,2]>(m)
+    e = Add(k, a)
+    y = Conv {C3}(e, w)
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "reads"),
+    [("residual-identity", "i", True), ("residual-linear", "i", True), ("no-residual", "d", False)],
+)
+def test_the_skip_branch_reads_the_pair_that_is_there(name: str, tensor: str, reads: bool) -> None:
+    site = next(site for site in quantized(name).plan.sites if site.tensor == tensor)
+    assert any(edge.node.startswith("add") for edge in site.consumers or ()) is reads
+
+
+def test_a_block_that_ends_in_a_linear_layer_is_no_residual_block() -> None:
+    """As in ConvNeXt: no convolution can take the sum in, so the Add reads floats."""
+    proto = model(CONVNEXT, weights={"w": (32, 32, 3, 3), "z": (32, 1, 3, 3), "s": (32,), "u": (32, 32)})
+    result = onnxq.quantize(proto, samples(proto), CONFIG)
+    assert pairs(result) == {"x", "a", "n", "e"}
+    assert not [site for site in result.plan.sites if any(e.node == "add6" for e in site.consumers or ())]
 
 
 NO_ADDS = {"rules": [{"op": "Add", "set": {"float": True}}]}
