@@ -342,8 +342,8 @@ class Config(_Frozen):
     """Everything asked for. The defaults are those of the preset `ort-int8`.
 
     source: the preset or file it was read from; "" when made in Python. skip: passes left out.
-    effort: what accuracy passes may cost; fast: none of them.
     attention: the products of activations inside it, for engines with a fused kernel: "auto" tries both.
+    effort: what accuracy passes may cost; fast: none of them.
     """
 
     source: str = ""

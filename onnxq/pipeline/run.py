@@ -255,7 +255,7 @@ def finish(
         with stages.run("check"):
             samples, threads = inputs.held.samples(), config.verify.threads
             trial = check.try_out(prepared.named, model, samples, threads=threads, optimized=engine.times_itself)
-        if config.verify.latency and engine.times_itself:
+        if config.verify.latency and engine.times_itself and plan.sites:
             with stages.run("time"):
                 timing = check.time_both(prepared.named, model, inputs.first, threads=config.verify.threads or 1)
     index = GraphIndex(prepared.proto)

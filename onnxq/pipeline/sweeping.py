@@ -83,9 +83,7 @@ def _chosen(calibration: Dataset, least: int, seed: int) -> Dataset:
     return calibration.take(max(least, min(_VALUES // size, _MOST)), seed)
 
 
-def _stretches(
-    trial: Trial, plan: Plan, few: Dataset, before: float, progress: Progress
-) -> tuple[Swept | None, float]:
+def _stretches(trial: Trial, plan: Plan, few: Dataset, before: float, progress: Progress) -> tuple[Swept | None, float]:
     """Stretches of the network, from its end to its start, each kept if it helps those kept before."""
     chosen: frozenset[str] = frozenset()
     best: Swept | None = None

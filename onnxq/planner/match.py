@@ -42,9 +42,7 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
         plan = replace(plan, biases=())
     biases = tuple(replace(bias, edge=edges.edge(bias.edge)) for bias in plan.biases)
     floats = tuple(edges.node(name) for name in plan.float_nodes)
-    return replace(
-        plan, sites=sites, biases=biases, float_nodes=floats, topology=now.topology, weights=now.weights
-    )
+    return replace(plan, sites=sites, biases=biases, float_nodes=floats, topology=now.topology, weights=now.weights)
 
 
 class _Anchors:

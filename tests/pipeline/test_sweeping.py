@@ -238,9 +238,7 @@ def test_inside_a_branch() -> None:
     found = sweep(prepared.proto, plan, flags, progress=silent)
     assert len(found.done) == 2
     assert not found.skipped
-    before, after = (
-        sum(error(realise(prepared, p), proto, one) for one in flags[::2]) for p in (plan, found.plan)
-    )
+    before, after = (sum(error(realise(prepared, p), proto, one) for one in flags[::2]) for p in (plan, found.plan))
     assert after < 0.7 * before
     unreached = sweep(prepared.proto, plan, flags[1::2], progress=silent)
     assert len(unreached.skipped) == 2
