@@ -93,7 +93,7 @@ def _attempt(
     cache: Cache, prepared: PreparedModel, inputs: Inputs | None, data: object, config: Config, name: str
 ) -> _Trial:
     inputs = read_data(prepared, data, config) if inputs is None else inputs
-    plan = look(prepared, inputs, config, name).default()
+    plan = look(prepared, inputs, config, name).default(attention=config.attention == "quantized")
     return _Trial(prepared, inputs, plan, match(cache, plan, prepared.before, GraphIndex(prepared.proto)))
 
 

@@ -11,13 +11,15 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper, numpy_helper
+from onnx import helper, numpy_helper, parser
 
 import onnxq
 from onnxq.cli import cli
-from onnxq.config import Config, QuantWish, Rule, RuleSet
+from onnxq.config import Config, QuantWish, Rule, RuleSet, load_config
 from onnxq.errors import CalibrationError, ConfigError, OutputError, PlanError
 from onnxq.interop import ORIGIN, Imported, Why, cache_of, read_cache, write_cache
+from onnxq.interop.trt_cache import parse_cache
+from onnxq.pipeline.importing import import_calibration
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import Role
@@ -228,9 +230,6 @@ def test_a_rule_for_other_bits_is_refused_by_site(folder: Path) -> None:
 def test_any_scale_goes_through_plan_json_and_model_bit_for_bit(bits: list[int]) -> None:
     proto, names = network(), ("input", "r1", "f")
     scales = {name: np.uint32(word).view(np.float32) for name, word in zip(names, bits, strict=True)}
-    from onnxq.interop.trt_cache import parse_cache
-    from onnxq.pipeline.importing import import_calibration
-
     found = import_calibration(parse_cache(write_cache(scales).encode()), proto)
     plan = from_json(to_json(found.plan))
     assert {name: scale.tobytes() for name, scale in cache_of(plan).items()} == {
@@ -310,3 +309,33 @@ def test_files_that_are_not_there_or_not_that(folder: Path, cache_name: str, mod
     done = run(folder / cache_name, "--model", folder / model)
     assert done.exit_code == 1
     assert "fix: " in done.stderr
+
+
+@pytest.mark.parametrize(("attention", "operands"), [("quantized", {"q", "k", "p", "v", "c"}), ("auto", set())])
+def test_attention_is_taken_when_asked_for(attention: str, operands: set[str]) -> None:
+    """Trying it out takes samples; without any only a plain wish counts."""
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,4,16,32] x) => (float[1,4,16,32] y) {
+            q = MatMul(x, wq)
+            k0 = MatMul(x, wk)
+            v = MatMul(x, wv)
+            k = Transpose <perm=[0,1,3,2]>(k0)
+            s = MatMul(q, k)
+            p = Softmax <axis=-1>(s)
+            c = MatMul(p, v)
+            y = MatMul(c, wo)
+        }"""
+    )
+    rng = np.random.default_rng(0)
+    for name in ("wq", "wk", "wv", "wo"):
+        weight = (rng.standard_normal((32, 32)) / 6).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(weight, name))
+    scales = {name: np.float32(0.01 + k / 1000) for k, name in enumerate(("x", "q", "k0", "v", "s", "p", "c", "y"))}
+    config = load_config("trt-int8").model_copy(update={"attention": attention})
+    found = import_calibration(parse_cache(write_cache(scales).encode()), proto, config=config)
+    given = cache_of(found.plan)
+    assert set(given) == {"x", "c"} | operands
+    if operands:
+        assert given["k"] == scales["k0"]
+        assert next(one for one in found.matched if one.site == "k").through == "same values, by way of Transpose"
