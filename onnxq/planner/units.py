@@ -123,6 +123,7 @@ def _unit(candidate: Candidate, rule: PlacementRule) -> Unit | None:
             return None
         data.append((Edge(node.name, k, node.scope), tensor))
     out = TensorId(node.outputs[0], node.scope)
+    out = rule.closes(candidate) or out
     activation, bound = _fused(candidate, rule, out)
     if activation is not None:
         out = TensorId(activation.outputs[0], activation.scope)

@@ -96,6 +96,7 @@ class PlacementRule:
     fuses: activations that disappear into the kernel when the pair sits behind them.
     compute: this rule is worth quantizing for; the others only keep data in integers between.
     inputs: which inputs take a pair, where that depends on the graph; it takes the place of `data`.
+    closes: the tensor whose pair closes the unit, where it is not the node's own result.
     joins: reads the pairs that are there for others' sake and shares their scale; it asks for none of its own.
     follow: for rules that do not compute, in targets without costs: does the node gain, given the nodes chosen?
     opt_in: why the rule is off unless the person forces it with `quantize: true`; "" when it is on.
@@ -117,6 +118,7 @@ class PlacementRule:
     compute: bool = False
     check: Check = lambda _: None
     inputs: Callable[[Candidate], tuple[int, ...]] | None = None
+    closes: Callable[[Candidate], TensorId | None] = lambda _: None
     joins: bool = False
     follow: Callable[[Candidate, frozenset[str]], bool] = lambda _, __: True
     opt_in: str = ""

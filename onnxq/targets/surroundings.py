@@ -20,6 +20,8 @@ _CONVOLUTIONS = ("Conv", "ConvTranspose")
 # Between the scores of attention and its softmax.
 _SCORING = frozenset(("Add", "Mul", "Div", "Sub", "Where", "Cast", "Identity", "Reshape", "Flatten", "Max", "Clip"))
 _AFTER_SOFTMAX = frozenset(("Cast", "Identity", "Dropout", "Where", "Reshape", "Flatten"))
+_MOVES = frozenset(("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast"))
+_CUTS = frozenset(("Slice", "Split", "Gather"))
 _REACH = 24
 
 
@@ -161,3 +163,39 @@ def _forward(index: GraphIndex, node: NodeRef) -> list[NodeRef]:
             elif reader.op_type in _SCORING | _AFTER_SOFTMAX | {"Softmax"}:
                 pending.append(reader)
     return found
+
+
+def cut_for_attention(index: GraphIndex, node: NodeRef) -> TensorId | None:
+    """The biased result of a product that is cut into operands of attention (one weight for query, key and value).
+
+    None when the result is not cut, or the parts go elsewhere.
+    """
+    at = result = TensorId(node.outputs[0], node.scope)
+    for _ in range(_REACH):
+        readers = [index.node(edge.node) for edge in index.consumers(at)]
+        if any(reader.op_type in _CUTS for reader in readers):
+            return result if any(_reaches_product(index, reader) for reader in readers) else None
+        if len(readers) != 1 or index.is_output(at) or not readers[0].outputs[0]:
+            return None
+        biased = readers[0].op_type == "Add" and len(resolved(index, readers[0])) == 1
+        if not biased and readers[0].op_type not in _MOVES:
+            return None
+        at = TensorId(readers[0].outputs[0], readers[0].scope)
+        result = at if biased else result
+    return None
+
+
+def _reaches_product(index: GraphIndex, node: NodeRef) -> bool:
+    """True when an attention product reads what is cut here, moved and scaled."""
+    pending, seen = deque([node]), {node.name}
+    while pending and len(seen) < _REACH:
+        at = pending.popleft()
+        for name in at.outputs:
+            for edge in index.consumers(TensorId(name, at.scope)) if name else ():
+                reader = index.node(edge.node)
+                if attention_of(index, reader) is not None:
+                    return True
+                if reader.name not in seen and reader.op_type in _MOVES | _CUTS | _WITH_CONSTANT:
+                    seen.add(reader.name)
+                    pending.append(reader)
+    return False

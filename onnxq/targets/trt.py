@@ -14,7 +14,7 @@ import math
 from onnxq.sites import Role
 from onnxq.spec import FLOAT8, PerBlock, PerChannel, PerTensor, QuantSpec
 from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Shape, Target
-from onnxq.targets.surroundings import attention_of, backbone, resolved, skip_input, two_computed
+from onnxq.targets.surroundings import attention_of, backbone, cut_for_attention, resolved, skip_input, two_computed
 
 
 def _conv(c: Candidate) -> str | None:
@@ -41,6 +41,10 @@ def _matmul(c: Candidate) -> str | None:
     if c.rank(1) != 2:
         return "its weight is not a matrix: one scale a column cannot be said"
     return _vector(c, 1)
+
+
+def _cut(c: Candidate) -> str | None:
+    return _matmul(c) or (None if cut_for_attention(c.index, c.node) is not None else "its result is not cut")
 
 
 def _vector(c: Candidate, axis: int) -> str | None:
@@ -115,6 +119,18 @@ RULES: tuple[PlacementRule, ...] = (
         bias=2,
         compute=True,
         check=_gemm,
+    ),
+    PlacementRule(
+        name="matmul-qkv",
+        ops=("MatMul",),
+        kernel="gemm Int8",
+        why="one weight for query, key and value: without a pair on the result TensorRT cuts up the weight instead, "
+        "and dequantizes the parts",
+        output=Output.PAIR,
+        weight=1,
+        compute=True,
+        check=_cut,
+        closes=lambda c: cut_for_attention(c.index, c.node),
     ),
     PlacementRule(
         name="matmul",

@@ -15,7 +15,7 @@ from onnxq.sites import Role
 from onnxq.targets.trt import RULES
 from tests.targets.graphs import model
 from tests.targets.rtx import kernels, needs_rtx
-from tests.targets.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, C3, CASES
+from tests.targets.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, C3, CASES, QKV, QKV_WEIGHTS
 
 CONFIG = load_config("trt-int8", {"activations.observer": "minmax", "attention": "float"})
 FORCE_ATTENTION = {"rules": [{"op": "MatMul", "set": {"quantize": True}}]}
@@ -52,6 +52,11 @@ def attention(config: onnxq.Config = CONFIG) -> onnxq.Result:
     return onnxq.quantize(proto, samples(proto), config)
 
 
+def cut_attention(config: onnxq.Config) -> onnxq.Result:
+    proto = model(QKV, weights=QKV_WEIGHTS)
+    return onnxq.quantize(proto, samples(proto), config)
+
+
 def pairs(result: onnxq.Result) -> set[str]:
     return {site.tensor for site in result.plan.sites if site.role is not Role.WEIGHT}
 
@@ -59,6 +64,7 @@ def pairs(result: onnxq.Result) -> set[str]:
 def test_every_rule_has_a_graph() -> None:
     used = {site.rule for name in CASES for site in quantized(name).plan.sites}
     used |= {site.rule for site in attention(load_config(CONFIG, FORCE_ATTENTION)).plan.sites}
+    used |= {site.rule for site in cut_attention(CONFIG).plan.sites}
     assert used >= {rule.name for rule in RULES if not rule.joins} - {"product"}
 
 
@@ -219,6 +225,21 @@ def test_int8_attention_is_one_kernel(tmp_path: Path) -> None:
     assert all(kernel.int8 for kernel in made if kernel.heavy)
     assert [kernel.kind for kernel in made if "mha" in kernel.name] == ["kgen"]
     assert not [kernel for kernel in made if kernel.heavy and "matmul9" in kernel.nodes and "mha" not in kernel.name]
+
+
+def test_the_result_of_a_common_weight_has_a_pair() -> None:
+    assert pairs(cut_attention(CONFIG)) == {"x", "i", "o"}
+
+
+@needs_rtx
+@pytest.mark.trt
+@pytest.mark.parametrize("choice", ["float", "quantized"])
+def test_a_common_weight_for_query_key_and_value_runs_in_int8(choice: str, tmp_path: Path) -> None:
+    """Without the pair on the result TensorRT cuts the weight in three and multiplies in float."""
+    made = kernels(cut_attention(load_config(CONFIG, {"attention": choice})).model, tmp_path)
+    common = [kernel for kernel in made if kernel.heavy and "matmul0" in kernel.nodes]
+    assert common
+    assert all(kernel.int8 and kernel.kind == "gemm" for kernel in common)
 
 
 @needs_rtx

@@ -205,3 +205,26 @@ ATTENTION = """g (float[N,16,64] x, float[N,1,1,16] mask) => (float[N,16,64] y)
     y = MatMul(o, wo)
 }"""
 ATTENTION_WEIGHTS = dict.fromkeys(("wq", "wk", "wv", "wo"), (64, 64))
+
+# One weight for query, key and value, cut up behind it.
+QKV = """g (float[N,16,64] x) => (float[N,16,64] y)
+    <int64[5] parts = {0, 16, 3, 4, 16}, int64[3] whole = {0, 16, 64}, int64[3] ones = {1, 1, 1},
+     int64[1] first = {0}, float scale = {0.25}> {
+    h = MatMul(x, w)
+    i = Add(h, b)
+    r = Reshape(i, parts)
+    t = Transpose <perm=[2,0,3,1,4]>(r)
+    q0, k0, v0 = Split <axis=0>(t, ones)
+    q1 = Squeeze(q0, first)
+    k1 = Squeeze(k0, first)
+    v = Squeeze(v0, first)
+    q = Mul(q1, scale)
+    k = Transpose <perm=[0,1,3,2]>(k1)
+    s = MatMul(q, k)
+    p = Softmax <axis=-1>(s)
+    o0 = MatMul(p, v)
+    o1 = Transpose <perm=[0,2,1,3]>(o0)
+    o = Reshape(o1, whole)
+    y = MatMul(o, wo)
+}"""
+QKV_WEIGHTS = {"w": (64, 192), "b": (192,), "wo": (64, 64)}
