@@ -17,7 +17,7 @@ from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.plan.limits import check_numbers, check_specs
 from onnxq.plan.names import part
 from onnxq.sites import Edge, Role, TensorId
-from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import GRAIN_NAMES, PerBlock, PerChannel, QParams, QuantSpec
 
 PLAN_KEY = "onnxq.plan"
 BITS_KEY = "onnxq.bits"
@@ -195,7 +195,7 @@ class _Writer:
             "site": str(site.site),
             "bits": spec.bits,
             "scheme": "symmetric" if spec.symmetric else "asymmetric",
-            "granularity": {PerTensor: "tensor", PerChannel: "channel", PerBlock: "block"}[type(spec.granularity)],
+            "granularity": GRAIN_NAMES[type(spec.granularity)],
             "role": str(site.role),
             "rule": site.rule,
         }

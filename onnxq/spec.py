@@ -38,6 +38,9 @@ class PerBlock:
 
 Granularity = PerTensor | PerChannel | PerBlock
 
+# What configuration, plans and metadata call them.
+GRAIN_NAMES: dict[type, str] = {PerTensor: "tensor", PerChannel: "channel", PerBlock: "block"}
+
 STORAGE_BITS: dict[str, tuple[int, bool]] = {
     "int4": (4, True),
     "uint4": (4, False),

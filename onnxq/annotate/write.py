@@ -23,7 +23,7 @@ from onnxq.graph.scopes import all_graphs
 from onnxq.plan import Plan
 from onnxq.plan.names import part
 from onnxq.sites import Role
-from onnxq.spec import PerBlock, PerChannel, PerTensor
+from onnxq.spec import GRAIN_NAMES
 
 BITS_ATTRIBUTE_WARNING = (
     "the attribute `bits` is in the file as asked: TensorRT's parser accepts it, "
@@ -113,7 +113,7 @@ def _record(pair: PairInfo) -> dict[str, Any]:
         "site": str(pair.site),
         "bits": pair.bits,
         "scheme": pair.scheme,
-        "granularity": {PerTensor: "tensor", PerChannel: "channel", PerBlock: "block"}[type(pair.granularity)],
+        "granularity": GRAIN_NAMES[type(pair.granularity)],
         "role": str(pair.role),
     }
 

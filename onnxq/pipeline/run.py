@@ -127,8 +127,8 @@ def _closed(index: GraphIndex, reached: set[str]) -> dict[str, str]:
     for scope in index.scopes:
         if scope in reached or not any(one == scope or one.startswith(scope + "/") for one in working):
             continue
-        owner = scope.rpartition("/")[2].rpartition(".")[0]
-        op = next((node.op_type for node in index.nodes if node.name == owner), "")
+        holder = index.holder(scope)
+        op = holder.op_type if holder is not None else ""
         closed[scope] = (
             "calibration never ran this branch, so its ranges are unknown"
             if op == "If"

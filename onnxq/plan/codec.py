@@ -19,7 +19,7 @@ from onnxq.errors import OnnxqError, PlanError
 from onnxq.plan.model import SCHEMA, BiasPlan, Plan, SitePlan
 from onnxq.plan.scalings import Scaling, read_scaling, scaling_dict
 from onnxq.sites import Edge, Refusal, Role, Site, TensorId
-from onnxq.spec import Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import GRAIN_NAMES, Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 _INLINE = 64
 
@@ -213,7 +213,7 @@ def spec_dict(spec: QuantSpec) -> dict[str, Any]:
         "bits": spec.bits,
         "type": spec.storage,
         "scheme": "symmetric" if spec.symmetric else "asymmetric",
-        "granularity": {PerTensor: "tensor", PerChannel: "channel", PerBlock: "block"}[type(grain)],
+        "granularity": GRAIN_NAMES[type(grain)],
     }
     if isinstance(grain, (PerChannel, PerBlock)):
         out["axis"] = grain.axis

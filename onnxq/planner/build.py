@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import onnx
 
@@ -30,6 +31,11 @@ class Draft:
     base: Plan
     refused: Mapping[str, Refusal]
 
+    @cached_property
+    def ids(self) -> Mapping[TensorId, str]:
+        """Structural ids: the same for every choice of units."""
+        return structural_ids(self.proto)
+
     def default(self, *, attention: bool = False) -> Plan:
         """The plan of the deterministic rules; `attention`: with the rules for it, where the target has them."""
         engine = target(self.base.target, self.config.mode)
@@ -47,7 +53,7 @@ class Draft:
         """The plan for a choice of units."""
         placer = Placer(self.units, self.wishes, target(self.base.target, self.config.mode), self.config)
         placement = placer.place(choice.chosen)
-        ids = structural_ids(self.proto)
+        ids = self.ids
         sites = tuple(replace(site, anchor=_anchor(self.units.index, site, ids)) for site in placement.sites)
         engine = target(self.base.target, self.config.mode)
         floats = _float_nodes(self.units, sites) if engine.quantizes_alone else ()

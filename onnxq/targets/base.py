@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.graph import GraphIndex, NodeRef
@@ -162,7 +161,6 @@ class Target:
     name: str
     rules: tuple[PlacementRule, ...]
     capabilities: tuple[Capability, ...]
-    weight_only: tuple[str, ...] = ()
     costs: bool = True
     zero_points: bool = True
     int32_bias: bool = True
@@ -230,8 +228,3 @@ def _describe(row: Capability) -> str:
     bits = "/".join(map(str, row.bits))
     blocks = f" of {'/'.join(map(str, row.blocks))}" if row.blocks else ""
     return f"{bits} bits, {schemes}, {'/'.join(row.storage)}, {grains}{blocks}"
-
-
-def channel_count(weight: NDArray[np.generic], axis: int) -> int:
-    """Number of scales along `axis`."""
-    return int(weight.shape[axis])

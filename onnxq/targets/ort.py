@@ -8,6 +8,8 @@ Gemm with an int32 bias, which can.
 
 from __future__ import annotations
 
+import math
+
 from onnxq.sites import Role
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Target
@@ -72,17 +74,10 @@ def _gate(c: Candidate) -> str | None:
     first, second = c.shape(0), c.shape(1)
     if first is None or second is None or len(first) != len(second) or len(first) < 3:
         return "not a gate"
-    small = min((first, second), key=lambda shape: _size(shape))
-    if any(dim != 1 for dim in small[2:]) or _size(first) == _size(second):
+    small = min((first, second), key=math.prod)
+    if any(dim != 1 for dim in small[2:]) or math.prod(first) == math.prod(second):
         return "not a gate"
     return _two_activations(c)
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    total = 1
-    for dim in shape:
-        total *= dim
-    return total
 
 
 def _concat(c: Candidate) -> str | None:
@@ -292,7 +287,5 @@ _NO_KERNEL = {
     "Einsum": "ORT has no quantized Einsum kernel",
 }
 
-ORT = Target(name="ort", rules=RULES, capabilities=CAPABILITIES, weight_only=("MatMul",), no_kernel=_NO_KERNEL)
-ORT_WEIGHT_ONLY = Target(
-    name="ort", rules=RULES, capabilities=WEIGHT_ONLY, weight_only=("MatMul",), no_kernel=_NO_KERNEL
-)
+ORT = Target(name="ort", rules=RULES, capabilities=CAPABILITIES, no_kernel=_NO_KERNEL)
+ORT_WEIGHT_ONLY = Target(name="ort", rules=RULES, capabilities=WEIGHT_ONLY, no_kernel=_NO_KERNEL)

@@ -308,7 +308,6 @@ TRT_WEIGHT_ONLY = Target(
     name="trt",
     rules=RULES,
     capabilities=WEIGHT_ONLY,
-    weight_only=("MatMul", "Gemm"),
     costs=False,
     zero_points=False,
     int32_bias=False,
