@@ -4,6 +4,8 @@
 VENV ?= .venv
 RUNTIME ?= cpu
 WORKERS ?= 2
+# The torch that the tests are known to pass with; TORCH='torch>=2.6' takes the newest.
+TORCH ?= torch==2.13.0
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3 python; do \
 	$$p -c "$(FITS)" >/dev/null 2>&1 && echo $$p && break; done)
@@ -34,7 +36,7 @@ $(VENV)/.demo-$(RUNTIME): pyproject.toml setup.py | $(BIN)/python
 	@touch $@
 
 $(VENV)/.test-$(RUNTIME): pyproject.toml setup.py | $(BIN)/python
-	$(PIP) --editable '.[$(RUNTIME),test]'
+	$(PIP) --editable '.[$(RUNTIME),test,torch]' $(TORCH)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml setup.py | $(BIN)/python

@@ -1,9 +1,12 @@
 """What a person asks for: YAML presets and files read into frozen, typed configuration."""
 
+from onnxq.config.data import DataConfig, ImageConfig, VerifyConfig
 from onnxq.config.limits import check_limits
 from onnxq.config.load import load_config
-from onnxq.config.model import Config, DataConfig, ImageConfig, QuantWish, Rule, RuleSet, VerifyConfig, matches
+from onnxq.config.model import Config
 from onnxq.config.presets import preset_names, preset_text
+from onnxq.config.values import matches
+from onnxq.config.wish import QuantWish, Rule, RuleSet
 from onnxq.nearest import did_you_mean, nearest
 
 __all__ = [

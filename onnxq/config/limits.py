@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from onnxq.config.model import Config, QuantWish
+from onnxq.config.model import Config
+from onnxq.config.wish import QuantWish
 from onnxq.errors import ConfigError
 from onnxq.spec import FLOAT8
 

@@ -10,10 +10,12 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from onnxq.config.data import DataConfig, ImageConfig, VerifyConfig
 from onnxq.config.document import Document, Path, dotted, parse
 from onnxq.config.limits import check_limits
-from onnxq.config.model import Config, DataConfig, ImageConfig, QuantWish, Rule, RuleSet, VerifyConfig
+from onnxq.config.model import Config
 from onnxq.config.presets import preset_names, preset_text
+from onnxq.config.wish import QuantWish, Rule, RuleSet
 from onnxq.errors import ConfigError
 from onnxq.nearest import did_you_mean, nearest
 

@@ -1,0 +1,185 @@
+"""A wish, how one kind of tensor should be quantized, and the rules that change it by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+
+from onnxq.config.values import (
+    Bits,
+    Frozen,
+    Grain,
+    Observer,
+    Patterns,
+    Scheme,
+    Storage,
+    checked_patterns,
+    matches,
+    one_or_many,
+    plain_observer,
+)
+from onnxq.errors import ConfigError
+from onnxq.sites import Role
+from onnxq.spec import Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
+
+
+class QuantWish(Frozen):
+    """How one kind of tensor should be quantized; `spec` turns it into a QuantSpec.
+
+    signed: None takes the scheme's usual type (symmetric: signed, asymmetric: unsigned).
+    storage: "" takes the narrowest whole-byte type; "int4"/"uint4" the packed types of opset 21,
+        "float8e4m3fn" FP8 (opset 19).
+    """
+
+    bits: Bits = 8
+    scheme: Scheme = "symmetric"
+    signed: bool | None = None
+    narrow_range: bool = False
+    granularity: Grain = "tensor"
+    block_size: int | None = Field(default=None, ge=2)
+    storage: Storage = ""
+    observer: Observer = ObserverSpec()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> QuantWish:
+        if self.granularity == "block" and self.block_size is None:
+            raise ValueError("granularity 'block' needs a block_size")
+        if self.granularity != "block" and self.block_size is not None:
+            raise ValueError(f"block_size is only for granularity 'block', not {self.granularity!r}")
+        if self.narrow_range and not self.is_signed:
+            raise ValueError("narrow_range drops the lowest level of a signed type; this one is unsigned")
+        try:
+            self.spec(0)
+        except ConfigError as error:
+            raise ValueError(f"{error.subject} {error.cause}; {error.fix}") from error
+        return self
+
+    @property
+    def is_signed(self) -> bool:
+        """The sign asked for, or the scheme's usual one."""
+        return self.scheme == "symmetric" if self.signed is None else self.signed
+
+    def spec(self, axis: int | None) -> QuantSpec:
+        """The QuantSpec for a tensor whose channel (or block) axis is `axis`.
+
+        Raises ConfigError when the granularity needs an axis and the tensor has none.
+        """
+        grain: Granularity = PerTensor()
+        if self.granularity != "tensor":
+            if axis is None:
+                raise ConfigError(
+                    f"granularity {self.granularity!r}",
+                    "this tensor has no channel axis",
+                    "ask for granularity: tensor",
+                )
+            grain = PerChannel(axis) if self.block_size is None else PerBlock(axis, self.block_size)
+        return QuantSpec(
+            bits=self.bits,
+            signed=self.is_signed,
+            symmetric=self.scheme == "symmetric",
+            narrow_range=self.narrow_range,
+            granularity=grain,
+            storage=self.storage,
+        )
+
+
+class RuleSet(Frozen):
+    """What a rule changes: fields of a wish, `float: true` to leave the tensor unquantized, or `quantize: true` to
+    quantize where the target's size rules would leave the node float because it does not get faster.
+    """
+
+    bits: Bits | None = None
+    scheme: Scheme | None = None
+    signed: bool | None = None
+    narrow_range: bool | None = None
+    granularity: Grain | None = None
+    block_size: int | None = Field(default=None, ge=2)
+    storage: Storage | None = None
+    observer: Observer | None = None
+    quantize: bool = False
+    float: bool = False
+
+    @model_validator(mode="after")
+    def _says_something(self) -> RuleSet:
+        given = [*self.given(), *(["quantize"] if self.quantize else [])]
+        if not self.float and not given:
+            raise ValueError(
+                "sets nothing; give bits, scheme, granularity, observer …, `quantize: true` or `float: true`"
+            )
+        if self.float and given:
+            raise ValueError(f"`float: true` leaves nothing to quantize, so {', '.join(given)} cannot be set with it")
+        return self
+
+    def given(self) -> dict[str, Any]:
+        """The wish fields this rule sets."""
+        return {k: v for k in QuantWish.model_fields if (v := getattr(self, k)) is not None}
+
+
+class Rule(Frozen):
+    """Selectors (all given ones must hold; several patterns of one selector are alternatives) and what they set.
+
+    between: (a, b): every node on a path from tensor-or-node a to tensor-or-node b, both ends included.
+    line: where the rule was written; 0 when it came from Python. source: file or preset it came from.
+    """
+
+    node: Patterns = ()
+    op: Patterns = ()
+    tensor: Patterns = ()
+    role: Annotated[tuple[Annotated[Role, Field(strict=False)], ...], BeforeValidator(one_or_many)] = ()
+    scope: Patterns = ()
+    between: tuple[str, str] | None = None
+    set: RuleSet
+    line: int = 0
+    source: str = ""
+
+    _check = field_validator("node", "op", "tensor", "scope")(checked_patterns)
+
+    @model_validator(mode="after")
+    def _selects_something(self) -> Rule:
+        if not (self.node or self.op or self.tensor or self.role or self.scope or self.between):
+            raise ValueError("selects nothing; give node, op, tensor, role, scope or between")
+        return self
+
+    def selects(
+        self, *, node: str = "", op: str = "", tensor: str = "", role: Role | None = None, scope: str = ""
+    ) -> bool:
+        """True when every selector given holds for these names; `between` needs the graph and is not looked at."""
+        return (
+            matches(self.node, node)
+            and matches(self.op, op)
+            and matches(self.tensor, tensor)
+            and matches(self.scope, scope)
+            and (not self.role or role in self.role)
+        )
+
+    def apply(self, wish: QuantWish) -> QuantWish:
+        """The wish with this rule's fields; what no longer fits another field set here falls back to its default.
+
+        Raises ConfigError naming the rule when the result contradicts itself.
+        """
+        given = self.set.given()
+        fields = {name: getattr(wish, name) for name in QuantWish.model_fields}
+        if given.get("granularity", "block") != "block":
+            fields["block_size"] = None
+        if {"bits", "signed", "scheme"} & frozenset(given):
+            fields["storage"] = ""
+        try:
+            return QuantWish(**{**fields, **given})
+        except ValidationError as error:
+            cause = "; ".join(str(e["msg"]).removeprefix("Value error, ") for e in error.errors())
+            raise ConfigError(self.describe(), cause, "complete the rule's `set`") from error
+
+    def describe(self) -> str:
+        """The rule in one line, with where it was written: what messages and plans call it."""
+        parts = [
+            f"{key}={'|'.join(str(v) for v in value)}"
+            for key in ("node", "op", "tensor", "role", "scope")
+            if (value := getattr(self, key))
+        ]
+        if self.between:
+            parts.append(f"between {self.between[0]} and {self.between[1]}")
+        sets = [f"{k}={plain_observer(v) if k == 'observer' else v}" for k, v in self.set.given().items()]
+        sets += [word for word in ("quantize", "float") if getattr(self.set, word)]
+        where = f" ({self.source}:{self.line})" if self.line else ""
+        return f"rule {' '.join(parts)} -> {', '.join(sets)}{where}"
