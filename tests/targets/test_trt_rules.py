@@ -135,6 +135,14 @@ def test_a_residual_add_costs_no_kernel_and_reads_int8(name: str, tmp_path: Path
     assert len(made) <= len(kernels(alone.model, tmp_path))
 
 
+def test_one_row_is_quantized_when_forced_or_large() -> None:
+    forced = load_config(CONFIG, {"rules": [{"op": "Gemm", "set": {"quantize": True}}]})
+    proto = float_model("gemm-one-row")
+    assert pairs(onnxq.quantize(proto, samples(proto), forced)) == {"x", "f"}
+    large = model("g (float[N,2048] x) => (float[N,2048] y) { y = Gemm(x, w) }", weights={"w": (2048, 2048)})
+    assert pairs(onnxq.quantize(large, samples(large), CONFIG)) == {"x"}
+
+
 CONVNEXT = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
     a = Conv {C3}(x, w)
     d = Conv <pads=[1,1,1,1], group=32>(a, z)

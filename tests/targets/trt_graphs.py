@@ -154,25 +154,27 @@ CASES: dict[str, Case] = {
         2,
     ),
     "gemm-last-layer": Case(
-        f"g ({X}) => (float[N,10] y) {{ a = Conv {C3}(x, w) m = GlobalAveragePool(a) f = Flatten(m) "
-        "y = Gemm <transB=1>(f, v, b) }",
+        f"g (float[8,32,14,14] x) => (float[8,10] y) {{ a = Conv {C3}(x, w) m = GlobalAveragePool(a) "
+        "f = Flatten(m) y = Gemm <transB=1>(f, v, b) }",
         {"w": W3, "v": (10, 32), "b": (10,)},
         frozenset({"x", "f"}),
         2,
     ),
     "gemm-one-column": Case(
-        "g (float[N,64] x) => (float[N,1] y) { a = Gemm <transB=1>(x, w, b) r = Relu(a) y = Gemm(r, v) }",
+        "g (float[8,64] x) => (float[8,1] y) { a = Gemm <transB=1>(x, w, b) r = Relu(a) y = Gemm(r, v) }",
         {"w": (64, 64), "b": (64,), "v": (64, 1)},
         frozenset({"x"}),
         1,
-        floats=1,
         refused={"gemm2": "one column"},
     ),
     "gemm-one-row": Case(
-        "g (float[1,64] x) => (float[1,32] y) { a = Gemm <transB=1>(x, w, b) r = Relu(a) y = Gemm(r, v) }",
-        {"w": (64, 64), "b": (64,), "v": (64, 32)},
-        frozenset({"x", "r"}),
-        2,
+        f"g ({X}) => (float[N,10] y) {{ a = Conv {C3}(x, w) m = GlobalAveragePool(a) f = Flatten(m) "
+        "y = Gemm <transB=1>(f, v, b) }",
+        {"w": W3, "v": (10, 32), "b": (10,)},
+        frozenset({"x"}),
+        1,
+        floats=1,
+        refused={"gemm3": "one row"},
     ),
     # Query, key and value share one pair; LayerNorm and the residual stream have none.
     "layer-norm": Case(
