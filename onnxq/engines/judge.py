@@ -99,7 +99,7 @@ class _Pair:
             readers=tuple(reader.name for reader in readers),
             loose=tuple(loose),
             kernels=tuple(kernels),
-            reason="" if state == FUSED else why.site(pair, tuple(loose), proven),
+            reason="" if state == FUSED else why.site(pair, self.rule, tuple(loose), proven),
         )
 
     def _readers(self) -> tuple[NodeRef, ...]:

@@ -22,6 +22,11 @@ _MOVES = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "
 _ACTIVATIONS = frozenset(
     {"Relu", "Clip", "LeakyRelu", "HardSwish", "HardSigmoid", "Sigmoid", "Gelu", "Elu", "PRelu", "Tanh", "Mul", "Mish"}
 )
+# Pairs whose worth lies elsewhere than in a kernel that reads their integers, by the rule that placed them.
+_PURPOSE = {
+    "matmul-qkv": "it keeps the product in front of it in int8, whose weight TensorRT would else cut up in float: "
+    "its own integers are read by none, and cost rounding only"
+}
 # How far behind a product TensorRT looks for what it can do to the weight beforehand, as far as was seen.
 _NEAR = 4
 # Axis of a weight along which a product's channels lie; a Gemm's depends on transB.
@@ -58,8 +63,10 @@ class Why:
         told = self._operand(node) or (self._result(node) if family == ORT else self._sliced(node))
         return told or f"its pairs are in place, but the engine took another kernel: {types}"
 
-    def site(self, pair: PairInfo, loose: Sequence[str], proven: Mapping[str, NodeProof]) -> str:
-        """Why a pair's integers do not reach its readers."""
+    def site(self, pair: PairInfo, rule: str, loose: Sequence[str], proven: Mapping[str, NodeProof]) -> str:
+        """Why a pair's integers do not reach its readers. rule: the one that placed it, "" when unknown."""
+        if self.engine != ORT and rule in _PURPOSE:
+            return _PURPOSE[rule]
         told = [f"{name} runs in {proven[name].type}: {proven[name].reason}" for name in loose if name in proven]
         if told:
             return "; ".join(dict.fromkeys(told))
