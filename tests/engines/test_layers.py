@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import onnxq
 from onnxq.engines.kernels import computed_type, workers
 from onnxq.engines.layers import dtype_of, node_names, read_inspector, read_text
+from onnxq.engines.why import Why
+from onnxq.graph import GraphIndex
+from tests.engines import kit
 
 _NHWC = "Strides: [3136,1,112,4], StrideOrder: [3,0,2,1], Datatype: {}, Format: (NHWC) Channel major format }}"
 INT8, FLOAT = _NHWC.format("Int8"), _NHWC.format("Float")
@@ -105,3 +109,14 @@ def test_the_inspector_of_tensorrt_11_has_types_of_their_own(key):
     }  # fmt: skip
     (kernel,) = read_inspector(json.dumps({"Layers": [layer]}))
     assert computed_type("MatMul", [kernel]) == "int8"
+
+
+def test_a_pair_placed_for_another_node_s_sake_is_not_called_waste() -> None:
+    model = kit.conv()
+    pair = onnxq.inspect(model).pairs[0]
+    told = {
+        engine: Why(engine, GraphIndex(model), ()).site(pair, "matmul-qkv", ("r",), {})
+        for engine in ("tensorrt", "ort")
+    }
+    assert "keeps the product in front of it in int8" in told["tensorrt"]
+    assert "reads floats" in told["ort"]

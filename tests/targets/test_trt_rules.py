@@ -252,15 +252,6 @@ def test_a_common_weight_for_query_key_and_value_runs_in_int8(choice: str, tmp_p
 
 @needs_rtx
 @pytest.mark.trt
-def test_the_proof_says_what_the_pair_behind_a_common_weight_is_for() -> None:
-    model = cut_attention(load_config(CONFIG, {"attention": "float"})).model
-    site = onnxq.prove(model).site("i")
-    assert site.state == "not fused"
-    assert "keeps the product in front of it in int8" in site.reason
-
-
-@needs_rtx
-@pytest.mark.trt
 def test_fp8_kernels(tmp_path: Path) -> None:
     proto = float_model("conv-relu")
     result = onnxq.quantize(proto, samples(proto), "trt-fp8")
