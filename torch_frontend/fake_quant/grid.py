@@ -1,0 +1,119 @@
+"""What one call asks for, checked against its tensors, and how the tensors lie in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from onnxq.errors import ConfigError
+
+EDGES = ("round", "clip")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Levels, granularity and gradient rule of one call.
+
+    axis None: per tensor. axis and block_size 0: per channel. axis and block_size: per block along axis.
+    grad_scale, zero_point_grad_scale: factors on the gradients of scale and zero point.
+    edge: "round" lets gradients through where x rounds to a level, "clip" where x lies strictly between the ends
+        (LSQ's paper: clip, then round).
+    """
+
+    qmin: int
+    qmax: int
+    axis: int | None = None
+    block_size: int = 0
+    grad_scale: float = 1.0
+    zero_point_grad_scale: float = 1.0
+    edge: str = "round"
+
+
+def check(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> None:
+    """Raise ConfigError unless scale and zero point fit x and the grid; looks at no value, so it never waits.
+
+    Shapes as in `onnxq.spec.QParams`: one value per tensor, [channels], or x's shape with ceil(dim / size) at axis.
+    """
+    if x.dtype not in DTYPES:
+        raise ConfigError("fake_quantize", f"x is {x.dtype}", "give a float32, float16, bfloat16 or float64 tensor")
+    if not scale.is_floating_point():
+        raise ConfigError("fake_quantize", f"scale is {scale.dtype}", "give a float32 tensor")
+    if not (scale.device == zero_point.device == x.device):
+        devices = f"x is on {x.device}, scale on {scale.device}, zero_point on {zero_point.device}"
+        raise ConfigError("fake_quantize", devices, "move all three to one device")
+    if not -(1 << 16) < grid.qmin < grid.qmax < 1 << 16:
+        levels = f"qmin {grid.qmin}, qmax {grid.qmax}"
+        raise ConfigError("fake_quantize", levels, "qmin must lie below qmax, both in 16 bits")
+    if grid.edge not in EDGES:
+        raise ConfigError("fake_quantize", f"edge {grid.edge!r}", f"use one of {', '.join(EDGES)}")
+    if grid.block_size < 0 or (grid.block_size and grid.axis is None):
+        raise ConfigError("fake_quantize", f"block_size {grid.block_size}", "give a positive size and an axis")
+    if scale.shape != zero_point.shape:
+        shapes = f"scale has shape {tuple(scale.shape)}, zero_point {tuple(zero_point.shape)}"
+        raise ConfigError("fake_quantize", shapes, "give both the same shape")
+    _check_shape(x, scale, grid)
+
+
+def _check_shape(x: Tensor, scale: Tensor, grid: Grid) -> None:
+    if grid.axis is None:
+        if scale.numel() != 1:
+            values = f"{scale.numel()} scales for a tensor quantized as a whole"
+            raise ConfigError("fake_quantize", values, "give one value, or an axis")
+        return
+    if not -x.dim() <= grid.axis < x.dim():
+        raise ConfigError(
+            f"axis {grid.axis}", f"is outside a tensor of shape {tuple(x.shape)}", "use an axis the tensor has"
+        )
+    wanted = qparam_shape(x, grid)
+    if tuple(scale.shape) != wanted:
+        shapes = f"scale has shape {tuple(scale.shape)}, x of shape {tuple(x.shape)} needs {wanted}"
+        raise ConfigError("fake_quantize", shapes, "calibrate again, or use the axis it was calibrated on")
+
+
+def qparam_shape(x: Tensor, grid: Grid) -> tuple[int, ...]:
+    """Shape of scale and zero point for x."""
+    if grid.axis is None:
+        return ()
+    axis = grid.axis % x.dim()
+    if not grid.block_size:
+        return (x.shape[axis],)
+    return (*x.shape[:axis], -(-x.shape[axis] // grid.block_size), *x.shape[axis + 1 :])
+
+
+def is_dense(x: Tensor) -> bool:
+    """True if x's elements fill a stretch of memory without gaps or overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, dim in sorted((s, d) for s, d in zip(x.stride(), x.shape, strict=True) if d != 1):
+        if stride != expected:
+            return False
+        expected *= dim
+    return True
+
+
+def dense(x: Tensor) -> Tensor:
+    """x itself if it is dense, else a copy with the strides `torch.empty_like` gives."""
+    return x if x.is_contiguous() or is_dense(x) or not x.numel() else torch.empty_like(x).copy_(x)
+
+
+def laid_out_like(x: Tensor, model: Tensor) -> Tensor:
+    """x itself if element k in memory is the same element as in the dense `model`, else a copy that is so."""
+    return x if x.stride() == model.stride() else torch.empty_like(model, dtype=x.dtype).copy_(x)
+
+
+def channel_layout(x: Tensor, axis: int | None) -> tuple[int, int, int]:
+    """(outer, channels, inner): the dense x as it lies in memory, whatever the order of its dimensions.
+
+    Element k belongs to channel k // inner % channels.
+    """
+    if axis is None:
+        return 1, 1, x.numel()
+    axis %= x.dim()
+    channels = x.shape[axis]
+    if channels == 1:
+        return 1, 1, x.numel()
+    inner = x.stride(axis)
+    return prod(x.shape) // (channels * inner) if channels else 0, channels, inner

@@ -1,0 +1,84 @@
+"""torch.ops.onnxq.fake_quantize and its backward: schemas, shapes without data, gradients, vmap, one kernel per device.
+
+Importing this module registers the operators; nothing is compiled or loaded before the first tensor arrives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_frontend.fake_quant import reference
+from torch_frontend.fake_quant.grid import Grid, check, dense, laid_out_like
+
+_SHARED = (
+    "int qmin, int qmax, int? axis=None, int block_size=0, float grad_scale=1.0, "
+    'float zero_point_grad_scale=1.0, str edge="round"'
+)
+_LIBRARY = torch.library.Library("onnxq", "FRAGMENT")
+# Kernels follow the strides they are given, so a compiler must not give them others than it traced.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+_LIBRARY.define(f"fake_quantize(Tensor x, Tensor scale, Tensor zero_point, {_SHARED}) -> Tensor", tags=_TAGS)
+_LIBRARY.define(
+    "fake_quantize_backward(Tensor dy, Tensor x, Tensor scale, Tensor zero_point, "
+    f"bool need_x, bool need_scale, bool need_zero_point, {_SHARED}) -> (Tensor, Tensor, Tensor)",
+    tags=_TAGS,
+)
+
+
+def _forward_cpu(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> Tensor:
+    grid = Grid(*settings)
+    check(x, scale, zero_point, grid)
+    return reference.forward(dense(x), scale, zero_point, grid)
+
+
+def _backward_cpu(
+    dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor,
+    need_x: bool, need_scale: bool, need_zero_point: bool, *settings: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grid = Grid(*settings)
+    check(x, scale, zero_point, grid)
+    x = dense(x)
+    grads = reference.backward(laid_out_like(dy, x), x, scale, zero_point, grid)
+    needed = (need_x, need_scale, need_zero_point)
+    dx, dscale, dzero = (g if need else g.new_empty(0) for g, need in zip(grads, needed, strict=True))
+    return dx, dscale, dzero
+
+
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("fake_quantize", _forward_cpu, _key)
+    _LIBRARY.impl("fake_quantize_backward", _backward_cpu, _key)
+
+
+@torch.library.register_fake("onnxq::fake_quantize", lib=_LIBRARY)
+def _forward_fake(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> Tensor:
+    check(x, scale, zero_point, Grid(*settings))
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake("onnxq::fake_quantize_backward", lib=_LIBRARY)
+def _backward_fake(
+    dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor,
+    need_x: bool, need_scale: bool, need_zero_point: bool, *settings: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    check(x, scale, zero_point, Grid(*settings))
+    needed = ((x, need_x), (scale, need_scale), (zero_point, need_zero_point))
+    dx, dscale, dzero = (torch.empty_like(t) if need else t.new_empty(0) for t, need in needed)
+    return dx, dscale, dzero
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, scale, zero_point, *settings = inputs
+    ctx.save_for_backward(x, scale, zero_point)
+    ctx.settings = settings
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    needed = ctx.needs_input_grad[:3]
+    grads = torch.ops.onnxq.fake_quantize_backward(dy, *ctx.saved_tensors, *needed, *ctx.settings)
+    return (*(g if need else None for g, need in zip(grads, needed, strict=True)), *(None for _ in ctx.settings))
+
+
+torch.library.register_autograd("onnxq::fake_quantize", _gradients, setup_context=_remember, lib=_LIBRARY)
