@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_frontend.fake_quant import reference
+from torch_frontend.fake_quant import batching, reference
 from torch_frontend.fake_quant.grid import Grid, check, dense, laid_out_like
 
 _SHARED = (
@@ -82,3 +82,21 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 torch.library.register_autograd("onnxq::fake_quantize", _gradients, setup_context=_remember, lib=_LIBRARY)
+torch.library.register_vmap("onnxq::fake_quantize", batching.forward, lib=_LIBRARY)
+torch.library.register_vmap("onnxq::fake_quantize_backward", batching.backward, lib=_LIBRARY)
+
+
+def _remember_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    pass
+
+
+def _no_second_derivative(ctx: Any, *grads: Tensor) -> None:
+    raise NotImplementedError(
+        "fake_quantize: its straight-through gradient has no derivative of its own\n"
+        "  fix: leave out create_graph=True, or switch the quantizers off while taking second derivatives"
+    )
+
+
+torch.library.register_autograd(
+    "onnxq::fake_quantize_backward", _no_second_derivative, setup_context=_remember_nothing, lib=_LIBRARY
+)
