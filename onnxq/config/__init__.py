@@ -1,6 +1,7 @@
 """What a person asks for: YAML presets and files read into frozen, typed configuration."""
 
 from onnxq.config.data import DataConfig, ImageConfig, VerifyConfig
+from onnxq.config.front_end import FrontEnd, MultiInput, QuantizerSpec, Trained
 from onnxq.config.limits import check_limits
 from onnxq.config.load import load_config
 from onnxq.config.model import Config
@@ -12,10 +13,14 @@ from onnxq.nearest import did_you_mean, nearest
 __all__ = [
     "Config",
     "DataConfig",
+    "FrontEnd",
     "ImageConfig",
+    "MultiInput",
     "QuantWish",
+    "QuantizerSpec",
     "Rule",
     "RuleSet",
+    "Trained",
     "VerifyConfig",
     "check_limits",
     "did_you_mean",

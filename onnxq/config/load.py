@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from onnxq.config.data import DataConfig, ImageConfig, VerifyConfig
 from onnxq.config.document import Document, Path, dotted, parse
+from onnxq.config.front_end import FrontEnd, Trained
 from onnxq.config.limits import check_limits
 from onnxq.config.model import Config
 from onnxq.config.presets import preset_names, preset_text
@@ -21,6 +22,8 @@ from onnxq.nearest import did_you_mean, nearest
 
 DEFAULT = "ort-int8"
 _OVERRIDE = "option"
+# Mappings whose keys belong together: a file's own takes the place of the inherited one.
+_WHOLE = ("observer", "quantizer")
 _SET_HERE = {"": {"source"}, "rules[]": {"line", "source"}}
 _MODELS: dict[str, type[Any]] = {
     "": Config,
@@ -31,6 +34,9 @@ _MODELS: dict[str, type[Any]] = {
     "data": DataConfig,
     "data.images": ImageConfig,
     "verify": VerifyConfig,
+    "torch": FrontEnd,
+    "torch.weights": Trained,
+    "torch.activations": Trained,
 }
 
 
@@ -130,7 +136,7 @@ def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         below = out.get(key)
         if key == "rules" and isinstance(value, list) and isinstance(below, list):
             out[key] = value + below
-        elif isinstance(value, Mapping) and isinstance(below, Mapping) and key != "observer":
+        elif isinstance(value, Mapping) and isinstance(below, Mapping) and key not in _WHOLE:
             out[key] = _merge(below, value)
         else:
             out[key] = value

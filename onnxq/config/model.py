@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field, PrivateAttr
 
 from onnxq.config.data import DataConfig, VerifyConfig
+from onnxq.config.front_end import FrontEnd
 from onnxq.config.values import Frozen
 from onnxq.config.wish import QuantWish, Rule
 
@@ -27,11 +28,11 @@ class Config(Frozen):
 
     source: the preset or file it was read from; "" when made in Python. skip: passes left out.
     attention: the products of activations inside it, for engines with a fused kernel: "auto" tries both.
-    effort: what accuracy passes may cost; fast: none of them.
+    effort: what accuracy passes may cost; fast: none of them. torch: for the front end alone.
     """
 
     source: str = ""
-    target: Literal["ort", "trt"] = "ort"
+    target: Literal["ort", "trt", "virtual"] = "ort"
     mode: Literal["static", "weight-only"] = "static"
     activations: QuantWish = Field(default_factory=_activation_wish)
     weights: QuantWish = Field(default_factory=_weight_wish)
@@ -43,6 +44,7 @@ class Config(Frozen):
     rules: tuple[Rule, ...] = ()
     data: DataConfig = DataConfig()
     verify: VerifyConfig = VerifyConfig()
+    torch: FrontEnd = FrontEnd()
     _lines: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def where(self, path: str) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
+from onnxq.config.front_end import Quantizer
 from onnxq.config.values import (
     Bits,
     Frozen,
@@ -87,6 +88,7 @@ class QuantWish(Frozen):
 class RuleSet(Frozen):
     """What a rule changes: fields of a wish, `float: true` to leave the tensor unquantized, or `quantize: true` to
     quantize where the target's size rules would leave the node float because it does not get faster.
+    quantizer: the PyTorch front end's; the engine has no use for it.
     """
 
     bits: Bits | None = None
@@ -97,12 +99,14 @@ class RuleSet(Frozen):
     block_size: int | None = Field(default=None, ge=2)
     storage: Storage | None = None
     observer: Observer | None = None
+    quantizer: Quantizer | None = None
     quantize: bool = False
     float: bool = False
 
     @model_validator(mode="after")
     def _says_something(self) -> RuleSet:
-        given = [*self.given(), *(["quantize"] if self.quantize else [])]
+        words = {"quantize": self.quantize, "quantizer": self.quantizer is not None}
+        given = [*self.given(), *(word for word, said in words.items() if said)]
         if not self.float and not given:
             raise ValueError(
                 "sets nothing; give bits, scheme, granularity, observer …, `quantize: true` or `float: true`"
@@ -180,6 +184,7 @@ class Rule(Frozen):
         if self.between:
             parts.append(f"between {self.between[0]} and {self.between[1]}")
         sets = [f"{k}={plain_observer(v) if k == 'observer' else v}" for k, v in self.set.given().items()]
+        sets += [f"quantizer={self.set.quantizer.name}"] if self.set.quantizer is not None else []
         sets += [word for word in ("quantize", "float") if getattr(self.set, word)]
         where = f" ({self.source}:{self.line})" if self.line else ""
         return f"rule {' '.join(parts)} -> {', '.join(sets)}{where}"
