@@ -1,0 +1,276 @@
+"""The contract of every quantizer: one site, one spec, numbers that are absent until calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
+from onnxq.nearest import did_you_mean
+from onnxq.numerics import qparams_from_range, scale_floor
+from onnxq.sites import Role
+from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
+from torch_frontend.fake_quant import fake_quantize
+from torch_frontend.quantizers import groups, limits
+from torch_frontend.quantizers.statistics import Statistics, range_statistics
+
+Option = float | int | str | bool
+
+
+class Quantizer(nn.Module):
+    """Fake quantization of one site; subclasses say how its numbers start and how they learn.
+
+    spec: levels and granularity; its axis is bound to the tensor this site sees.
+    site, role: where; what every message and the exported marker name.
+    options: the algorithm's own, checked against `defaults`.
+    target: "virtual", "ort" or "trt"; what it cannot hold is a ConfigError here or a CalibrationError at the numbers.
+
+    scale, zero_point: float32, of shape [] / [channels] / blocked, buffers or parameters; None until calibrated.
+    enabled: the switch of the user or of QuantModel. disabled_reason: a pass's recorded decision, stronger than the
+    switch. observing: take statistics of what passes. frozen: nothing of it is trained.
+
+    To make your own: subclass, decorate with `@register_quantizer("name")`, and override what differs of `statistics`
+    (first numbers), `learned` (slots that are parameters), `fake_quantize` (forward when on) and `bake`.
+    """
+
+    name: ClassVar[str] = ""
+    defaults: ClassVar[Mapping[str, Option]] = {}
+    roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.WEIGHT)
+    # Tensors of the state dict that exist once calibrated.
+    slots: ClassVar[tuple[str, ...]] = ("scale", "zero_point")
+
+    def __init__(
+        self,
+        spec: QuantSpec,
+        *,
+        site: str,
+        role: Role = Role.ACTIVATION,
+        observer: ObserverSpec | None = None,
+        options: Mapping[str, Option] | None = None,
+        target: str = "virtual",
+    ) -> None:
+        super().__init__()
+        limits.check_spec(spec, site, target)
+        if role not in self.roles:
+            takes = " and ".join(f"{known}s" for known in self.roles)
+            raise ConfigError(site, f"{self.name or type(self).__name__} quantizes {takes} only", "choose another")
+        self.spec, self.site, self.role, self.target = spec, site, role, target
+        self.observer = observer or ObserverSpec()
+        self.options = self._checked(options or {})
+        self.enabled, self.observing, self.frozen = True, False, False
+        self.disabled_reason: str | None = None
+        self.origin = ""
+        self._statistics: Statistics | None = None
+        # Follows .to(device), so that first numbers appear where the model is.
+        self.register_buffer("_anchor", torch.empty(0), persistent=False)
+        for slot in self.slots:
+            if slot in self.learned:
+                self.register_parameter(slot, None)
+            else:
+                self.register_buffer(slot, None)
+
+    # -- what subclasses override ------------------------------------------------------------------------------
+
+    @property
+    def learned(self) -> frozenset[str]:
+        """Slots that are parameters; the others are buffers."""
+        return frozenset()
+
+    def statistics(self) -> Statistics:
+        """A fresh collector of what first numbers need."""
+        return range_statistics(self.spec, self.observer, self.role, self.site)
+
+    def numbers_to_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
+        """What the slots hold for these numbers."""
+        return {"scale": scale, "zero_point": zero_point}
+
+    def fake_quantize(self, x: Tensor) -> Tensor:
+        """x on its levels; called when active and calibrated."""
+        return self.round_to_levels(x)
+
+    def bake(self, x: Tensor) -> Tensor:
+        """The float tensor to export in place of x: what this quantizer changes besides rounding to nearest."""
+        return x
+
+    def penalty(self) -> Tensor | None:
+        """A term of the loss that the algorithm asks for, or None."""
+        return None
+
+    def keep_legal(self) -> None:
+        """Put learned numbers back where they are defined, in place and without waiting for the device."""
+        if "scale" in self.learned and self.scale is not None:
+            self.scale.data.clamp_(min=scale_floor(self.spec))
+
+    # -- state -------------------------------------------------------------------------------------------------
+
+    @property
+    def calibrated(self) -> bool:
+        """True once there are numbers."""
+        return getattr(self, self.slots[0]) is not None
+
+    @property
+    def active(self) -> bool:
+        """True if forward should quantize: switched on and not disabled by a pass."""
+        return self.enabled and self.disabled_reason is None
+
+    @property
+    def axis(self) -> int | None:
+        """Axis of the channels or blocks; None per tensor."""
+        return groups.axis_of(self.spec)
+
+    def freeze(self, frozen: bool = True) -> None:
+        """Stop (or resume) learning scale and zero point; the float weight of the site goes on learning."""
+        self.frozen = frozen
+        for slot in self.learned:
+            if (held := getattr(self, slot)) is not None:
+                held.requires_grad_(not frozen)
+
+    # -- numbers -----------------------------------------------------------------------------------------------
+
+    def observe(self, x: Tensor) -> None:
+        """Take statistics of x. Raises CalibrationError naming the site on NaN or inf."""
+        self._anchor = self._anchor.to(x.device)
+        if self._statistics is None:
+            self._statistics = self.statistics()
+        self._named(lambda: self._statistics.update(x))
+
+    def calc_qparams(self) -> None:
+        """Numbers from what was observed since the last call; with nothing new observed they stay.
+
+        Raises CalibrationError naming the site if nothing was ever observed.
+        """
+        if self._statistics is None and self.calibrated:
+            return
+        statistics = self._statistics if self._statistics is not None else self.statistics()
+        self.load_qparams(self._named(statistics.qparams))
+        self._statistics = None
+
+    def calc_qparams_with_minmax(self, lo: Any, hi: Any) -> None:
+        """Numbers whose levels cover [lo, hi], widened to hold 0. lo, hi: scalars, arrays or tensors."""
+        ends = [end.detach().cpu().numpy() if isinstance(end, Tensor) else np.asarray(end) for end in (lo, hi)]
+        self.load_qparams(self._named(lambda: qparams_from_range(*ends, self.spec, origin="given range")))
+
+    def load_qparams(self, qparams: QParams) -> None:
+        """Take these numbers over. Raises CalibrationError naming the site if spec or target cannot hold them."""
+        checked = limits.check_qparams(qparams, self.spec, self.site, self.target)
+        self.origin = checked.origin
+        scale = torch.from_numpy(checked.scale.copy()).to(self._anchor.device)
+        zero = torch.from_numpy(checked.zero_point.astype(np.float32)).to(self._anchor.device)
+        for slot, value in self.numbers_to_slots(scale, zero).items():
+            self.put(slot, value)
+
+    def qparams(self) -> QParams:
+        """scale and integer zero point as numpy arrays. Raises CalibrationError naming an uncalibrated site."""
+        scale, zero = self._numbers()
+        levels = np.rint(zero.detach().cpu().numpy()).astype(np.int32)
+        found = QParams(scale.detach().float().cpu().numpy(), levels, self.origin)
+        return limits.check_qparams(found, self.spec, self.site, self.target)
+
+    def dequantized_range(self) -> tuple[Tensor, Tensor]:
+        """Lowest and highest value the levels can say, of the scale's shape."""
+        scale, zero = self._numbers()
+        zero = zero.round()
+        return (self.spec.qmin - zero) * scale, (self.spec.qmax - zero) * scale
+
+    def put(self, slot: str, value: Tensor) -> None:
+        """Set a slot; in place where it has this shape already, so that optimizers keep hold of it."""
+        held = getattr(self, slot)
+        if held is not None and held.shape == value.shape:
+            held.data.copy_(value)
+        elif slot in self.learned:
+            setattr(self, slot, nn.Parameter(value, requires_grad=not self.frozen))
+        else:
+            setattr(self, slot, value)
+
+    # -- forward -----------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x on its levels when active and calibrated, else x; observed first when observing."""
+        if self.observing:
+            self.observe(x)
+        if not (self.active and self.calibrated):
+            return x
+        if (wrong := groups.misfit(x.shape, self.spec, self._numbers()[0].shape)) is not None:
+            raise PlanError(self.site, wrong, "calibrate again with tensors of this shape, or change the granularity")
+        return self.fake_quantize(x)
+
+    def round_to_levels(self, x: Tensor, scale: Tensor | None = None, **how: Any) -> Tensor:
+        """`torch_frontend.fake_quant.fake_quantize` with this quantizer's levels and numbers."""
+        own, zero = self._numbers()
+        return fake_quantize(
+            x, own if scale is None else scale, zero, qmin=self.spec.qmin, qmax=self.spec.qmax, axis=self.axis,
+            block_size=groups.block_size_of(self.spec), **how,
+        )  # fmt: skip
+
+    def _numbers(self) -> tuple[Tensor, Tensor]:
+        if self.scale is None or self.zero_point is None:
+            raise CalibrationError(self.site, "has no scale yet", "calibrate first, or load a calibrated state")
+        return self.scale, self.zero_point
+
+    # -- plumbing ----------------------------------------------------------------------------------------------
+
+    def _checked(self, given: Mapping[str, Option]) -> dict[str, Option]:
+        for key, value in given.items():
+            if key not in self.defaults:
+                raise ConfigError(self.site, f"{self.name} has no option {key!r}", did_you_mean(key, self.defaults))
+            default = self.defaults[key]
+            wanted = (float, int) if isinstance(default, float) else (type(default),)
+            if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+                raise ConfigError(self.site, f"{key}={value!r} is not a {wanted[0].__name__}", f"default: {default!r}")
+        return {**self.defaults, **given}
+
+    def _named(self, compute: Callable[[], Any]) -> Any:
+        try:
+            return compute()
+        except OnnxqError as error:
+            cause = error.cause if error.subject in (self.site, "weight", "activation") else str(error).split("\n")[0]
+            raise type(error)(self.site, cause, error.fix) from error
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantizer:
+        """Numbers move with the module but stay float32 when it becomes half: they are no activations."""
+        before = {slot: held.detach() for slot in self.slots if (held := getattr(self, slot)) is not None}
+        super()._apply(fn, recurse)
+        for slot, held in before.items():
+            now = getattr(self, slot)
+            if now.dtype in (torch.float16, torch.bfloat16):
+                now.data = held.to(now.device)
+        return self
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """A state without numbers is that of an uncalibrated quantizer, unless the load is not strict."""
+        strict = rest[1]
+        found = {slot: state[prefix + slot] for slot in self.slots if prefix + slot in state}
+        for slot in self.slots:
+            held = getattr(self, slot)
+            if slot in found:
+                if held is None or held.shape != found[slot].shape:
+                    self.put(slot, found[slot].detach().clone().to(self._anchor.device))
+                self._statistics = None
+            elif held is not None and strict and not found:
+                setattr(self, slot, None)
+        super()._load_from_state_dict(state, prefix, *rest)
+        if found and self.calibrated:
+            self.qparams()
+
+    def extra_repr(self) -> str:
+        """Bits, scheme, granularity; scale and zero point when on, else why not."""
+        scheme = "symmetric" if self.spec.symmetric else "asymmetric"
+        grain = GRAIN_NAMES[type(self.spec.granularity)] + ("" if self.axis is None else f" {self.axis}")
+        text = f"{self.site!r}, {self.spec.bits} bits {scheme} {self.spec.storage} per {grain}"
+        if self.disabled_reason is not None:
+            return f"{text}, disabled: {self.disabled_reason}"
+        if not self.enabled:
+            return f"{text}, off"
+        if not self.calibrated:
+            return f"{text}, not calibrated"
+        scale, zero = (t.detach().cpu() for t in self._numbers())
+        return f"{text}, scale={_shown(scale)}, zero_point={_shown(zero.round())}{', frozen' if self.frozen else ''}"
+
+
+def _shown(values: Tensor) -> str:
+    low, high = float(values.min()), float(values.max())
+    return f"{low:.4g}" if values.numel() == 1 or low == high else f"{low:.4g}…{high:.4g}"

@@ -1,0 +1,65 @@
+"""What an engine can hold, said when a quantizer is made and when it gets numbers; never during a training step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxq.errors import CalibrationError, ConfigError
+from onnxq.numerics import symmetric_steps
+from onnxq.spec import QParams, QuantSpec
+
+
+def allows_zero_points(target: str) -> bool:
+    """Whether the target can say a zero point other than 0. Raises ConfigError for an unknown target."""
+    if target == "virtual":
+        return True
+    from onnxq.targets import target as known  # brings onnx with it
+
+    return known(target).zero_points
+
+
+def check_spec(spec: QuantSpec, site: str, target: str) -> None:
+    """Raise ConfigError if no quantizer, or not this target, can hold such a spec."""
+    if spec.is_float or spec.bits == 32:
+        raise ConfigError(site, f"{spec.storage} has no fake-quantized training", "use 2 to 8 or 16 bits")
+    if not allows_zero_points(target) and fixed_zero_point(spec) != 0:
+        scheme = "asymmetric" if not spec.symmetric else "unsigned symmetric"
+        raise ConfigError(
+            site, f"{target} holds no zero point, which {scheme} levels need", "use scheme: symmetric, signed: true"
+        )
+
+
+def fixed_zero_point(spec: QuantSpec) -> int | None:
+    """The only zero point the scheme allows: 0, or the middle of an unsigned type; None if it is free."""
+    return spec.qmax - symmetric_steps(spec) if spec.symmetric else None
+
+
+def check_qparams(qparams: QParams, spec: QuantSpec, site: str, target: str) -> QParams:
+    """The same numbers as float32 and int32 arrays.
+
+    Raises CalibrationError if the scale is not positive and finite, or the zero point is outside the levels, against
+    the scheme, or not what the target can hold.
+    """
+    scale, zero = np.asarray(qparams.scale, np.float32), np.asarray(qparams.zero_point, np.int32)
+    if scale.shape != zero.shape:
+        raise CalibrationError(
+            site, f"scale has shape {scale.shape}, zero point {zero.shape}", "give both the same shape"
+        )
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
+        raise CalibrationError(site, f"scale {scale.min():g} is not a positive number", "calibrate again")
+    if not allows_zero_points(target) and zero.any():
+        raise CalibrationError(
+            site, f"zero point {zero[zero != 0].flat[0]}, and {target} holds only 0", "use scheme: symmetric"
+        )
+    fixed = fixed_zero_point(spec)
+    if fixed is not None and (zero != fixed).any():
+        raise CalibrationError(
+            site, f"zero point {zero[zero != fixed].flat[0]} where the symmetric scheme has {fixed}",
+            "use scheme: asymmetric",
+        )  # fmt: skip
+    if (zero < spec.qmin).any() or (zero > spec.qmax).any():
+        raise CalibrationError(
+            site, f"zero point {zero.min()}…{zero.max()} is outside the levels {spec.qmin}…{spec.qmax}",
+            "calibrate again",
+        )  # fmt: skip
+    return QParams(scale, zero, qparams.origin)

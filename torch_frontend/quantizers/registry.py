@@ -1,0 +1,55 @@
+"""Quantizers by name: what a configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from onnxq.errors import ConfigError
+from onnxq.nearest import did_you_mean
+from onnxq.sites import Role
+from onnxq.spec import ObserverSpec, QuantSpec
+from torch_frontend.quantizers.base import Quantizer
+
+_Made = TypeVar("_Made", bound=type[Quantizer])
+_REGISTRY: dict[str, type[Quantizer]] = {}
+
+
+def register_quantizer(name: str) -> Callable[[_Made], _Made]:
+    """Class decorator: `name` in a configuration makes one of these.
+
+    Raises ConfigError if the name is taken, TypeError if the class is no Quantizer.
+    """
+
+    def put(made: _Made) -> _Made:
+        if not (isinstance(made, type) and issubclass(made, Quantizer)):
+            raise TypeError(f"{made!r} is not a subclass of Quantizer")
+        if name in _REGISTRY:
+            raise ConfigError(f"quantizer {name!r}", "is registered already", "choose another name")
+        _REGISTRY[name] = made
+        made.name = name
+        return made
+
+    return put
+
+
+def available_quantizers() -> tuple[str, ...]:
+    """Names of all registered quantizers, sorted."""
+    return tuple(sorted(_REGISTRY))
+
+
+def create_quantizer(
+    name: str,
+    spec: QuantSpec,
+    *,
+    site: str,
+    role: Role = Role.ACTIVATION,
+    observer: ObserverSpec | None = None,
+    options: Mapping[str, Any] | None = None,
+    target: str = "virtual",
+) -> Quantizer:
+    """The quantizer called `name` for one site; ConfigError for an unknown name, option, or a spec it cannot do."""
+    made = _REGISTRY.get(name)
+    if made is None:
+        raise ConfigError(f"quantizer {name!r}", "does not exist", did_you_mean(name, _REGISTRY))
+    return made(spec, site=site, role=role, observer=observer, options=options, target=target)

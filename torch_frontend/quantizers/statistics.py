@@ -1,0 +1,107 @@
+"""From observed tensors to first numbers: the bridge to `onnxq.observers`, which work on numpy arrays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from onnxq import numerics, observers
+from onnxq.errors import CalibrationError, ConfigError
+from onnxq.sites import Role
+from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+
+Range = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+class Statistics(Protocol):
+    """What a quantizer gathers while it observes, and the numbers that follow."""
+
+    def update(self, x: Tensor) -> None:
+        """Take in one tensor."""
+
+    def qparams(self) -> QParams:
+        """Numbers for all that was seen. Raises CalibrationError if nothing was."""
+
+
+def to_numpy(x: Tensor) -> NDArray[np.float32]:
+    """The values as float32 on the host."""
+    return x.detach().float().cpu().numpy()
+
+
+class ActivationRange:
+    """Streaming observers: one, or one per channel."""
+
+    def __init__(self, spec: QuantSpec, observer: ObserverSpec, site: str) -> None:
+        if isinstance(spec.granularity, PerBlock):
+            raise ConfigError(site, "activations cannot be quantized per block", "ask for granularity: tensor")
+        self.spec, self.observer = spec, observer
+        self.origin = observer.name
+        observers.create(observer, spec)  # a wrong name or option shows now, not at the first batch
+        self._channels: list[observers.Observer] = []
+
+    def update(self, x: Tensor) -> None:
+        """Take in a batch [N, ...]; observers that count samples see them one by one."""
+        if not x.numel():
+            return
+        values = to_numpy(x)
+        parts = [values]
+        if isinstance(self.spec.granularity, PerChannel):
+            parts = list(np.moveaxis(values, self.spec.granularity.axis, 0))
+        if not self._channels:
+            alone = replace(self.spec, granularity=PerTensor())
+            self._channels = [observers.create(self.observer, alone) for _ in parts]
+        if len(parts) != len(self._channels):
+            raise CalibrationError(
+                "activation",
+                f"has {len(parts)} channels here and had {len(self._channels)} before",
+                "quantize it per tensor, or name the axis that does not change",
+            )
+        for seen, part in zip(self._channels, parts, strict=True):
+            for piece in part if seen.per_sample and part.ndim else [part]:
+                seen.update(piece)
+
+    def range(self) -> Range:
+        """lo, hi in the shape of the scales."""
+        if not self._channels:
+            raise observers.base.nothing_seen(self.observer.name)
+        ends = [seen.range() for seen in self._channels]
+        if isinstance(self.spec.granularity, PerTensor):
+            return ends[0]
+        return np.stack([lo for lo, _ in ends]), np.stack([hi for _, hi in ends])
+
+    def qparams(self) -> QParams:
+        """Numbers of the range."""
+        return numerics.qparams_from_range(*self.range(), self.spec, origin=self.origin)
+
+
+class WeightRange:
+    """The weight itself, read when its numbers are asked for; the last one seen counts."""
+
+    def __init__(self, spec: QuantSpec, observer: ObserverSpec, site: str) -> None:
+        self.spec, self.observer = spec, observer
+        self.weight: Tensor | None = None
+
+    def update(self, x: Tensor) -> None:
+        """Remember the weight; nothing is copied."""
+        self.weight = x.detach()
+
+    def seen(self) -> Tensor:
+        """The weight. Raises CalibrationError if there was none, or if it holds NaN or inf."""
+        if self.weight is None:
+            raise observers.base.nothing_seen("weight")
+        if not bool(self.weight.isfinite().all()):
+            raise CalibrationError("weight", "holds NaN or inf", "repair the float model")
+        return self.weight
+
+    def qparams(self) -> QParams:
+        """Numbers of the weight by the observer "minmax" or "mse"."""
+        return numerics.weight_qparams(to_numpy(self.seen()), self.spec, observer=self.observer)
+
+
+def range_statistics(spec: QuantSpec, observer: ObserverSpec, role: Role, site: str) -> Statistics:
+    """Statistics that give the range the observer finds."""
+    return (WeightRange if role is Role.WEIGHT else ActivationRange)(spec, observer, site)
