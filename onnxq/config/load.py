@@ -16,6 +16,7 @@ from onnxq.config.front_end import FrontEnd, Trained
 from onnxq.config.limits import check_limits
 from onnxq.config.model import Config
 from onnxq.config.presets import preset_names, preset_text
+from onnxq.config.sparsebit import converted, recognised
 from onnxq.config.wish import QuantWish, Rule, RuleSet
 from onnxq.errors import ConfigError
 from onnxq.nearest import did_you_mean, nearest
@@ -59,6 +60,8 @@ def load_config(source: str | FilePath | Config | None = None, overrides: Mappin
 
 def _read(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any], dict[Path, str]]:
     document = _document(source, above)
+    if recognised(document.values):
+        document = converted(document)
     values = dict(document.values)
     _refuse_reserved(document)
     places = {path: f"{document.source}:{line}" for path, line in document.lines.items()}

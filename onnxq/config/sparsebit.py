@@ -1,0 +1,230 @@
+"""Sparsebit's YAML (BACKEND, SCHEDULE, W, A in capitals) read as a configuration of onnxq.
+
+Every key is taken over or refused by name; nothing is dropped. What differs on purpose: a symmetric scale is
+absmax / qmax here, absmax / (qmax + 0.5) there; `SPECIFIC` matches module paths, in which Sparsebit wrote `_` for `.`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnxq.config.document import Document, Path, dotted
+from onnxq.errors import ConfigError
+from onnxq.nearest import did_you_mean
+
+_SECTIONS = ("BACKEND", "SKIP_TRACE_MODULES", "SCHEDULE", "W", "A")
+_BACKENDS = {"virtual": "virtual", "onnxruntime": "ort", "tensorrt": "trt"}
+_OBSERVERS = {
+    "minmax": "minmax",
+    "mse": "mse",
+    "percentile": "percentile",
+    "moving_average": "moving_average",
+    "kl_histogram": "entropy",
+    "aciq": "aciq",
+}
+_DISTRIBUTIONS = {"gaus": "gaussian", "laplace": "laplace"}
+_QUANTIZERS = {name: name for name in ("uniform", "lsq", "lsq+", "pact", "dorefa", "adaround")}
+_SCHEMES = {
+    f"per-{grain}-{scheme}": (grain, "asymmetric" if scheme == "affine" else scheme)
+    for grain in ("tensor", "channel")
+    for scheme in ("symmetric", "affine")
+}
+_ROLES = {"W": ("weights", "weight"), "A": ("activations", "activation")}
+
+
+def recognised(values: Mapping[str, Any]) -> bool:
+    """True for a document in Sparsebit's form."""
+    return any(key in values for key in ("W", "A", "BACKEND", "SKIP_TRACE_MODULES", "SCHEDULE"))
+
+
+def converted(document: Document) -> Document:
+    """The same wishes in our words, every key with the line it came from.
+
+    Raises ConfigError with file and line for keys and values Sparsebit does not have or onnxq does otherwise.
+    """
+    values, reading = document.values, _Reading(document)
+    reading.only((), values, _SECTIONS)
+    reading.put(("target",), reading.word(("BACKEND",), "virtual", _BACKENDS), ("BACKEND",))
+    if reading.values["target"] == "trt":
+        reading.put(("bias",), "float", ("BACKEND",))
+    if skipped := reading.get(("SKIP_TRACE_MODULES",), []):
+        reading.put(("torch", "skip_trace"), [_pattern(str(one)) for one in skipped], ("SKIP_TRACE_MODULES",))
+    _schedule(reading)
+    rules: list[dict[str, Any]] = []
+    for section in ("A", "W"):
+        rules += _section(reading, section)
+    if rules:
+        reading.values["rules"] = rules
+        for index, rule in enumerate(rules):
+            reading.lines["rules", index] = rule.pop("at")
+    return Document(document.source, reading.values, reading.lines)
+
+
+@dataclass
+class _Reading:
+    """The document on one side, ours as far as written on the other."""
+
+    document: Document
+    values: dict[str, Any] = field(default_factory=dict)
+    lines: dict[Path, int] = field(default_factory=dict)
+
+    def where(self, path: Path) -> str:
+        while path and path not in self.document.lines:
+            path = path[:-1]
+        line = self.document.lines.get(path)
+        return f"{self.document.source}:{line}: {dotted(path)}" if line else self.document.source
+
+    def get(self, path: Path, default: Any = None) -> Any:
+        at: Any = self.document.values
+        for part in path:
+            if not isinstance(at, Mapping) or part not in at:
+                return default
+            at = at[part]
+        return at
+
+    def put(self, path: Path, value: Any, origin: Path) -> None:
+        at = self.values
+        for n, part in enumerate(path[:-1], start=1):
+            at = at.setdefault(str(part), {})
+            self.lines.setdefault(path[:n], self.document.lines.get(origin, 1))
+        at[str(path[-1])] = value
+        self.lines[path] = self.document.lines.get(origin, 1)
+
+    def only(self, path: Path, values: Any, known: Sequence[str]) -> None:
+        """Refuse a section that is no mapping, and keys Sparsebit does not have."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(self.where(path), "must be a mapping", f"with {', '.join(known)}")
+        for key in values:
+            if key not in known:
+                raise ConfigError(self.where((*path, key)), f"unknown key {key!r}", did_you_mean(str(key), known))
+
+    def word(self, path: Path, default: str, known: Mapping[str, Any]) -> Any:
+        """A word of Sparsebit's, in any case, as ours."""
+        return self.translate(str(self.get(path, default)), known, path)
+
+    def translate(self, word: str, known: Mapping[str, Any], path: Path) -> Any:
+        if word.lower() not in known:
+            raise ConfigError(self.where(path), f"{word!r} is none of {', '.join(known)}", did_you_mean(word, known))
+        return known[word.lower()]
+
+
+def _schedule(reading: _Reading) -> None:
+    path: Path = ("SCHEDULE",)
+    reading.only(path, reading.get(path, {}), ("FUSE_BN", "BN_TUNING", "DISABLE_UNNECESSARY_QUANT"))
+    if reading.get((*path, "BN_TUNING"), False):
+        raise ConfigError(
+            reading.where((*path, "BN_TUNING")),
+            "batch norms are tuned by a step of the program, not by the configuration",
+            "remove it, and run batches inside `with model.batchnorm_tuning():`",
+        )
+    reading.put(("torch", "fuse_bn"), reading.get((*path, "FUSE_BN"), False), (*path, "FUSE_BN"))
+    redundant = (*path, "DISABLE_UNNECESSARY_QUANT")
+    reading.put(("torch", "disable_redundant"), reading.get(redundant, True), redundant)
+
+
+def _section(reading: _Reading, name: str) -> list[dict[str, Any]]:
+    """One of W and A: its wish put in place, its exceptions as rules."""
+    wish, role = _ROLES[name]
+    path: Path = (name,)
+    known = ("QSCHEME", "QUANTIZER", "OBSERVER", "SPECIFIC", *(("QADD",) if name == "A" else ()))
+    reading.only(path, reading.get(path, {}), known)
+    given = {"QSCHEME": reading.get((name, "QSCHEME"))}
+    for part in ("QUANTIZER", "OBSERVER"):
+        given |= _flat(part, reading.get((name, part), {}))
+    given = {key: value for key, value in given.items() if value is not None}
+    off = _off(given)
+    for key, value in _fields(reading, path, given).items():
+        target = ("torch", wish, key) if key == "quantizer" else (wish, key)
+        reading.put(target, value, path)
+    rules = [_rule(reading, (name, "SPECIFIC"), role, *one) for one in _specific(reading, name)]
+    if off:
+        rules.append({"role": role, "set": {"float": True}, "at": reading.document.lines.get(path, 1)})
+    if name == "A":
+        reading.only((name, "QADD"), reading.get((name, "QADD"), {}), ("ENABLE_QUANT",))
+        adds = reading.get((name, "QADD", "ENABLE_QUANT"), False)
+        reading.put(("torch", "multi_input"), {"add": "insert" if adds else "none"}, (name, "QADD"))
+    return rules
+
+
+def _flat(prefix: str, values: Any) -> dict[str, Any]:
+    """Nested keys as Sparsebit's dotted ones."""
+    if not isinstance(values, Mapping):
+        return {prefix: values}
+    return {key: value for name, inner in values.items() for key, value in _flat(f"{prefix}.{name}", inner).items()}
+
+
+def _off(given: Mapping[str, Any]) -> bool:
+    """Switched off, in today's form or in the old one of 0 bits."""
+    return bool(given.get("QUANTIZER.DISABLE", False)) or given.get("QUANTIZER.BIT") == 0
+
+
+_FIELDS: Mapping[str, Callable[[_Reading, Path, Any], dict[str, Any]]] = {
+    "QSCHEME": lambda r, p, v: dict(zip(("granularity", "scheme"), r.translate(str(v), _SCHEMES, p), strict=True)),
+    "QUANTIZER.BIT": lambda _, __, v: {"bits": v} if v else {},
+    "QUANTIZER.DISABLE": lambda _, __, ___: {},
+    "QUANTIZER.TYPE": lambda r, p, v: {"quantizer": {"name": r.translate(str(v), _QUANTIZERS, p)}},
+    "QUANTIZER.PACT.ALPHA_VALUE": lambda _, __, v: {"alpha": v},
+    "OBSERVER.TYPE": lambda r, p, v: {"observer": {"name": r.translate(str(v), _OBSERVERS, p)}},
+    "OBSERVER.PERCENTILE.ALPHA": lambda _, __, v: {"percentile": 100.0 * (1.0 - float(v))},
+    "OBSERVER.ACIQ.DISTRIBUTION": lambda r, p, v: {"distribution": r.translate(str(v), _DISTRIBUTIONS, p)},
+    "OBSERVER.MOVING_AVERAGE.EMA_RATIO": lambda _, __, ___: {},
+    "OBSERVER.LAYOUT": lambda _, __, ___: {},
+}
+# An option and what it belongs to; Sparsebit writes options of observers that are not chosen, too.
+_OPTIONS = {
+    "alpha": ("quantizer", "pact"),
+    "percentile": ("observer", "percentile"),
+    "distribution": ("observer", "aciq"),
+}
+
+
+def _fields(reading: _Reading, path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a wish or a rule for Sparsebit's dotted keys.
+
+    EMA_RATIO and LAYOUT have nothing to say here: the moving average is the samples' mean whatever their order, and
+    an activation's channel axis comes from the operator.
+    """
+    out: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in _FIELDS:
+            raise ConfigError(reading.where((*path, *key.split("."))), f"unknown key {key!r}", _hint(key))
+        found = _FIELDS[key](reading, (*path, *key.split(".")), value)
+        for name, one in found.items():
+            (options if name in _OPTIONS else out)[name] = one
+    for name, one in options.items():
+        owner, kind = _OPTIONS[name]
+        if owner in out and out[owner]["name"] == kind:
+            out[owner] = {**out[owner], name: one}
+    return out
+
+
+def _hint(key: str) -> str:
+    return did_you_mean(key, tuple(_FIELDS))
+
+
+def _specific(reading: _Reading, name: str) -> list[tuple[str, Any]]:
+    """(pattern, [key, value, …]) in order; the first that matches wins there as here."""
+    path: Path = (name, "SPECIFIC")
+    listed = reading.get(path, [])
+    if not isinstance(listed, list) or not all(isinstance(one, Mapping) for one in listed):
+        raise ConfigError(reading.where(path), "must be a list with one mapping of patterns", 'e.g. [{"conv1": […]}]')
+    return [(str(pattern), pairs) for one in listed[:1] for pattern, pairs in one.items()]
+
+
+def _rule(reading: _Reading, path: Path, role: str, pattern: str, pairs: Any) -> dict[str, Any]:
+    at: Path = (*path, 0, pattern)
+    if not isinstance(pairs, Sequence) or isinstance(pairs, str) or len(pairs) % 2:
+        raise ConfigError(reading.where(at), "must list keys and values in turn", '["QUANTIZER.BIT", 8]')
+    given = {str(key): value for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
+    wanted = {"float": True} if _off(given) else _fields(reading, at, given)
+    return {"node": _pattern(pattern), "role": role, "set": wanted, "at": reading.document.lines.get(at, 1)}
+
+
+def _pattern(glob: str) -> str:
+    """Sparsebit's glob over names with `_` for `.`, as a regular expression over module paths."""
+    special = {"*": ".*", "?": ".", "_": "[._]", ".": "[._]"}
+    return "/^" + "".join(special.get(char, re.escape(char)) for char in glob) + "$/"

@@ -1,0 +1,118 @@
+"""Sparsebit's YAML means the same in our words, and what it cannot mean is refused with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onnxq.config import Config, load_config
+from onnxq.errors import ConfigError
+from onnxq.spec import ObserverSpec
+
+FULL = """BACKEND: virtual
+SKIP_TRACE_MODULES: ["blocks.*.drop_path"]
+SCHEDULE:
+  FUSE_BN: True
+  DISABLE_UNNECESSARY_QUANT: False
+W:
+  QSCHEME: per-channel-symmetric
+  QUANTIZER: {TYPE: LSQ, BIT: 4}
+  OBSERVER: {TYPE: MSE}
+  SPECIFIC: [{
+    "stem_conv": ["QUANTIZER.BIT", 8],
+    "head_*": ["QUANTIZER.DISABLE", True],
+  }]
+A:
+  QSCHEME: per-tensor-affine
+  QUANTIZER:
+    TYPE: pact
+    BIT: 4
+    PACT: {ALPHA_VALUE: 6}
+  OBSERVER:
+    TYPE: PERCENTILE
+    PERCENTILE: {ALPHA: 0.01}
+    LAYOUT: NLC
+  QADD: {ENABLE_QUANT: True}
+  SPECIFIC: [{
+    "lm_head": ["OBSERVER.TYPE", "ACIQ", "OBSERVER.ACIQ.DISTRIBUTION", "laplace"],
+  }]
+"""
+
+
+def read(folder: Path, text: str) -> Config:
+    (folder / "q.yaml").write_text(text)
+    return load_config(folder / "q.yaml")
+
+
+def test_every_wish_is_taken_over(tmp_path: Path) -> None:
+    config = read(tmp_path, FULL)
+    assert config.target == "virtual"
+    weights, activations = config.weights, config.activations
+    assert (weights.bits, weights.scheme, weights.granularity) == (4, "symmetric", "channel")
+    assert weights.observer == ObserverSpec("mse")
+    assert (activations.bits, activations.scheme, activations.granularity) == (4, "asymmetric", "tensor")
+    assert activations.observer == ObserverSpec("percentile", (("percentile", 99.0),))
+    assert config.torch.weights.quantizer.name == "lsq"
+    assert config.torch.activations.quantizer.name == "pact"
+    assert config.torch.activations.quantizer.options == (("alpha", 6),)
+    assert (config.torch.fuse_bn, config.torch.disable_redundant) == (True, False)
+    policy = config.torch.policy("add")
+    assert policy is not None
+    assert policy.policy == "insert"
+
+
+def test_exceptions_become_rules_with_their_lines(tmp_path: Path) -> None:
+    config = read(tmp_path, FULL)
+    stem = next(rule for rule in config.rules if rule.set.bits == 8)
+    assert stem.selects(node="stem.conv", role=stem.role[0])
+    assert stem.selects(node="stem_conv", role=stem.role[0])
+    assert not stem.selects(node="stem.conv2", role=stem.role[0])
+    assert [role.value for role in stem.role] == ["weight"]
+    assert f"{tmp_path}/q.yaml:11" in stem.describe()
+    head = next(rule for rule in config.rules if rule.set.float)
+    assert head.selects(node="head.tasks.0", role=head.role[0])
+    aciq = next(rule for rule in config.rules if rule.set.observer)
+    assert aciq.set.observer == ObserverSpec("aciq", (("distribution", "laplace"),))
+    assert [role.value for role in aciq.role] == ["activation"]
+
+
+def test_defaults_are_sparsebits(tmp_path: Path) -> None:
+    config = read(tmp_path, "BACKEND: tensorrt\nW: {QSCHEME: per-channel-symmetric, QUANTIZER: {BIT: 8}}\n"
+                            "A: {QSCHEME: per-tensor-symmetric, QUANTIZER: {BIT: 8}}\n")  # fmt: skip
+    assert (config.target, config.bias, config.torch.fuse_bn, config.torch.disable_redundant) == (
+        "trt", "float", False, True,
+    )  # fmt: skip
+    policy = config.torch.policy("add")
+    assert policy is not None
+    assert policy.policy == "none"
+
+
+@pytest.mark.parametrize("off", ["{BIT: 0}", "{BIT: 8, DISABLE: True}"])
+def test_a_section_switched_off_stays_float(tmp_path: Path, off: str) -> None:
+    config = read(tmp_path, f"W:\n  QUANTIZER: {off}\n")
+    (rule,) = config.rules
+    assert rule.set.float
+    assert [role.value for role in rule.role] == ["weight"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("W:\n  QSCHEME: per-row-symmetric\n", ("q.yaml:2", "W.QSCHEME", "per-row-symmetric")),
+        ("W:\n  QUANTISER: {BIT: 8}\n", ("q.yaml:2", "QUANTISER", "QUANTIZER")),
+        ("A:\n  QUANTIZER: {TYPE: lsqq}\n", ("q.yaml:2", "lsqq", "lsq")),
+        ("A:\n  QUANTIZER:\n    BITS: 8\n", ("q.yaml:3", "QUANTIZER.BITS", "QUANTIZER.BIT")),
+        ("BACKEND: openvino\n", ("q.yaml:1", "openvino")),
+        ("SCHEDULE:\n  BN_TUNING: True\n", ("q.yaml:2", "batchnorm_tuning")),
+        ('W:\n  SPECIFIC: [{"a": ["QUANTIZER.BIT"]}]\n', ("q.yaml:2", "keys and values")),
+        ('W:\n  SPECIFIC: {"a": ["QUANTIZER.BIT", 8]}\n', ("q.yaml:2", "list with one mapping")),
+        ("W: 3\n", ("q.yaml:1", "must be a mapping")),
+    ],
+)
+def test_what_it_cannot_mean_is_refused_with_its_line(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text)
+    message = str(caught.value)
+    for word in words:
+        assert word in message, message
