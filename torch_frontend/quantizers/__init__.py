@@ -3,13 +3,40 @@
 base        what every quantizer is and does; how to write your own
 registry    quantizers by name
 uniform     fixed scale from an observer
+lsq         learned scale
+lsq_plus    learned scale and offset
+pact        learned clipping level
+dorefa      weights through tanh, activations in [0, 1]
+adaround    learned rounding
+upkeep      what a training loop owes them after each step
 statistics  the bridge to onnxq.observers
 limits      what targets can hold
 groups      tensor, channel and block
 """
 
+from torch_frontend.quantizers.adaround import AdaRound, Rounding
 from torch_frontend.quantizers.base import Quantizer
+from torch_frontend.quantizers.dorefa import DoReFa
+from torch_frontend.quantizers.lsq import LSQ
+from torch_frontend.quantizers.lsq_plus import LSQPlus
+from torch_frontend.quantizers.pact import PACT
 from torch_frontend.quantizers.registry import available_quantizers, create_quantizer, register_quantizer
 from torch_frontend.quantizers.uniform import Uniform
+from torch_frontend.quantizers.upkeep import PostStep, penalty, quantizers_of
 
-__all__ = ["Quantizer", "Uniform", "available_quantizers", "create_quantizer", "register_quantizer"]
+__all__ = [
+    "LSQ",
+    "PACT",
+    "AdaRound",
+    "DoReFa",
+    "LSQPlus",
+    "PostStep",
+    "Quantizer",
+    "Rounding",
+    "Uniform",
+    "available_quantizers",
+    "create_quantizer",
+    "penalty",
+    "quantizers_of",
+    "register_quantizer",
+]

@@ -39,9 +39,12 @@ class Quantizer(nn.Module):
 
     name: ClassVar[str] = ""
     defaults: ClassVar[Mapping[str, Option]] = {}
-    roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.WEIGHT)
-    # Tensors of the state dict that exist once calibrated.
+    # Values an option of words may have.
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
+    # Tensors of the state dict that exist once calibrated; those in `optional` may be missing even then.
     slots: ClassVar[tuple[str, ...]] = ("scale", "zero_point")
+    optional: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class Quantizer(nn.Module):
     @property
     def calibrated(self) -> bool:
         """True once there are numbers."""
-        return getattr(self, self.slots[0]) is not None
+        return all(getattr(self, slot) is not None for slot in self.slots if slot not in self.optional)
 
     @property
     def active(self) -> bool:
@@ -194,22 +197,22 @@ class Quantizer(nn.Module):
             self.observe(x)
         if not (self.active and self.calibrated):
             return x
-        if (wrong := groups.misfit(x.shape, self.spec, self._numbers()[0].shape)) is not None:
+        if (wrong := groups.misfit(x.shape, self.spec, getattr(self, self.slots[0]).shape)) is not None:
             raise PlanError(self.site, wrong, "calibrate again with tensors of this shape, or change the granularity")
         return self.fake_quantize(x)
 
     def round_to_levels(self, x: Tensor, scale: Tensor | None = None, **how: Any) -> Tensor:
         """`torch_frontend.fake_quant.fake_quantize` with this quantizer's levels and numbers."""
-        own, zero = self._numbers()
         return fake_quantize(
-            x, own if scale is None else scale, zero, qmin=self.spec.qmin, qmax=self.spec.qmax, axis=self.axis,
-            block_size=groups.block_size_of(self.spec), **how,
+            x, self.scale if scale is None else scale, self.zero_point, qmin=self.spec.qmin, qmax=self.spec.qmax,
+            axis=self.axis, block_size=groups.block_size_of(self.spec), **how,
         )  # fmt: skip
 
     def _numbers(self) -> tuple[Tensor, Tensor]:
-        if self.scale is None or self.zero_point is None:
+        scale, zero = self.scale, self.zero_point
+        if scale is None or zero is None:
             raise CalibrationError(self.site, "has no scale yet", "calibrate first, or load a calibrated state")
-        return self.scale, self.zero_point
+        return scale, zero
 
     # -- plumbing ----------------------------------------------------------------------------------------------
 
@@ -221,6 +224,8 @@ class Quantizer(nn.Module):
             wanted = (float, int) if isinstance(default, float) else (type(default),)
             if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
                 raise ConfigError(self.site, f"{key}={value!r} is not a {wanted[0].__name__}", f"default: {default!r}")
+            if key in self.choices and value not in self.choices[key]:
+                raise ConfigError(self.site, f"{key}={value!r}", did_you_mean(str(value), self.choices[key]))
         return {**self.defaults, **given}
 
     def _named(self, compute: Callable[[], Any]) -> Any:
@@ -242,19 +247,22 @@ class Quantizer(nn.Module):
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """A state without numbers is that of an uncalibrated quantizer, unless the load is not strict."""
-        strict = rest[1]
+        strict, missing = rest[1], rest[2]
         found = {slot: state[prefix + slot] for slot in self.slots if prefix + slot in state}
         for slot in self.slots:
             held = getattr(self, slot)
             if slot in found:
                 if held is None or held.shape != found[slot].shape:
                     self.put(slot, found[slot].detach().clone().to(self._anchor.device))
-                self._statistics = None
-            elif held is not None and strict and not found:
+            elif strict:
                 setattr(self, slot, None)
+                if found and slot not in self.optional:
+                    missing.append(prefix + slot)
         super()._load_from_state_dict(state, prefix, *rest)
-        if found and self.calibrated:
-            self.qparams()
+        if found:
+            self._statistics = None
+            if self.calibrated:
+                self.qparams()
 
     def extra_repr(self) -> str:
         """Bits, scheme, granularity; scale and zero point when on, else why not."""

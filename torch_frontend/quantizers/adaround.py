@@ -1,0 +1,116 @@
+"""AdaRound: rounding up or down is learned (Nagel et al. 2020, "Up or Down? Adaptive Rounding").
+
+    h(v) = clip(sigmoid(v) (zeta - gamma) + gamma, 0, 1)        zeta = 1.1, gamma = -0.1
+    soft    y = (clip(floor(w / s) + h(v) + z, qmin, qmax) - z) s
+    hard    h(v) >= 1/2 counts as 1, else as 0
+    regulariser    sum(1 - |2 h(v) - 1|**beta), which drives h to 0 or 1 as beta falls
+
+v starts where soft equals the float weight. `torch_frontend.reconstruct` does the learning; until then a weight is
+rounded to nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from onnxq.errors import CalibrationError
+from onnxq.sites import Role
+from torch_frontend.quantizers import groups
+from torch_frontend.quantizers.base import Option, Quantizer
+from torch_frontend.quantizers.registry import register_quantizer
+
+
+class Rounding(str, Enum):
+    """How a weight meets its levels."""
+
+    NEAREST = "nearest"
+    SOFT = "soft"
+    HARD = "hard"
+
+
+@register_quantizer("adaround")
+class AdaRound(Quantizer):
+    """Learned rounding of a weight whose scale stays. `v` is absent until learning starts."""
+
+    defaults: ClassVar[Mapping[str, Option]] = {"zeta": 1.1, "gamma": -0.1}
+    roles: ClassVar[tuple[Role, ...]] = (Role.WEIGHT,)
+    slots: ClassVar[tuple[str, ...]] = ("scale", "zero_point", "v")
+    optional: ClassVar[frozenset[str]] = frozenset({"v"})
+
+    def __init__(self, *args: Any, **where: Any) -> None:
+        super().__init__(*args, **where)
+        self.soft = False
+
+    @property
+    def rounding(self) -> Rounding:
+        """Nearest before, soft during, hard after learning."""
+        if self.v is None:
+            return Rounding.NEAREST
+        return Rounding.SOFT if self.soft else Rounding.HARD
+
+    def start(self, w: Tensor) -> Tensor:
+        """Begin to learn the rounding of the float weight w, in soft mode; returns v, which requires a gradient.
+
+        Raises CalibrationError before calibration.
+        """
+        scale, _ = self._numbers()
+        with torch.no_grad():
+            ratio = w.detach().float() / groups.spread(scale, self.spec, tuple(w.shape))
+            rest = ratio - ratio.floor()
+            zeta, gamma = self.options["zeta"], self.options["gamma"]
+            # Where w / s is no number the error below says so; sigmoid's inverse is finite as gamma < 0 <= rest < zeta.
+            start = -torch.log((zeta - gamma) / (rest - gamma) - 1)
+        if not bool(start.isfinite().all()):
+            raise CalibrationError(self.site, "the weight or its scale holds NaN or inf", "repair the float model")
+        self.v = start.requires_grad_()
+        self.soft = True
+        return self.v
+
+    def finish(self) -> None:
+        """Settle every rounding to up or down."""
+        if self.v is not None:
+            self.v = self.v.detach()
+        self.soft = False
+
+    def forget(self) -> None:
+        """Round to nearest again."""
+        self.v, self.soft = None, False
+
+    def share_up(self) -> Tensor:
+        """h(v) in [0, 1]."""
+        zeta, gamma = self.options["zeta"], self.options["gamma"]
+        return (torch.sigmoid(self.v) * (zeta - gamma) + gamma).clamp(0, 1)
+
+    def regularizer(self, beta: float) -> Tensor:
+        """sum(1 - |2 h(v) - 1|**beta)."""
+        return (1 - (2 * self.share_up() - 1).abs().pow(beta)).sum()
+
+    def fake_quantize(self, x: Tensor) -> Tensor:
+        """Nearest, soft or hard, by the stage of learning."""
+        rounding = self.rounding
+        if rounding is Rounding.SOFT:
+            return self._placed(x, self.share_up())
+        if rounding is Rounding.HARD:
+            # Straight-through, so that training may go on from the learned rounding.
+            x = x + (self.bake(x) - x).detach()
+        return self.round_to_levels(x)
+
+    def bake(self, x: Tensor) -> Tensor:
+        """The weight on its learned levels, if there are any: rounding to nearest then gives these again."""
+        if self.v is None or not (self.active and self.calibrated):
+            return x
+        with torch.no_grad():
+            return self._placed(x, (self.v >= 0).to(self.v.dtype))
+
+    def _placed(self, x: Tensor, up: Tensor) -> Tensor:
+        shape = tuple(x.shape)
+        if up.shape != x.shape:
+            raise CalibrationError(self.site, f"rounding was learned for {tuple(up.shape)}, not {shape}", "learn again")
+        scale, zero = (groups.spread(t, self.spec, shape) for t in self._numbers())
+        down = (x.detach().to(scale.dtype) / scale).floor()
+        return (((down + up + zero).clamp(self.spec.qmin, self.spec.qmax) - zero) * scale).to(x.dtype)

@@ -1,0 +1,109 @@
+"""DoReFa (Zhou et al. 2016, "DoReFa-Net: Training low bitwidth convolutional neural networks with low bitwidth
+gradients"), its weights and activations; gradients stay float.
+
+With quantize_k(r) = round((2**k - 1) r) / (2**k - 1), straight-through:
+
+    weights       2 quantize_k(tanh(w) / (2 max|tanh(w)|) + 1/2) - 1, the maximum over the whole weight
+    activations   quantize_k(clip(x, 0, 1))
+
+A weight's levels are the odd integers from -(2**k - 1) to 2**k - 1 times 1 / (2**k - 1): zero is none of them, so an
+integer type needs one more bit, and `spec` says so. The weights that were trained are the transformed ones; `bake`
+gives them for the export. They fill [-1, 1] whatever the float weight was, so a normalisation has to follow, and the
+net has to be trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from onnxq.errors import CalibrationError, ConfigError
+from onnxq.sites import Role
+from onnxq.spec import ObserverSpec, PerTensor, QParams, QuantSpec
+from torch_frontend.fake_quant import fake_quantize
+from torch_frontend.quantizers import groups
+from torch_frontend.quantizers.base import Quantizer
+from torch_frontend.quantizers.registry import register_quantizer
+from torch_frontend.quantizers.statistics import Statistics, WeightRange
+
+
+class FixedScale(WeightRange):
+    """1 / (2**k - 1) for every group; of what passes only the shape counts."""
+
+    def __init__(self, spec: QuantSpec, scale: float, site: str) -> None:
+        super().__init__(spec, ObserverSpec(), site)
+        self.scale = scale
+
+    def qparams(self) -> QParams:
+        """Zero point 0."""
+        shape = groups.group_count(self.seen(), self.spec).shape
+        return QParams(np.full(shape, self.scale, np.float32), np.zeros(shape, np.int32), "DoReFa")
+
+
+@register_quantizer("dorefa")
+class DoReFa(Quantizer):
+    """Weights through tanh onto [-1, 1], activations clipped to [0, 1].
+
+    spec: what the configuration asks for; a weight's own `spec` afterwards has one bit more, because DoReFa's k-bit
+    levels are odd integers.
+    """
+
+    roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
+
+    def __init__(self, spec: QuantSpec, *, site: str, role: Role = Role.ACTIVATION, **where: Any) -> None:
+        self.level_bits = spec.bits
+        if role is Role.WEIGHT:
+            spec = _one_more_bit(spec, site)
+        elif spec.signed or spec.symmetric or not isinstance(spec.granularity, PerTensor):
+            raise ConfigError(
+                site, "DoReFa's activations lie in [0, 1], one scale for the tensor",
+                "use scheme: asymmetric and granularity: tensor, or another quantizer",
+            )  # fmt: skip
+        super().__init__(spec, site=site, role=role, **where)
+
+    @property
+    def step(self) -> float:
+        """1 / (2**k - 1)."""
+        return 1.0 / ((1 << self.level_bits) - 1)
+
+    def statistics(self) -> Statistics:
+        """The scale is known; only the number of channels is not."""
+        return FixedScale(self.spec, self.step, self.site)
+
+    def load_qparams(self, qparams: QParams) -> None:
+        """Raises CalibrationError unless these are DoReFa's fixed numbers."""
+        if np.any(np.asarray(qparams.scale) != np.float32(self.step)) or np.any(np.asarray(qparams.zero_point)):
+            raise CalibrationError(
+                self.site, f"DoReFa's scale is always {self.step:g} and its zero point 0", "use uniform or lsq"
+            )
+        super().load_qparams(qparams)
+
+    def bake(self, x: Tensor) -> Tensor:
+        """Of a weight the transformed values, on their levels; of an activation x itself."""
+        return self.fake_quantize(x) if self.role is Role.WEIGHT and self.active and self.calibrated else x
+
+    def fake_quantize(self, x: Tensor) -> Tensor:
+        """On DoReFa's levels, bit for bit those of the integer spec."""
+        if self.role is not Role.WEIGHT:
+            return self.round_to_levels(x, edge="clip")
+        squashed = x.tanh()
+        share = squashed / (2 * squashed.abs().max()) + 0.5
+        scale = self.scale.reshape(-1)[0]
+        quantized = fake_quantize(share, scale, scale.new_zeros(()), qmin=0, qmax=(1 << self.level_bits) - 1)
+        # 2 q - 1 is an odd multiple of the scale up to the last bit; rounding it again makes it the stored level.
+        return self.round_to_levels(2 * quantized - 1)
+
+
+def _one_more_bit(spec: QuantSpec, site: str) -> QuantSpec:
+    if not spec.symmetric or not spec.signed:
+        raise ConfigError(site, "DoReFa's weights are symmetric and signed", "use scheme: symmetric")
+    if spec.bits > 7:
+        raise ConfigError(
+            site, f"DoReFa's {spec.bits}-bit weights need {spec.bits + 1}-bit integers",
+            "use bits: 7 or fewer, or another quantizer",
+        )  # fmt: skip
+    storage = spec.storage if spec.bits < 4 or spec.storage != "int4" else ""
+    return replace(spec, bits=spec.bits + 1, storage=storage)

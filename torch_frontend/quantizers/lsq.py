@@ -1,0 +1,101 @@
+"""LSQ: the scale is learned (Esser et al. 2020, "Learned Step Size Quantization").
+
+With t = x / s, n = qmin - z, p = qmax - z:
+
+    y  = round(clip(t, n, p)) s
+    dx = g [n < t < p]
+    ds = k sum g {n if t <= n, p if t >= p, round(t) - t between},    k = 1 / sqrt(N p)
+    s0 = 2 mean|x| / sqrt(p)
+
+N counts the elements that share a scale: of a weight all of them, of an activation those of one sample, so that
+the step does not depend on the batch size. The paper has n = -2**(b-1) or 0 and z = 0. An asymmetric spec on
+data below zero keeps the integer zero point of the observed range here, fixed, and p stands for the longer side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod, sqrt
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from onnxq import observers
+from onnxq.errors import CalibrationError
+from onnxq.numerics import scale_floor, symmetric_steps
+from onnxq.sites import Role
+from onnxq.spec import ObserverSpec, QParams, QuantSpec
+from torch_frontend.quantizers import groups
+from torch_frontend.quantizers.base import Option, Quantizer
+from torch_frontend.quantizers.registry import register_quantizer
+from torch_frontend.quantizers.statistics import Statistics, range_statistics
+
+
+class MeanMagnitude:
+    """Mean of |x| of each group, and the range where the zero point depends on it."""
+
+    def __init__(self, spec: QuantSpec, role: Role, site: str) -> None:
+        self.spec, self.role = spec, role
+        self._range = None if spec.symmetric else range_statistics(spec, ObserverSpec(), role, site)
+        self._total: Tensor | None = None
+        self._count: Tensor | None = None
+
+    def update(self, x: Tensor) -> None:
+        """Take in a batch; a weight replaces the one seen before."""
+        if not x.numel():
+            return
+        total = groups.group_sum(x.detach().abs(), self.spec).cpu()
+        count = groups.group_count(x, self.spec)
+        if not bool(total.isfinite().all()):
+            raise CalibrationError(str(self.role), "holds NaN or inf", "find what makes it in the float model")
+        if self._range is not None:
+            self._range.update(x)
+        if self._total is not None and self.role is not Role.WEIGHT:
+            total, count = self._total + total, self._count + count
+        self._total, self._count = total, count
+
+    def qparams(self) -> QParams:
+        """The paper's first scale. Raises CalibrationError if nothing was seen."""
+        if self._total is None or self._count is None:
+            raise observers.base.nothing_seen("LSQ")
+        mean = (self._total / self._count).numpy()
+        if self._range is None:
+            steps = np.asarray(symmetric_steps(self.spec))
+            zero = np.full(mean.shape, self.spec.qmax - steps)
+        else:
+            zero = self._range.qparams().zero_point
+            steps = np.maximum(self.spec.qmax - zero, zero - self.spec.qmin)
+        scale = np.maximum(2.0 * mean / np.sqrt(steps), scale_floor(self.spec))
+        return QParams(np.asarray(scale, np.float32), np.asarray(zero, np.int32), "LSQ, 2 mean|x| / sqrt(p)")
+
+
+def gradient_factor(x: Tensor, quantizer: Quantizer, groups_of: int) -> float:
+    """1 / sqrt(N p) for a tensor with `groups_of` scales; needs shapes only."""
+    spec = quantizer.spec
+    steps = symmetric_steps(spec) if spec.symmetric else spec.qmax - spec.qmin
+    shape = x.shape if quantizer.role is Role.WEIGHT else x.shape[1:]
+    return 1.0 / sqrt(max(prod(shape) / groups_of, 1) * steps)
+
+
+@register_quantizer("lsq")
+class LSQ(Quantizer):
+    """Learned scale. init: "paper" (2 mean|x| / sqrt(p)) or "observer" (the site's observer; steadier at 8 bits)."""
+
+    defaults: ClassVar[Mapping[str, Option]] = {"init": "paper"}
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"init": ("paper", "observer")}
+
+    @property
+    def learned(self) -> frozenset[str]:
+        """The scale."""
+        return frozenset({"scale"})
+
+    def statistics(self) -> Statistics:
+        """Mean magnitude, or what the observer finds."""
+        if self.options["init"] == "observer":
+            return super().statistics()
+        return MeanMagnitude(self.spec, self.role, self.site)
+
+    def fake_quantize(self, x: Tensor) -> Tensor:
+        """Clip, then round; the scale's gradient carries the paper's factor."""
+        return self.round_to_levels(x, edge="clip", grad_scale=gradient_factor(x, self, self.scale.numel()))

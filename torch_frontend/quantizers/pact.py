@@ -1,0 +1,105 @@
+"""PACT: the clipping level is learned (Choi et al. 2018, "PACT: Parameterized Clipping Activation").
+
+    c = clip(x, 0, a)    y = round(c (2**k - 1) / a) a / (2**k - 1)    dx = g [0 < x < a]    da = sum g [x >= a]
+
+The rounding residual does not enter the gradient of a, unlike LSQ's. The paper keeps a small by an L2 penalty
+(`penalty`), and starts it at a large value. It quantizes what a ReLU gives. Elsewhere the lower end follows a:
+b = a (qmin - z) / (qmax - z), with the integer zero point z of the observed range (0 for a signed symmetric spec), and
+da counts x <= b with that ratio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onnxq.errors import CalibrationError, ConfigError
+from onnxq.numerics import scale_floor
+from onnxq.sites import Role
+from onnxq.spec import PerTensor, QParams, QuantSpec
+from torch_frontend.quantizers.base import Option, Quantizer
+from torch_frontend.quantizers.registry import register_quantizer
+from torch_frontend.quantizers.statistics import Statistics
+
+
+class StartingClip:
+    """The observed range gives the zero point, the option `alpha` the scale."""
+
+    def __init__(self, spec: QuantSpec, seen: Statistics, alpha: float) -> None:
+        self.spec, self.seen, self.alpha = spec, seen, alpha
+
+    def update(self, x: Tensor) -> None:
+        """Take in a batch."""
+        self.seen.update(x)
+
+    def qparams(self) -> QParams:
+        """Numbers whose highest level is alpha."""
+        zero = self.seen.qparams().zero_point
+        steps = np.maximum(self.spec.qmax - zero, 1)
+        return QParams(np.asarray(self.alpha / steps, np.float32), zero, f"PACT, alpha {self.alpha:g}")
+
+
+@register_quantizer("pact")
+class PACT(Quantizer):
+    """Learned clipping level of an activation, per tensor.
+
+    init: "paper" (the option `alpha`) or "observer" (the highest value the site's observer keeps).
+    l2: factor of the penalty l2 * alpha**2, which `penalty` gives and the training loop adds to its loss.
+    """
+
+    defaults: ClassVar[Mapping[str, Option]] = {"init": "paper", "alpha": 10.0, "l2": 1e-4}
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"init": ("paper", "observer")}
+    roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.OUTPUT)
+    slots: ClassVar[tuple[str, ...]] = ("alpha", "zero_point")
+
+    def __init__(self, spec: QuantSpec, **where: Any) -> None:
+        super().__init__(spec, **where)
+        if not isinstance(spec.granularity, PerTensor):
+            raise ConfigError(self.site, "PACT has one clipping level for the tensor", "use granularity: tensor")
+        if self.options["alpha"] <= 0:
+            raise ConfigError(self.site, f"alpha={self.options['alpha']} is not positive", "the paper starts at 10")
+
+    @property
+    def learned(self) -> frozenset[str]:
+        """The clipping level."""
+        return frozenset({"alpha"})
+
+    @property
+    def scale(self) -> Tensor | None:
+        """alpha over the levels above zero; None until calibrated."""
+        return None if self.alpha is None else self.alpha / (self.spec.qmax - self.zero_point)
+
+    def statistics(self) -> Statistics:
+        """What the observer finds, all of it or its zero point only."""
+        seen = super().statistics()
+        return seen if self.options["init"] == "observer" else StartingClip(self.spec, seen, self.options["alpha"])
+
+    def numbers_to_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
+        """alpha is the highest level's value."""
+        above = self.spec.qmax - zero_point
+        if not bool((above > 0).all()):
+            raise CalibrationError(self.site, "no value above zero was seen, and PACT learns the upper end", "use lsq+")
+        return {"alpha": scale * above, "zero_point": zero_point}
+
+    def keep_legal(self) -> None:
+        """alpha above the smallest scale's highest level."""
+        if self.alpha is not None:
+            self.alpha.data.clamp_(min=scale_floor(self.spec) * (self.spec.qmax - self.spec.qmin))
+
+    def penalty(self) -> Tensor | None:
+        """l2 * alpha**2; None while frozen, off or not calibrated."""
+        if self.alpha is None or self.frozen or not self.active:
+            return None
+        return self.options["l2"] * self.alpha.square()
+
+    def fake_quantize(self, x: Tensor) -> Tensor:
+        """Clip with the paper's gradients, then round to levels that pass them all."""
+        scale = self.scale
+        low, high = (self.spec.qmin - self.zero_point) * scale, self.alpha
+        # NaN is on neither side, so it stays.
+        clipped = torch.where(x >= high, high.to(x.dtype), torch.where(x <= low, low.to(x.dtype), x))
+        return self.round_to_levels(clipped, scale.detach())
