@@ -1,8 +1,12 @@
 """Fake quantization with straight-through gradients: one fast operator for the CPU and CUDA, and its reference.
 
-grid       what a call asks for; checks; how tensors lie in memory
-reference  forward and backward in plain torch operators
-op         registration with torch: schema, shapes, gradients, vmap
+op         registration with torch: schemas, shapes without data, gradients
+batching   its vmap rules
+kernels    which implementation a device gets, and why not a better one
+host       the compiled CPU kernels         } both fill what `calls` prepares
+device     the CUDA kernels                 }
+reference  the same in plain torch operators: what the others must equal
+grid       what a call asks for, checked
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What one call asks for, checked against its tensors, and how the tensors lie in memory."""
+"""What one call asks for, checked against its tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
@@ -11,6 +10,8 @@ from torch import Tensor
 from onnxq.errors import ConfigError
 
 EDGES = ("round", "clip")
+# Which of dx, dscale and dzero_point are wanted.
+Needed = tuple[bool, bool, bool]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -82,38 +83,3 @@ def qparam_shape(x: Tensor, grid: Grid) -> tuple[int, ...]:
     if not grid.block_size:
         return (x.shape[axis],)
     return (*x.shape[:axis], -(-x.shape[axis] // grid.block_size), *x.shape[axis + 1 :])
-
-
-def is_dense(x: Tensor) -> bool:
-    """True if x's elements fill a stretch of memory without gaps or overlaps, in any order of dimensions."""
-    expected = 1
-    for stride, dim in sorted((s, d) for s, d in zip(x.stride(), x.shape, strict=True) if d != 1):
-        if stride != expected:
-            return False
-        expected *= dim
-    return True
-
-
-def dense(x: Tensor) -> Tensor:
-    """x itself if it is dense, else a copy with the strides `torch.empty_like` gives."""
-    return x if x.is_contiguous() or is_dense(x) or not x.numel() else torch.empty_like(x).copy_(x)
-
-
-def laid_out_like(x: Tensor, model: Tensor) -> Tensor:
-    """x itself if element k in memory is the same element as in the dense `model`, else a copy that is so."""
-    return x if x.stride() == model.stride() else torch.empty_like(model, dtype=x.dtype).copy_(x)
-
-
-def channel_layout(x: Tensor, axis: int | None) -> tuple[int, int, int]:
-    """(outer, channels, inner): the dense x as it lies in memory, whatever the order of its dimensions.
-
-    Element k belongs to channel k // inner % channels.
-    """
-    if axis is None:
-        return 1, 1, x.numel()
-    axis %= x.dim()
-    channels = x.shape[axis]
-    if channels == 1:
-        return 1, 1, x.numel()
-    inner = x.stride(axis)
-    return prod(x.shape) // (channels * inner) if channels else 0, channels, inner

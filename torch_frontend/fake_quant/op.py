@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_frontend.fake_quant import batching, reference
-from torch_frontend.fake_quant.grid import Grid, check, dense, laid_out_like
+from torch_frontend.fake_quant import batching
+from torch_frontend.fake_quant.grid import Grid, check
+from torch_frontend.fake_quant.kernels import kernels_for
 
 _SHARED = (
     "int qmin, int qmax, int? axis=None, int block_size=0, float grad_scale=1.0, "
@@ -28,28 +29,26 @@ _LIBRARY.define(
 )
 
 
-def _forward_cpu(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> Tensor:
+def _forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> Tensor:
     grid = Grid(*settings)
     check(x, scale, zero_point, grid)
-    return reference.forward(dense(x), scale, zero_point, grid)
+    return kernels_for(x).forward(x, scale, zero_point, grid)
 
 
-def _backward_cpu(
+def _backward(
     dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor,
     need_x: bool, need_scale: bool, need_zero_point: bool, *settings: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, ...]:  # fmt: skip
     grid = Grid(*settings)
     check(x, scale, zero_point, grid)
-    x = dense(x)
-    grads = reference.backward(laid_out_like(dy, x), x, scale, zero_point, grid)
-    needed = (need_x, need_scale, need_zero_point)
-    dx, dscale, dzero = (g if need else g.new_empty(0) for g, need in zip(grads, needed, strict=True))
-    return dx, dscale, dzero
+    needed = need_x, need_scale, need_zero_point
+    grads = kernels_for(x).backward(dy, x, scale, zero_point, grid, needed)
+    return tuple(like.new_empty(0) if g is None else g for g, like in zip(grads, (x, scale, zero_point), strict=True))
 
 
 for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("fake_quantize", _forward_cpu, _key)
-    _LIBRARY.impl("fake_quantize_backward", _backward_cpu, _key)
+    _LIBRARY.impl("fake_quantize", _forward, _key)
+    _LIBRARY.impl("fake_quantize_backward", _backward, _key)
 
 
 @torch.library.register_fake("onnxq::fake_quantize", lib=_LIBRARY)

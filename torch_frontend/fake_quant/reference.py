@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_frontend.fake_quant.grid import Grid, qparam_shape
+from torch_frontend.fake_quant.grid import Grid, Needed, qparam_shape
 
 
 def forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
@@ -29,8 +29,10 @@ def forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
     return torch.empty_like(x).copy_((levels - zero) * steps)
 
 
-def backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
-    """(dx, dscale, dzero_point), each like the tensor it belongs to. Sums run in float64."""
+def backward(
+    dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed = (True, True, True)
+) -> tuple[Tensor | None, ...]:
+    """dx, dscale, dzero_point, each like the tensor it belongs to, None where not needed. Sums run in float64."""
     values, steps, zero = _aligned(x, scale, zero_point, grid)
     slope = dy.to(values.dtype)
     ratio = values / steps
@@ -40,12 +42,16 @@ def backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Gri
     else:
         below, above = rounded + zero < grid.qmin, rounded + zero > grid.qmax
     outside = below | above
-    dx = torch.empty_like(x).copy_(slope.masked_fill(outside | values.isnan(), 0.0))
-    term = torch.where(below, grid.qmin - zero, torch.where(above, grid.qmax - zero, rounded - ratio))
-    dscale = _gathered(slope * term, scale, grid) * grid.grad_scale
-    shift = torch.where(outside, -slope * steps, torch.zeros_like(slope))
-    dzero = _gathered(shift, zero_point, grid) * grid.zero_point_grad_scale
-    return dx, dscale.to(scale.dtype), dzero.to(zero_point.dtype)
+    dx = dscale = dzero = None
+    if needed[0]:
+        dx = torch.empty_like(x).copy_(slope.masked_fill(outside | values.isnan(), 0.0))
+    if needed[1]:
+        term = torch.where(below, grid.qmin - zero, torch.where(above, grid.qmax - zero, rounded - ratio))
+        dscale = (_gathered(slope * term, scale, grid) * grid.grad_scale).to(scale.dtype)
+    if needed[2]:
+        shift = torch.where(outside, -slope * steps, torch.zeros_like(slope))
+        dzero = (_gathered(shift, zero_point, grid) * grid.zero_point_grad_scale).to(zero_point.dtype)
+    return dx, dscale, dzero
 
 
 def _aligned(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
