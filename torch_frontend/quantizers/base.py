@@ -68,6 +68,7 @@ class Quantizer(nn.Module):
         self.disabled_reason: str | None = None
         self.origin = ""
         self._statistics: Statistics | None = None
+        self._named(lambda: range_statistics(spec, self.observer, role, site))  # a wrong observer shows now
         # Follows .to(device), so that first numbers appear where the model is.
         self.register_buffer("_anchor", torch.empty(0), persistent=False)
         for slot in self.slots:
@@ -167,10 +168,14 @@ class Quantizer(nn.Module):
             self.put(slot, value)
 
     def qparams(self) -> QParams:
-        """scale and integer zero point as numpy arrays. Raises CalibrationError naming an uncalibrated site."""
-        scale, zero = self._numbers()
-        levels = np.rint(zero.detach().cpu().numpy()).astype(np.int32)
-        found = QParams(scale.detach().float().cpu().numpy(), levels, self.origin)
+        """scale and integer zero point as numpy arrays.
+
+        Raises CalibrationError naming the site if there are none, or if training has made nonsense of them.
+        """
+        scale, zero = (values.detach().float().cpu().numpy() for values in self._numbers())
+        if not np.isfinite(zero).all():
+            raise CalibrationError(self.site, f"zero point {zero.sum()}", "calibrate again")
+        found = QParams(scale, np.rint(zero).astype(np.int32), self.origin)
         return limits.check_qparams(found, self.spec, self.site, self.target)
 
     def dequantized_range(self) -> tuple[Tensor, Tensor]:
@@ -246,18 +251,23 @@ class Quantizer(nn.Module):
         return self
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """A state without numbers is that of an uncalibrated quantizer, unless the load is not strict."""
-        strict, missing = rest[1], rest[2]
+        """A state that knows of this quantizer and has no numbers is that of an uncalibrated one.
+
+        One that does not know of it, a float model's or a plain dict without torch's metadata, changes nothing, and
+        torch reports missing keys unless asked for strict=False.
+        """
+        metadata, missing = rest[0], rest[2]
         found = {slot: state[prefix + slot] for slot in self.slots if prefix + slot in state}
         for slot in self.slots:
             held = getattr(self, slot)
             if slot in found:
                 if held is None or held.shape != found[slot].shape:
                     self.put(slot, found[slot].detach().clone().to(self._anchor.device))
-            elif strict:
+            elif found and slot not in self.optional:
                 setattr(self, slot, None)
-                if found and slot not in self.optional:
-                    missing.append(prefix + slot)
+                missing.append(prefix + slot)
+            elif found or metadata:
+                setattr(self, slot, None)
         super()._load_from_state_dict(state, prefix, *rest)
         if found:
             self._statistics = None

@@ -40,7 +40,7 @@ class ActivationRange:
             raise ConfigError(site, "activations cannot be quantized per block", "ask for granularity: tensor")
         self.spec, self.observer = spec, observer
         self.origin = observer.name
-        observers.create(observer, spec)  # a wrong name or option shows now, not at the first batch
+        observers.create(observer, spec)  # raises ConfigError for a wrong name or option
         self._channels: list[observers.Observer] = []
 
     def update(self, x: Tensor) -> None:
@@ -83,6 +83,7 @@ class WeightRange:
 
     def __init__(self, spec: QuantSpec, observer: ObserverSpec, site: str) -> None:
         self.spec, self.observer = spec, observer
+        numerics.weight_qparams(np.zeros(1), QuantSpec(), observer=observer)  # raises ConfigError for a wrong one
         self.weight: Tensor | None = None
 
     def update(self, x: Tensor) -> None:
