@@ -228,13 +228,13 @@ def test_same_bits_for_any_number_of_threads(grain: str) -> None:
 
 @pytest.mark.parametrize("edge", ["round", "clip"])
 @pytest.mark.parametrize("grain", ["tensor", "last"])
-def test_nan_reaches_the_scale_but_not_x(grain: str, edge: str) -> None:
+def test_nan_counts_as_inside_and_reaches_the_scale(grain: str, edge: str) -> None:
     x = torch.tensor([[0.2, float("nan")], [float("inf"), -0.4]] * 9, requires_grad=True)
     shape = () if grain == "tensor" else (2,)
     scale, zero = torch.full(shape, 0.1, requires_grad=True), torch.zeros(shape, requires_grad=True)
     _call(x, scale, zero, Grid(-8, 7, GRAINS[grain][0], edge=edge)).sum().backward()
     assert x.grad is not None
-    assert x.grad.tolist() == [[1, 0], [0, 1]] * 9
+    assert x.grad.tolist() == [[1, 1], [0, 1]] * 9
     assert scale.grad is not None
     assert zero.grad is not None
     assert scale.grad.isnan().tolist() == (True if grain == "tensor" else [False, True])

@@ -1,6 +1,6 @@
 """Fake quantization in plain torch operators: what every kernel must equal, and what runs where there is none.
 
-    r = rint(x / s), z = rint(zero_point), q = clip(r + z, qmin, qmax), y = (q - z) * s
+    r = rint(x / s), z = rint(zero_point), q = clip(r + z, qmin, qmax), y = (q - z) s
 
 With g the gradient of y, and t = x / s, n = qmin - z, p = qmax - z:
 
@@ -10,8 +10,8 @@ With g the gradient of y, and t = x / s, n = qmin - z, p = qmax - z:
 
 These are LSQ's (Esser et al. 2020) and LSQ+'s (Bhalgat et al. 2020) gradients; LSQ+'s offset is -z s, and z is rounded
 so that what was trained is what ONNX can hold. x is divided in float32 (float64 for float64), by a scale that float16
-tensors round to float16, as `onnxq.numerics` and ONNX Runtime do. NaN stays NaN and lets no gradient through to x,
-but makes that of the scale NaN; infinities saturate.
+tensors round to float16, as `onnxq.numerics` and ONNX Runtime do. NaN stays NaN, counts as inside, and makes the
+gradient of the scale NaN; infinities saturate.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch_frontend.fake_quant.grid import Grid, Needed, qparam_shape
 def forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
     """y of x's shape, dtype and, for a dense x, strides."""
     values, steps, zero = _aligned(x, scale, zero_point, grid)
-    levels = ((values / steps).round_() + zero).clamp_(grid.qmin, grid.qmax)
-    return torch.empty_like(x).copy_((levels - zero) * steps)
+    levels = (values / steps).round_().clamp(grid.qmin - zero, grid.qmax - zero)
+    return torch.empty_like(x).copy_(levels.add_(0.0).mul_(steps))  # 0 makes -0 the +0 that an integer gives
 
 
 def backward(
@@ -37,16 +37,14 @@ def backward(
     slope = dy.to(values.dtype)
     ratio = values / steps
     rounded = ratio.round()
-    if grid.edge == "clip":
-        below, above = ratio <= grid.qmin - zero, ratio >= grid.qmax - zero
-    else:
-        below, above = rounded + zero < grid.qmin, rounded + zero > grid.qmax
+    low, high = grid.qmin - zero, grid.qmax - zero
+    below, above = (ratio <= low, ratio >= high) if grid.edge == "clip" else (rounded < low, rounded > high)
     outside = below | above
     dx = dscale = dzero = None
     if needed[0]:
-        dx = torch.empty_like(x).copy_(slope.masked_fill(outside | values.isnan(), 0.0))
+        dx = torch.empty_like(x).copy_(slope.masked_fill(outside, 0.0))
     if needed[1]:
-        term = torch.where(below, grid.qmin - zero, torch.where(above, grid.qmax - zero, rounded - ratio))
+        term = torch.where(below, low, torch.where(above, high, rounded - ratio))
         dscale = (_gathered(slope * term, scale, grid) * grid.grad_scale).to(scale.dtype)
     if needed[2]:
         shift = torch.where(outside, -slope * steps, torch.zeros_like(slope))
