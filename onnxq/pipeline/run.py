@@ -35,6 +35,7 @@ from onnxq.verify import Array, check_interface
 _SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
 _EQUALITY_SAMPLES = 2
 _TIMING_SAMPLES = 8
+_MOST_HELD = 16
 SYNTHETIC = (
     "SYNTHETIC DATA: no samples were given; ranges that come from random inputs make answers nobody can trust. "
     "Pass --data with real samples."
@@ -83,24 +84,44 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Calibration samples and the ones held back from it."""
+    """The samples in three sets: for ranges and rewrites, for choosing between plans, for the figures reported.
+
+    They share no sample while there are enough; `trial` is `held` where nothing is chosen. seen: what the samples in
+    `held` were also used for, in words, "" where nothing was.
+    """
 
     calibration: Dataset
+    trial: Dataset
     held: Dataset
+    seen: str
     first: Mapping[str, Array]
     description: str
     synthetic: bool
 
 
 def read_data(prepared: PreparedModel, data: object, config: Config) -> Inputs:
-    """Load the samples and hold some back for the check."""
+    """Load the samples; hold some back for the check, and others for what has to be chosen."""
     dataset = load_data(data, prepared.before.inputs, config.data, prepared.named)
-    holdout = config.verify.holdout
+    count, holdout, seed = len(dataset), config.verify.holdout, config.data.seed
+    usual = min(_MOST_HELD, count // 8)
     if holdout is None:
-        holdout = max(1, min(16, len(dataset) // 8))
-    calibration, held = dataset.split(holdout, config.data.seed)
+        holdout = max(1, usual)
+    seen = "calibration" if holdout == 0 or count == 1 else ""
+    # Two samples disagree less about a choice than one; a quarter is as much as calibration can spare.
+    choice = max(1, usual, min(2, count // 4)) if _chooses(config) and holdout else 0
+    calibration, held = dataset.split(holdout + choice, seed)
+    trial = held
+    if choice and len(held) > 1:
+        trial, held = held.split(holdout, seed) if len(held) > holdout else held.split(1, seed)
+    elif choice:
+        trial = calibration
     first = next(iter(held.samples()))
-    return Inputs(calibration, held, first, dataset.describe(), dataset.synthetic)
+    return Inputs(calibration, trial, held, seen, first, dataset.describe(), dataset.synthetic)
+
+
+def _chooses(config: Config) -> bool:
+    """True when plans are compared on samples."""
+    return config.effort != "fast" or config.attention == "auto"
 
 
 def look(prepared: PreparedModel, inputs: Inputs, config: Config, name: str) -> Draft:
@@ -157,7 +178,7 @@ def quantize(
     with stages.run("prepare"):
         prepared = load(model, skip=wished.skip, target=wished.target)
         inputs = read_data(prepared, data, wished)
-        prove_equal(prepared, islice(inputs.held.samples(), _EQUALITY_SAMPLES))
+        prove_equal(prepared, islice(inputs.trial.samples(), _EQUALITY_SAMPLES))
     prepared, scalings = _scaled(prepared, inputs, wished, options, stages, progress)
     with stages.run("plan"):
         plan, plain = _placed(prepared, inputs, wished, _name(model), progress)
@@ -179,11 +200,11 @@ def quantize(
         raise CalibrationError(subject, cause, "give samples that reach it, or leave it float with a rule")
     if plain is not None:
         with stages.run("attention"):
-            plan = settle_attention(prepared, plan, plain, inputs.held, threads=wished.verify.threads)
+            plan = settle_attention(prepared, plan, plain, inputs.trial, threads=wished.verify.threads)
     if wished.effort != "fast":
         with stages.run("sweep"):
             prepared, plan = swept(
-                prepared, plan, inputs.calibration, inputs.held,
+                prepared, plan, inputs.calibration, inputs.trial,
                 effort=wished.effort, skip=wished.skip, seed=wished.data.seed, progress=progress,
             )  # fmt: skip
     with stages.run("emit"):
@@ -199,7 +220,7 @@ def _scaled(
         return prepared, ()
     scene = Scene(
         calibration=inputs.calibration,
-        held=inputs.held,
+        held=inputs.trial,
         place=lambda model: look(model, inputs, config, "").default(),
         progress=progress,
         batch=config.data.batch,
@@ -270,6 +291,7 @@ def finish(
         output_bytes=model.ByteSize(),
         checks=trial.outputs if trial else (),
         checked=trial.samples if trial else 0,
+        seen=inputs.seen if inputs is not None else "",
         latency=timing,
         pairs=len(plan.sites),
         roles=tuple(sorted(plan.by_role().items())),

@@ -85,7 +85,7 @@ class Report:
     source, output: paths as given ("" when only in memory). data: what calibration ran on, in words.
     synthetic: ranges come from made-up inputs; shown as a banner. pairs: Q/DQ pairs written.
     rewrites: what preparation changed, a line each. kept: pairs the model already had.
-    checked: number of held-back samples behind `checks`.
+    checked: number of samples behind `checks`; seen: what else they were used for, "" where nothing was chosen on them.
     """
 
     source: str = ""
@@ -99,6 +99,7 @@ class Report:
     output_bytes: int = 0
     checks: tuple[OutputCheck, ...] = ()
     checked: int = 0
+    seen: str = ""
     latency: Latency | None = None
     pairs: int = 0
     roles: tuple[tuple[str, int], ...] = ()

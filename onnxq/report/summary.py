@@ -129,11 +129,12 @@ def _checks(report: Report) -> RenderableType:
         )
         for check in report.checks
     )
-    held = (
-        f"against float on {report.checked} held-back sample{'s' if report.checked != 1 else ''}; "
-        if report.checked
-        else ""
-    )
+    held = ""
+    if report.checked:
+        plural = "s" if report.checked != 1 else ""
+        how = f"also used for {report.seen}" if report.seen else "held back, nothing was chosen on them"
+        how = how if plural or report.seen else "held back, nothing was chosen on it"
+        held = f"against float on {report.checked} sample{plural} ({how}); "
     legend = Text(f"{held}ORT's optimizations off and on", style="dim")
     return Group(table(columns, rows, right=columns[1:], fold=("output",)), legend)
 

@@ -65,7 +65,7 @@ def test_summary_says_everything_once():
         "18.6 MB -> 4.8 MB, 3.9x smaller",
         "5.31 ms -> 2.36 ms, 2.25x faster (median, 1 thread, batch 1)",
         "17.0 dB  16.9 dB     0.99012    0.98976    52.1 dB",
-        "on 8 held-back samples",
+        "against float on 8 samples (held back, nothing was chosen on them)",
         "118 Q/DQ pairs: 60 activations, 1 bias, 57 weights",
         "Conv 47/49, Add 9/9",
         "and 3 more; -v lists them all",

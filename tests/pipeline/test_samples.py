@@ -1,0 +1,76 @@
+"""Which samples serve for what: the figure reported must be of samples that nothing was chosen on."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import parser
+
+from onnxq.config import load_config
+from onnxq.pipeline.prepared import load
+from onnxq.pipeline.run import DEFAULT_OPTIONS, configured, read_data
+
+
+def _model() -> onnx.ModelProto:
+    return parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }'
+    )
+
+
+PREPARED = load(_model())
+
+
+def _ids(dataset) -> set[float]:
+    return {float(sample["x"][0, 0]) for sample in dataset.samples()}
+
+
+def _inputs(count: int, **update: object):
+    data = np.repeat(np.arange(count, dtype=np.float32)[:, None, None], 4, axis=2)
+    config = load_config("ort-int8").model_copy(update={"effort": "balanced", **update})
+    return read_data(PREPARED, {"x": data}, config)
+
+
+@given(count=st.integers(3, 200))
+def test_three_disjoint_sets_from_three_samples_on(count: int) -> None:
+    inputs = _inputs(count)
+    sets = [_ids(part) for part in (inputs.calibration, inputs.trial, inputs.held)]
+    assert all(sets)
+    assert sum(map(len, sets)) == len(set.union(*sets)) == count
+    assert inputs.seen == ""
+    assert len(sets[0]) >= len(sets[1]) >= len(sets[2])
+    assert len(sets[1]) <= 16
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_too_few_samples_are_used_twice_and_never_none(count: int) -> None:
+    inputs = _inputs(count)
+    sets = [_ids(part) for part in (inputs.calibration, inputs.trial, inputs.held)]
+    assert all(sets)
+    assert bool(sets[1] & sets[2]) == (count == 1)
+    assert inputs.seen == ("calibration" if count == 1 else "")
+
+
+def test_nothing_is_kept_for_choices_where_nothing_is_chosen() -> None:
+    inputs = _inputs(32, effort="fast")
+    assert len(inputs.calibration) == 28
+    assert _ids(inputs.trial) == _ids(inputs.held)
+
+
+def test_what_samples_leaves_over_is_used_first() -> None:
+    config = configured("ort-int8", None, DEFAULT_OPTIONS).model_copy(update={"effort": "balanced"})
+    config = config.model_copy(update={"data": config.data.model_copy(update={"samples": 16})})
+    data = np.repeat(np.arange(64, dtype=np.float32)[:, None, None], 4, axis=2)
+    inputs = read_data(PREPARED, {"x": data}, config)
+    assert len(inputs.calibration) == 16
+    assert len(_ids(inputs.trial) | _ids(inputs.held)) == 4
+
+
+def test_holdout_0_says_that_the_samples_were_seen() -> None:
+    config = load_config("ort-int8").model_copy(update={"effort": "balanced"})
+    config = config.model_copy(update={"verify": config.verify.model_copy(update={"holdout": 0})})
+    inputs = read_data(PREPARED, {"x": np.ones((8, 1, 4), np.float32)}, config)
+    assert len(inputs.held) == 8
+    assert inputs.seen == "calibration"
