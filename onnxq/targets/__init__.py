@@ -13,12 +13,15 @@ from onnxq.targets.base import (
 )
 from onnxq.targets.ort import ORT, ORT_WEIGHT_ONLY
 from onnxq.targets.trt import TRT, TRT_WEIGHT_ONLY
+from onnxq.targets.virtual import VIRTUAL
 
 TARGETS: dict[tuple[str, str], Target] = {
     ("ort", "static"): ORT,
     ("ort", "weight-only"): ORT_WEIGHT_ONLY,
     ("trt", "static"): TRT,
     ("trt", "weight-only"): TRT_WEIGHT_ONLY,
+    ("virtual", "static"): VIRTUAL,
+    ("virtual", "weight-only"): VIRTUAL,
 }
 
 

@@ -229,6 +229,16 @@ CAPABILITIES: tuple[Capability, ...] = (
         symmetric=(True,),
         granularity=(PerTensor, PerChannel),
     ),
+    # In the file only: a Cast to int8 in front of the DequantizeLinear, which ORT (1.23 on) does once, when it loads.
+    Capability(
+        role=Role.WEIGHT,
+        ops=_CHANNEL,
+        bits=(2, 3, 4),
+        storage=("int4",),
+        symmetric=(True,),
+        granularity=(PerTensor, PerChannel),
+        opset=21,
+    ),
     Capability(
         role=Role.WEIGHT,
         ops=_CHANNEL,

@@ -1,0 +1,138 @@
+"""No engine in particular: every bit width and scheme, for trying out and for training.
+
+Pairs stand on the activations and the constant weight of each product (Conv, ConvTranspose, Gemm, MatMul), on both
+operands of Add, Sub and Mul of two activations, on what Softmax, LayerNormalization, averaging and resizing read, and
+on the table that Gather looks values up in. No pair stands between a product and the activation behind it. The file
+computes what it says in ONNX Runtime with optimizations off; nothing is said about speed.
+"""
+
+from __future__ import annotations
+
+from onnxq.sites import Role
+from onnxq.spec import PerBlock, PerChannel, PerTensor
+from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Target
+
+
+def _data(c: Candidate) -> str | None:
+    return "its data is constant" if c.is_constant(0) else None
+
+
+def _weighted(c: Candidate) -> str | None:
+    if not c.is_constant(1):
+        return "its weight is computed at run time"
+    return _data(c)
+
+
+def _matmul(c: Candidate) -> str | None:
+    rank = c.rank(1)
+    if rank is not None and rank != 2:
+        return "its weight is not a matrix"
+    return _weighted(c)
+
+
+def _product(c: Candidate) -> str | None:
+    return "one operand is constant" if c.is_constant(0) or c.is_constant(1) else None
+
+
+def _pair(c: Candidate) -> str | None:
+    if c.node.inputs[0] == c.node.inputs[1]:
+        return "both operands are the same tensor"
+    return _product(c)
+
+
+def _resize(c: Candidate) -> str | None:
+    mode = c.attr("mode", "nearest")
+    return "nearest values stay on their levels" if mode in ("nearest", b"nearest") else _data(c)
+
+
+_WHY = "a pair on each activation and on the weight"
+
+RULES: tuple[PlacementRule, ...] = (
+    PlacementRule(
+        name="conv",
+        ops=("Conv", "ConvTranspose", "Gemm"),
+        kernel="",
+        why=_WHY,
+        output=Output.FLOAT,
+        weight=1,
+        compute=True,
+        check=_weighted,
+    ),
+    PlacementRule(
+        name="matmul",
+        ops=("MatMul",),
+        kernel="",
+        why=_WHY,
+        output=Output.FLOAT,
+        weight=1,
+        compute=True,
+        check=_matmul,
+    ),
+    PlacementRule(
+        name="product",
+        ops=("MatMul",),
+        kernel="",
+        why="a pair on both operands",
+        output=Output.FLOAT,
+        data=(0, 1),
+        compute=True,
+        check=_product,
+    ),
+    PlacementRule(
+        name="two-operands",
+        ops=("Add", "Sub", "Mul"),
+        kernel="",
+        why="a pair on both operands",
+        output=Output.FLOAT,
+        data=(0, 1),
+        compute=True,
+        check=_pair,
+    ),
+    PlacementRule(
+        name="one-operand",
+        ops=("Softmax", "LayerNormalization", "AveragePool", "GlobalAveragePool", "ReduceMean"),
+        kernel="",
+        why="a pair on what it reads",
+        output=Output.FLOAT,
+        compute=True,
+        check=_data,
+    ),
+    PlacementRule(
+        name="resize",
+        ops=("Resize",),
+        kernel="",
+        why="a pair on what it reads",
+        output=Output.FLOAT,
+        compute=True,
+        check=_resize,
+    ),
+)
+
+_BITS = (2, 3, 4, 5, 6, 7, 8, 16)
+_STORAGE = ("int8", "uint8", "int16", "uint16")
+_GRAINS = (PerTensor, PerChannel, PerBlock)
+
+CAPABILITIES: tuple[Capability, ...] = (
+    Capability(role=Role.ACTIVATION, bits=_BITS, storage=("int8", "uint8"), granularity=(PerTensor, PerChannel)),
+    Capability(role=Role.OUTPUT, bits=_BITS, storage=("int8", "uint8"), granularity=(PerTensor, PerChannel)),
+    Capability(role=Role.WEIGHT, bits=_BITS, storage=("int8", "uint8"), granularity=(PerTensor, PerChannel)),
+    # Types and blocks that only newer opsets can say.
+    Capability(
+        role=Role.ACTIVATION, bits=_BITS, storage=(*_STORAGE, "int4", "uint4"), granularity=(PerTensor, PerChannel),
+        opset=21,
+    ),
+    Capability(
+        role=Role.OUTPUT, bits=_BITS, storage=(*_STORAGE, "int4", "uint4"), granularity=(PerTensor, PerChannel),
+        opset=21,
+    ),
+    Capability(role=Role.WEIGHT, bits=_BITS, storage=(*_STORAGE, "int4", "uint4"), granularity=_GRAINS, opset=21),
+)  # fmt: skip
+
+VIRTUAL = Target(
+    name="virtual",
+    rules=RULES,
+    capabilities=CAPABILITIES,
+    costs=False,
+    quantizes_alone=False,
+    times_itself=False,
+)

@@ -1,0 +1,45 @@
+"""Quantized modules: what torch's modules, functions and methods are to quantization, and what takes their place.
+
+ops        the operators
+registry   modules, functions and methods -> operators; `@register_qmodule`
+torch_ops  torch's own, as tables
+layers     layers whose weight is quantized
+calls      functions and methods as modules
+"""
+
+from torch_frontend.qmodules import torch_ops as _torch_ops  # enters torch's own
+from torch_frontend.qmodules.calls import Add, Call, Cat, MatMul, Mul
+from torch_frontend.qmodules.layers import WeightQuantized, convertible, shallow, swapped
+from torch_frontend.qmodules.ops import OPS, Op
+from torch_frontend.qmodules.registry import (
+    Entry,
+    entry,
+    of_function,
+    of_method,
+    of_module,
+    op_names,
+    register_qmodule,
+)
+
+del _torch_ops
+
+__all__ = [
+    "OPS",
+    "Add",
+    "Call",
+    "Cat",
+    "Entry",
+    "MatMul",
+    "Mul",
+    "Op",
+    "WeightQuantized",
+    "convertible",
+    "entry",
+    "of_function",
+    "of_method",
+    "of_module",
+    "op_names",
+    "register_qmodule",
+    "shallow",
+    "swapped",
+]

@@ -1,0 +1,149 @@
+"""Layers with a weight: their class is changed, their Parameters stay the very same objects."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from onnxq.errors import ModelError
+from torch_frontend.qmodules.registry import of_module, register_qmodule
+
+
+class WeightQuantized(nn.Module):
+    """A layer that reads its weight through `weight_quantizer`, a child; without one it is the float layer."""
+
+    weight: Tensor
+
+    def quantized_weight(self) -> Tensor:
+        """The weight as the layer uses it."""
+        quantizer = self._modules.get("weight_quantizer")
+        return self.weight if quantizer is None else quantizer(self.weight)
+
+
+@register_qmodule(nn.Conv1d, op="conv")
+class QConv1d(WeightQuantized, nn.Conv1d):
+    """Conv1d with a quantized weight."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """As nn.Conv1d."""
+        return self._conv_forward(input, self.quantized_weight(), self.bias)
+
+
+@register_qmodule(nn.Conv2d, op="conv")
+class QConv2d(WeightQuantized, nn.Conv2d):
+    """Conv2d with a quantized weight."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """As nn.Conv2d."""
+        return self._conv_forward(input, self.quantized_weight(), self.bias)
+
+
+@register_qmodule(nn.Conv3d, op="conv")
+class QConv3d(WeightQuantized, nn.Conv3d):
+    """Conv3d with a quantized weight."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """As nn.Conv3d."""
+        return self._conv_forward(input, self.quantized_weight(), self.bias)
+
+
+def _transposed(layer: Any, compute: Any, x: Tensor, output_size: list[int] | None) -> Tensor:
+    dims = len(layer.kernel_size)
+    extra = layer._output_padding(x, output_size, layer.stride, layer.padding, layer.kernel_size, dims, layer.dilation)
+    weight = layer.quantized_weight()
+    result: Tensor = compute(x, weight, layer.bias, layer.stride, layer.padding, extra, layer.groups, layer.dilation)
+    return result
+
+
+@register_qmodule(nn.ConvTranspose1d, op="conv_transpose")
+class QConvTranspose1d(WeightQuantized, nn.ConvTranspose1d):
+    """ConvTranspose1d with a quantized weight."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002 - torch's name
+        """As nn.ConvTranspose1d."""
+        return _transposed(self, functional.conv_transpose1d, input, output_size)
+
+
+@register_qmodule(nn.ConvTranspose2d, op="conv_transpose")
+class QConvTranspose2d(WeightQuantized, nn.ConvTranspose2d):
+    """ConvTranspose2d with a quantized weight."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002 - torch's name
+        """As nn.ConvTranspose2d."""
+        return _transposed(self, functional.conv_transpose2d, input, output_size)
+
+
+@register_qmodule(nn.ConvTranspose3d, op="conv_transpose")
+class QConvTranspose3d(WeightQuantized, nn.ConvTranspose3d):
+    """ConvTranspose3d with a quantized weight."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002 - torch's name
+        """As nn.ConvTranspose3d."""
+        return _transposed(self, functional.conv_transpose3d, input, output_size)
+
+
+@register_qmodule(nn.Linear, op="linear")
+class QLinear(WeightQuantized, nn.Linear):
+    """Linear with a quantized weight."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """As nn.Linear."""
+        return functional.linear(input, self.quantized_weight(), self.bias)
+
+
+@register_qmodule(nn.modules.linear.NonDynamicallyQuantizableLinear, op="linear")
+class QProjection(QLinear, nn.modules.linear.NonDynamicallyQuantizableLinear):
+    """The last Linear of nn.MultiheadAttention, which has a class of its own."""
+
+
+@register_qmodule(nn.Bilinear, op="bilinear")
+class QBilinear(WeightQuantized, nn.Bilinear):
+    """Bilinear with a quantized weight."""
+
+    def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
+        """As nn.Bilinear."""
+        return functional.bilinear(input1, input2, self.quantized_weight(), self.bias)
+
+
+@register_qmodule(nn.Embedding, op="embedding")
+class QEmbedding(WeightQuantized, nn.Embedding):
+    """Embedding with a quantized table; one with max_norm writes into its table and is not converted."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """As nn.Embedding."""
+        return functional.embedding(
+            input, self.quantized_weight(), self.padding_idx, None, self.norm_type, self.scale_grad_by_freq, False
+        )
+
+
+def swapped(module: nn.Module) -> nn.Module:
+    """A shallow copy of the layer in its quantized class: Parameters, buffers and hooks are the same objects.
+
+    Raises ModelError for a layer without a quantized class.
+    """
+    found = of_module(module)
+    if found is None or found.qmodule is None:
+        raise ModelError(type(module).__name__, "has no quantized class", "register one with @register_qmodule")
+    made = shallow(module)
+    made.__class__ = found.qmodule
+    return made
+
+
+def shallow(module: nn.Module) -> nn.Module:
+    """A copy that shares tensors, but not the tables that hold them."""
+    made = copy.copy(module)
+    for table in ("_parameters", "_buffers", "_modules"):
+        made.__dict__[table] = copy.copy(module.__dict__[table])
+    return made
+
+
+def convertible(module: nn.Module) -> str | None:
+    """Why a layer with a quantized class cannot take it, or None."""
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        return "max_norm writes into the table at every call"
+    if any(hasattr(module, name) for name in ("weight_g", "weight_orig")) or "weight" not in module._parameters:
+        return "its weight is computed (parametrized, weight-normed or lazy)"
+    return None

@@ -1,0 +1,142 @@
+"""Carries a draft out: quantizers become modules, graph calls and children of layers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from torch import fx, nn
+
+from onnxq.config import Config, QuantizerSpec
+from onnxq.sites import Role
+from onnxq.spec import QuantSpec
+from torch_frontend.qmodules import WeightQuantized, swapped
+from torch_frontend.quant_model.draft import Draft, Pair
+from torch_frontend.quant_model.follower import Follower
+from torch_frontend.quant_model.slots import fill
+from torch_frontend.quantizers import Quantizer, create_quantizer
+from torch_frontend.tracing import fresh
+
+WEIGHT = "weight_quantizer"
+
+
+def attach(model: fx.GraphModule, draft: Draft, config: Config) -> dict[str, str]:
+    """Put every quantizer in its place. Returns site -> module path, activations in order, then weights."""
+    holder = fresh(model, "", "quantizers")
+    made: dict[str, Quantizer] = {}
+    paths: dict[str, str] = {}
+    leaders_first = sorted(draft.pairs, key=lambda pair: pair.leader != pair.site)
+    for pair in leaders_first:
+        if pair.weight is None or not pair.weight.module:
+            made.setdefault(pair.site, _make(pair, config, made))
+    for pair in draft.pairs:
+        if pair.weight is None:
+            paths[pair.site] = _put(model, holder, pair, made[pair.site])
+    for site, group in itertools.groupby(
+        [p for p in draft.pairs if p.weight is not None and not p.weight.module], key=lambda p: p.site
+    ):
+        paths[site] = _put_shared(model, holder, list(group), made[site])
+    paths.update(_layers(model, [p for p in draft.pairs if p.weight is not None and p.weight.module], config))
+    model.graph.lint()
+    model.recompile()
+    return paths
+
+
+def _make(pair: Pair, config: Config, made: dict[str, Quantizer]) -> Quantizer:
+    if pair.leader != pair.site:
+        return Follower(made[pair.leader], pair.site, contributes=pair.contributes)
+    quantizer = create_quantizer(
+        pair.quantizer.name,
+        pair.spec,
+        site=pair.site,
+        role=pair.role,
+        observer=pair.observer,
+        options=dict(pair.quantizer.options),
+        target=config.target,
+    )
+    quantizer.disabled_reason = pair.disabled
+    return quantizer
+
+
+def _add(model: fx.GraphModule, holder: str, site: str, quantizer: Quantizer) -> str:
+    path = fresh(model, holder, site.replace(".", "_"))
+    model.add_submodule(path, quantizer)
+    return path
+
+
+def _put(model: fx.GraphModule, holder: str, pair: Pair, quantizer: Quantizer) -> str:
+    assert pair.value is not None
+    path = _add(model, holder, pair.site, quantizer)
+    node = _call(model, pair.value, path)
+    if pair.readers is None:
+        pair.value.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
+    else:
+        for reader, slot in pair.readers:
+            fill(reader, slot, node)
+    return path
+
+
+def _put_shared(model: fx.GraphModule, holder: str, group: list[Pair], quantizer: Quantizer) -> str:
+    """A parameter that calls read: one quantizer, one node, however many calls."""
+    path = _add(model, holder, group[0].site, quantizer)
+    first = group[0].value
+    assert first is not None
+    node = _call(model, first, path)
+    for pair in group:
+        for reader, slot in pair.readers or ():
+            fill(reader, slot, node)
+    return path
+
+
+def _call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
+    at = value
+    if value.op == "placeholder":
+        at = [node for node in model.graph.nodes if node.op == "placeholder"][-1]
+    with model.graph.inserting_after(at):
+        node = model.graph.call_module(path, (value,))
+    stack = value.meta.get("nn_module_stack") or {}
+    node.meta["nn_module_stack"] = {**stack, path: (path, Quantizer)}
+    return node
+
+
+def _layers(model: fx.GraphModule, pairs: Iterable[Pair], config: Config) -> dict[str, str]:
+    """Change the class of layers and give them their weight's quantizer; tied weights of one spec share it."""
+    paths: dict[str, str] = {}
+    layers: dict[int, nn.Module] = {}
+    by_weight: dict[tuple[int, QuantSpec, QuantizerSpec], Quantizer] = {}
+    for pair in pairs:
+        assert pair.weight is not None
+        if pair.site in paths:
+            continue
+        path = pair.weight.module
+        old = model.get_submodule(path)
+        if isinstance(old, WeightQuantized):  # the same layer under another name
+            continue
+        if id(old) not in layers:
+            layers[id(old)] = swapped(old)
+        layer = layers[id(old)]
+        parent, _, leaf = path.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, layer)
+        if WEIGHT in layer._modules:
+            continue
+        key = (id(layer._parameters["weight"]), pair.spec, pair.quantizer)
+        if key not in by_weight:
+            by_weight[key] = _make(pair, config, {})
+            paths[pair.site] = f"{path}.{WEIGHT}"
+        layer.add_module(WEIGHT, by_weight[key])
+    return paths
+
+
+def quantizers_of(model: nn.Module, paths: dict[str, str]) -> dict[str, Quantizer]:
+    """Site -> quantizer, in the order of `paths`."""
+    found: dict[str, Quantizer] = {}
+    for site, path in paths.items():
+        module = model.get_submodule(path)
+        assert isinstance(module, Quantizer)
+        found[site] = module
+    return found
+
+
+def is_weight(quantizer: Quantizer) -> bool:
+    """True for the quantizer of a weight."""
+    return quantizer.role is Role.WEIGHT

@@ -1,0 +1,90 @@
+"""What the configuration asks for each site: defaults, changed by the first rule that matches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from onnxq.config import Config, QuantizerSpec, QuantWish, Rule, did_you_mean, matches
+from onnxq.errors import ConfigError
+from onnxq.sites import Role
+
+
+@dataclass(frozen=True)
+class Asker:
+    """A call that makes or reads a tensor, as rules may name it. ops: its operator in torch's and ONNX's words."""
+
+    path: str
+    ops: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The wish for a site, the quantizer for it, and the rule behind them (None: the defaults)."""
+
+    wish: QuantWish
+    quantizer: QuantizerSpec
+    rule: Rule | None = None
+
+    @property
+    def stays_float(self) -> bool:
+        """True when the rule says so."""
+        return self.rule is not None and self.rule.set.float
+
+
+@dataclass
+class Wishes:
+    """Looks rules up; `node` patterns are held against module paths, `tensor` patterns against sites."""
+
+    config: Config
+    paths: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    used: set[int] = field(default_factory=set)
+
+    def answer(self, role: Role, site: str, askers: Sequence[Asker]) -> Answer:
+        """The first rule that selects this site in this role for any of the calls that make or read it."""
+        front = self.config.torch
+        wish = self.config.weights if role is Role.WEIGHT else self.config.activations
+        quantizer = (front.weights if role is Role.WEIGHT else front.activations).quantizer
+        for k, rule in enumerate(self.config.rules):
+            if any(self._selects(rule, role, site, asker) for asker in askers):
+                self.used.add(k)
+                if rule.set.float:
+                    return Answer(wish, quantizer, rule)
+                return Answer(rule.apply(wish), rule.set.quantizer or quantizer, rule)
+        return Answer(wish, quantizer)
+
+    def forced(self, role: Role, site: str, asker: Asker) -> bool:
+        """True when a rule says `quantize: true` for this call."""
+        rule = self.answer(role, site, [asker]).rule
+        return rule is not None and rule.set.quantize
+
+    def _selects(self, rule: Rule, role: Role, site: str, asker: Asker) -> bool:
+        if rule.between is not None and asker.path not in self.paths.get(rule.between, frozenset()):
+            return False
+        return any(rule.selects(node=asker.path, op=op, tensor=site, role=role) for op in asker.ops)
+
+    def check_used(self, askers: Iterable[Asker], sites: Iterable[str]) -> None:
+        """Raise ConfigError for a rule that matches nothing in the model: it is a typo."""
+        known, tensors = list(askers), list(sites)
+        for k, rule in enumerate(self.config.rules):
+            if k not in self.used and not _could_match(rule, known, tensors, self.paths):
+                raise ConfigError(rule.describe(), "matches nothing in this model", _hint(rule, known, tensors))
+
+
+def _could_match(
+    rule: Rule, askers: list[Asker], sites: list[str], paths: dict[tuple[str, str], frozenset[str]]
+) -> bool:
+    """True when its names are the model's: it may select what other reasons leave float."""
+    if rule.between is not None and not paths.get(rule.between):
+        return False
+    nodes = any(matches(rule.node, a.path) and any(matches(rule.op, op) for op in a.ops) for a in askers)
+    return nodes and any(matches(rule.tensor, site) for site in sites)
+
+
+def _hint(rule: Rule, askers: list[Asker], sites: list[str]) -> str:
+    known = {"node": {a.path for a in askers}, "op": {op for a in askers for op in a.ops}, "tensor": set(sites)}
+    for key, names in known.items():
+        patterns = getattr(rule, key)
+        if patterns and not any(matches(patterns, name) for name in names):
+            return f"{key} {patterns[0]!r}: {did_you_mean(patterns[0].strip('/*'), names)}"
+    return "each selector matches something, but never on one module: loosen one of them"

@@ -1,0 +1,171 @@
+"""Names of graph values: the module path they come from, never a position."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from torch_frontend.qmodules import Call, Entry, of_function, of_method, of_module
+
+_NAMED, _PLAIN, _CONSTANT = "onnxq_name", "onnxq_plain", "onnxq_constant"
+
+# Attributes and methods of tensors that are no tensors.
+_FACTS = ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout")
+_FACT_METHODS = ("size", "dim", "numel", "item", "stride", "ndimension", "is_floating_point", "tolist", "__len__")
+# Modules and functions that give several tensors.
+_SEVERAL = ("split", "lstm", "gru", "rnn", "multihead_attention")
+
+
+@dataclass(frozen=True, eq=False)
+class Named:
+    """One call. path: the module's qualified name. call: how often it was called before. entry: what it is."""
+
+    path: str
+    call: int = 0
+    entry: Entry | None = None
+
+    @property
+    def name(self) -> str:
+        """The path, with the call where there are several."""
+        return f"{self.path}@{self.call}" if self.call else self.path
+
+
+def named(node: fx.Node) -> Named | None:
+    """The call's name; None for inputs, parameters and plumbing (sizes, elements of tuples)."""
+    found: Named | None = node.meta.get(_NAMED)
+    return found
+
+
+def rename(node: fx.Node, name: Named) -> None:
+    """Give a call another name."""
+    node.meta[_NAMED] = name
+
+
+def is_plain(node: fx.Node) -> bool:
+    """True for sizes, dtypes and what is computed from them: no tensors."""
+    return bool(node.meta.get(_PLAIN, False))
+
+
+def is_constant(node: fx.Node) -> bool:
+    """True for parameters, buffers and what is computed from them alone."""
+    return bool(node.meta.get(_CONSTANT, False))
+
+
+def site_of(node: fx.Node) -> str | None:
+    """The site of the tensor this node makes; None where it makes none that has a name.
+
+    `<path>[@call].out`; `….out1` for the second tensor of several; `input:<name>`; a parameter by its own name.
+    """
+    if node.op == "placeholder":
+        return f"input:{node.target}"
+    if node.op == "get_attr":
+        return str(node.target)
+    found = named(node)
+    if found is not None:
+        return f"{found.name}.out"
+    element = element_of(node)
+    if element is None:
+        return None
+    source, index = element
+    above = site_of(source)
+    return None if above is None or not isinstance(index, int) else f"{above}{index}"
+
+
+def element_of(node: fx.Node) -> tuple[fx.Node, Any] | None:
+    """(tuple, index) of a node that takes one element of several results."""
+    if node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return node.args[0], node.args[1]
+    return None
+
+
+def scope_of(node: fx.Node) -> str:
+    """Qualified name of the module in whose forward the call stands; "" for the model itself."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values()]
+    return str(paths[-1]) if paths else ""
+
+
+def name_calls(model: fx.GraphModule) -> None:
+    """Turn known function and method calls into named modules of `model`, and name every call.
+
+    A call becomes a `Call` in the scope it was made in, `layer1.0.add`; the next one there `layer1.0.add_1`. What is
+    not in the registry keeps its place in the graph, under the name it would have had.
+    """
+    calls: Counter[str] = Counter()
+    taken: set[str] = set()
+    for node in model.graph.nodes:
+        sources = node.all_input_nodes
+        node.meta[_CONSTANT] = node.op == "get_attr" or (bool(sources) and all(is_constant(s) for s in sources))
+        if _plain(node):
+            node.meta[_PLAIN] = True
+        elif node.op == "call_module":
+            path = str(node.target)
+            node.meta[_NAMED] = Named(path, calls[path], of_module(model.get_submodule(path)))
+            calls[path] += 1
+        elif node.op in ("call_function", "call_method") and not _is_element(node):
+            _name_call(model, node, taken)
+
+
+def _plain(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target in _FACT_METHODS
+    if node.op != "call_function":
+        return False
+    if node.target is getattr:
+        return node.args[1] in _FACTS
+    sources = node.all_input_nodes
+    return _computes_plainly(node.target) and bool(sources) and all(is_plain(source) for source in sources)
+
+
+def _computes_plainly(function: Any) -> bool:
+    return getattr(function, "__module__", "") in ("builtins", "_operator", "operator", "math")
+
+
+def _is_element(node: fx.Node) -> bool:
+    """True for `results[1]`, as opposed to a slice of a tensor."""
+    element = element_of(node)
+    if element is None:
+        return node.target is getattr
+    source, index = element
+    above = named(source)
+    if above is None or not isinstance(index, int):
+        return False
+    return above.entry is None or above.entry.op.name in _SEVERAL or above.entry.op.name == "float"
+
+
+def _name_call(model: fx.GraphModule, node: fx.Node, taken: set[str]) -> None:
+    known = of_function(node.target) if node.op == "call_function" else of_method(str(node.target))
+    scope = scope_of(node)
+    base = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "call")
+    path = fresh(model, scope, base.strip("_") or "call", taken)
+    if known is not None:
+        made = (known.qmodule or Call)(node.target)
+        made.train(model.training)
+        model.add_submodule(path, made)
+        node.op, node.target = "call_module", path
+        node.meta["nn_module_stack"] = {**(node.meta.get("nn_module_stack") or {}), path: (path, type(made))}
+    taken.add(path)
+    node.meta[_NAMED] = Named(path, 0, known)
+
+
+def fresh(model: fx.GraphModule, scope: str, base: str, taken: set[str] | frozenset[str] = frozenset()) -> str:
+    """`<scope>.<base>`, or the first of `<base>_1`, `<base>_2` … that nothing in the model is called."""
+    prefix = f"{scope}." if scope else ""
+    name, k = f"{prefix}{base}", 0
+    while name in taken or _there(model, name):
+        k += 1
+        name = f"{prefix}{base}_{k}"
+    return name
+
+
+def _there(model: fx.GraphModule, path: str) -> bool:
+    at: Any = model
+    for part in path.split("."):
+        if not hasattr(at, part):
+            return False
+        at = getattr(at, part)
+    return True

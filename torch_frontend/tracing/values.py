@@ -1,0 +1,97 @@
+"""Shapes and types of the float model's values, from one run with the user's example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from onnxq.errors import DataError
+from torch_frontend.tracing.names import is_plain
+
+_SHAPE, _DTYPE = "onnxq_shape", "onnxq_dtype"
+
+
+class _Look(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, Tensor):
+            n.meta[_SHAPE], n.meta[_DTYPE] = tuple(result.shape), result.dtype
+        elif n.op != "output":
+            n.meta[_DTYPE] = None
+        return result
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def as_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the model: a tensor alone, a tuple or list of positions, or a mapping of names."""
+    if isinstance(batch, dict):
+        return (), batch
+    if isinstance(batch, (tuple, list)):
+        return tuple(batch), {}
+    return (batch,), {}
+
+
+def look(model: fx.GraphModule, example: Any) -> None:
+    """Run the model once and remember each value's shape and type. Raises DataError when it does not run."""
+    args, kwargs = as_inputs(example)
+    with evaluating(model):
+        try:
+            _Look(model).run(*bound(model.graph, args, kwargs))
+        except Exception as error:
+            raise DataError("example_inputs", f"the model does not run on them: {error}", "give one batch") from error
+
+
+def bound(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The graph's inputs in order. Raises DataError for one that is missing or unknown."""
+    names = [node for node in graph.nodes if node.op == "placeholder"]
+    rest = dict(kwargs)
+    values: list[Any] = list(args[: len(names)])
+    if len(args) > len(names):
+        raise DataError("inputs", f"{len(args)} given, the model takes {len(names)}", "give one value an input")
+    for node in names[len(args) :]:
+        if node.target in rest:
+            values.append(rest.pop(str(node.target)))
+        elif node.args:
+            values.append(node.args[0])
+        else:
+            raise DataError(f"input {node.target!r}", "is missing", "give it by position or name")
+    if rest:
+        raise DataError(f"input {next(iter(rest))!r}", "is none of the model's", "see its forward")
+    return values
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...] | None:
+    """The value's shape in the example; None when unknown or no tensor."""
+    shape: tuple[int, ...] | None = node.meta.get(_SHAPE)
+    return shape
+
+
+def is_float(node: fx.Node) -> bool:
+    """False for integers, booleans, sizes and tuples; True where nothing is known."""
+    if is_plain(node):
+        return False
+    if _DTYPE not in node.meta:
+        return True
+    dtype: torch.dtype | None = node.meta[_DTYPE]
+    return dtype is not None and dtype.is_floating_point
+
+
+def looked_at(graph: fx.Graph) -> bool:
+    """True when `look` has run on this graph."""
+    return any(_DTYPE in node.meta for node in graph.nodes)
