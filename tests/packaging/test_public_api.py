@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -43,3 +45,20 @@ def test_the_package_says_that_it_is_typed() -> None:
 
 def test_one_version() -> None:
     assert onnxq.__version__ == metadata.version("onnxq")
+
+
+def test_the_door_to_the_front_end_says_what_is_missing() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+from onnxq import qat
+try:
+    qat.observing
+except ImportError as error:
+    print(type(error).__name__)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "MissingDependencyError" in done.stdout
+    assert "onnxq[torch]" in done.stdout

@@ -29,7 +29,7 @@ OWNERS = {
     "tensorrt": "onnxq/engines/",
     "tensorrt_rtx": "onnxq/engines/",
     "torch": "torch_frontend/",
-    "torch_frontend": ("torch_frontend/", "onnxq/qat.py"),
+    "torch_frontend": "torch_frontend/",
 }
 OPTIONAL = ("onnxruntime", "torch", "PIL", "polygraphy", "tensorrt", "tensorrt_rtx")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -141,6 +141,20 @@ class Quantizer(nn.Module):
         if self._statistics is None:
             self._statistics = self.statistics()
         self._named(lambda: self._statistics.update(x))
+
+    def observations(self) -> Statistics | None:
+        """What was observed since the last numbers: picklable, for other ranks. None if nothing was."""
+        return self._statistics
+
+    def merge_observations(self, seen: Iterable[Statistics | None]) -> None:
+        """Put what all ranks have seen, this one included, in place of what this one has."""
+        merged: Statistics | None = None
+        for one in seen:
+            if merged is None:
+                merged = one
+            elif one is not None:
+                merged.merge(one)
+        self._statistics = merged
 
     def calc_qparams(self) -> None:
         """Numbers from what was observed since the last call; with nothing new observed they stay.

@@ -55,6 +55,15 @@ class MeanMagnitude:
             total, count = self._total + total, self._count + count
         self._total, self._count = total, count
 
+    def merge(self, other: MeanMagnitude) -> None:
+        """Sums and counts add up; a weight is the same on every rank."""
+        if self._range is not None:
+            self._range.merge(other._range)
+        if self._total is None or self._count is None:
+            self._total, self._count = other._total, other._count
+        elif self.role is not Role.WEIGHT and other._total is not None and other._count is not None:
+            self._total, self._count = self._total + other._total, self._count + other._count
+
     def qparams(self) -> QParams:
         """The paper's first scale. Raises CalibrationError if nothing was seen."""
         if self._total is None or self._count is None:

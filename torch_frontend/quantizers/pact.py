@@ -36,6 +36,10 @@ class StartingClip:
         """Take in a batch."""
         self.seen.update(x)
 
+    def merge(self, other: StartingClip) -> None:
+        """What both have seen."""
+        self.seen.merge(other.seen)
+
     def qparams(self) -> QParams:
         """Numbers whose highest level is alpha."""
         zero = self.seen.qparams().zero_point

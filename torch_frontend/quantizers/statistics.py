@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ class Statistics(Protocol):
 
     def update(self, x: Tensor) -> None:
         """Take in one tensor."""
+
+    def merge(self, other: Any) -> None:
+        """Take in what another of its kind has seen, on another rank. In whatever order, the same comes out."""
 
     def qparams(self) -> QParams:
         """Numbers for all that was seen. Raises CalibrationError if nothing was."""
@@ -64,6 +67,14 @@ class ActivationRange:
             for piece in part if seen.per_sample and part.ndim else [part]:
                 seen.update(piece)
 
+    def merge(self, other: ActivationRange) -> None:
+        """Observers merge channel by channel."""
+        if not self._channels:
+            self._channels = other._channels
+        elif other._channels:
+            for mine, theirs in zip(self._channels, other._channels, strict=True):
+                mine.merge(theirs)
+
     def range(self) -> Range:
         """lo, hi in the shape of the scales."""
         if not self._channels:
@@ -89,6 +100,11 @@ class WeightRange:
     def update(self, x: Tensor) -> None:
         """Remember the weight; nothing is copied."""
         self.weight = x.detach()
+
+    def merge(self, other: WeightRange) -> None:
+        """The weight is the same on every rank."""
+        if self.weight is None:
+            self.weight = other.weight
 
     def seen(self) -> Tensor:
         """The weight. Raises CalibrationError if there was none, or if it holds NaN or inf."""

@@ -1,0 +1,47 @@
+"""Knowledge distillation: the float model teaches the quantized one (Hinton et al. 2015, arXiv 1503.02531)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onnxq.errors import ConfigError
+
+
+class Distiller:
+    """The loss of a student, mixed with how far its answers are from the teacher's.
+
+        loss = (1 - alpha) task + alpha T**2 KL(softmax(teacher / T) || softmax(student / T))
+
+    teacher: the float model; a copy in evaluation mode is kept, so it may go on to be quantized. It is no submodule of
+    the student and is in no state dict. temperature: T, above 0. alpha: the teacher's share, 0 to 1.
+    """
+
+    def __init__(self, teacher: nn.Module, *, temperature: float = 4.0, alpha: float = 0.5) -> None:
+        if temperature <= 0 or not 0 <= alpha <= 1:
+            raise ConfigError("Distiller", f"temperature={temperature}, alpha={alpha}",
+                              "temperature must be above 0, alpha between 0 and 1")  # fmt: skip
+        self.teacher = copy.deepcopy(teacher).eval().requires_grad_(False)
+        self.temperature, self.alpha = temperature, alpha
+
+    def to(self, *where: Any, **how: Any) -> Distiller:
+        """Move the teacher."""
+        self.teacher.to(*where, **how)
+        return self
+
+    @torch.no_grad()
+    def answers(self, *inputs: Any) -> Tensor:
+        """The teacher's logits [N, ..., classes]."""
+        said: Tensor = self.teacher(*inputs)
+        return said
+
+    def loss(self, student: Tensor, teacher: Tensor, task: Tensor) -> Tensor:
+        """The mixed loss. student, teacher: logits of one shape, classes last; computed in float32."""
+        kept = self.temperature
+        told, wanted = (F.log_softmax(part.float().flatten(0, -2) / kept, dim=-1) for part in (student, teacher))
+        apart = F.kl_div(told, wanted, reduction="batchmean", log_target=True) * kept**2
+        return (1 - self.alpha) * task + self.alpha * apart

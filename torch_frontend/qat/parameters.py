@@ -1,0 +1,46 @@
+"""What the optimizer gets: learned scales apart from weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onnxq.errors import CalibrationError, ConfigError
+from torch_frontend import quantizers
+
+
+def parameter_groups(
+    module: nn.Module, *, lr: float, qparam_lr: float | None = None, weight_decay: float = 0.0
+) -> list[dict[str, Any]]:
+    """Parameters in up to three groups for any torch optimizer, each parameter once.
+
+    Weights of two or more axes with `weight_decay`; biases and norms without; the quantizers' scales, offsets and
+    clipping levels without and at `qparam_lr` (None: lr / 10; their steps are relative to numbers far below 1).
+    Raises CalibrationError if a quantizer that learns has no numbers yet: they would never be trained.
+    """
+    if lr <= 0 or (qparam_lr is not None and qparam_lr < 0) or weight_decay < 0:
+        raise ConfigError("parameter_groups", f"lr={lr}, qparam_lr={qparam_lr}, weight_decay={weight_decay}",
+                          "lr must be above 0, the others not below")  # fmt: skip
+    learned = {}
+    for found in quantizers.quantizers_of(module):
+        if found.learned and found.active and not found.calibrated:
+            raise CalibrationError(found.site, "has no numbers to learn yet", "calibrate before making the optimizer")
+        learned |= {id(p): p for p in found.parameters(recurse=False)}
+    rest = [p for p in module.parameters() if id(p) not in learned and p.requires_grad]
+    groups = (
+        ("weights", [p for p in rest if p.ndim > 1], lr, weight_decay),
+        ("biases and norms", [p for p in rest if p.ndim <= 1], lr, 0.0),
+        ("qparams", list(learned.values()), lr / 10 if qparam_lr is None else qparam_lr, 0.0),
+    )
+    return [{"name": n, "params": p, "lr": rate, "weight_decay": decay} for n, p, rate, decay in groups if p]
+
+
+def penalty(module: nn.Module) -> Tensor:
+    """What the quantizers ask to be added to the loss (PACT's L2 of its clipping levels, AdaRound's); 0 if nothing."""
+    found = quantizers.penalty(module)
+    if found is not None:
+        return found
+    anchor = next(module.parameters(), None)
+    return torch.zeros((), device=None if anchor is None else anchor.device)
