@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,9 +18,7 @@ def forward(info: Any, in_dims: Dims, *args: Any) -> tuple[Tensor, int]:
     grid = Grid(*args[3:])
     x, scale, zero_point = _batched(info.batch_size, in_dims[:3], args[:3])
     folded = _Folded(x, grid)
-    y = torch.ops.onnxq.fake_quantize(
-        folded.values(x), folded.qparams(scale), folded.qparams(zero_point), *_settings(folded.grid)
-    )
+    y = torch.ops.onnxq.fake_quantize(folded.values(x), folded.qparams(scale), folded.qparams(zero_point), *folded.grid)
     return folded.unfold(y), 0
 
 
@@ -32,7 +29,7 @@ def backward(info: Any, in_dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...], 
     folded = _Folded(x, grid)
     grads = torch.ops.onnxq.fake_quantize_backward(
         folded.values(dy), folded.values(x), folded.qparams(scale), folded.qparams(zero_point), *needed,
-        *_settings(folded.grid),
+        *folded.grid,
     )  # fmt: skip
     restore: tuple[Callable[[Tensor], Tensor], ...] = (
         folded.unfold,
@@ -41,10 +38,6 @@ def backward(info: Any, in_dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...], 
     )
     out = tuple(put(g) if need else g for put, g, need in zip(restore, grads, needed, strict=True))
     return out, tuple(0 if need else None for need in needed)
-
-
-def _settings(grid: Grid) -> tuple[Any, ...]:
-    return tuple(getattr(grid, name) for name in Grid.__slots__)
 
 
 def _batched(size: int, dims: Dims, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -62,7 +55,7 @@ class _Folded:
         self.axis = None if grid.axis is None else grid.axis % max(rank, 1) + 1
         self.channels = x.shape[:1] if self.axis is None else (x.shape[0], x.shape[self.axis])
         self.blocked = grid.block_size > 0
-        self.grid = replace(grid, axis=self.axis if self.blocked else 0)
+        self.grid = grid._replace(axis=self.axis if self.blocked else 0)
 
     def values(self, x: Tensor) -> Tensor:
         if self.blocked or self.axis is None:

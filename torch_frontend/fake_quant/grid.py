@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ Needed = tuple[bool, bool, bool]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(NamedTuple):
     """Levels, granularity and gradient rule of one call.
 
     axis None: per tensor. axis and block_size 0: per channel. axis and block_size: per block along axis.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from torch_frontend.fake_quant import batching
 from torch_frontend.fake_quant.grid import Grid, check
@@ -68,34 +69,30 @@ def _backward_fake(
     return dx, dscale, dzero
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, scale, zero_point, *settings = inputs
-    ctx.save_for_backward(x, scale, zero_point)
-    ctx.settings = settings
+class _StraightThrough(torch.autograd.Function):
+    """Written out, since `torch.library.register_autograd` takes longer per call than the kernel of a small tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> Tensor:
+        ctx.save_for_backward(x, scale, zero_point)
+        ctx.settings = settings
+        with torch._C._AutoDispatchBelowAutograd():
+            y: Tensor = torch.ops.onnxq.fake_quantize(x, scale, zero_point, *settings)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[:3]
+        grads = torch.ops.onnxq.fake_quantize_backward(dy, *ctx.saved_tensors, *needed, *ctx.settings)
+        return (*(g if need else None for g, need in zip(grads, needed, strict=True)), *(None for _ in ctx.settings))
 
 
-def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    needed = ctx.needs_input_grad[:3]
-    grads = torch.ops.onnxq.fake_quantize_backward(dy, *ctx.saved_tensors, *needed, *ctx.settings)
-    return (*(g if need else None for g, need in zip(grads, needed, strict=True)), *(None for _ in ctx.settings))
+def _with_gradient(*args: Any) -> Tensor:
+    y: Tensor = _StraightThrough.apply(*args)
+    return y
 
 
-torch.library.register_autograd("onnxq::fake_quantize", _gradients, setup_context=_remember, lib=_LIBRARY)
+_LIBRARY.impl("fake_quantize", _with_gradient, "Autograd")
 torch.library.register_vmap("onnxq::fake_quantize", batching.forward, lib=_LIBRARY)
 torch.library.register_vmap("onnxq::fake_quantize_backward", batching.backward, lib=_LIBRARY)
-
-
-def _remember_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    pass
-
-
-def _no_second_derivative(ctx: Any, *grads: Tensor) -> None:
-    raise NotImplementedError(
-        "fake_quantize: its straight-through gradient has no derivative of its own\n"
-        "  fix: leave out create_graph=True, or switch the quantizers off while taking second derivatives"
-    )
-
-
-torch.library.register_autograd(
-    "onnxq::fake_quantize_backward", _no_second_derivative, setup_context=_remember_nothing, lib=_LIBRARY
-)

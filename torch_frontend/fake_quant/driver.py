@@ -1,0 +1,75 @@
+"""The few functions of the CUDA driver that load a kernel and start it, through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from typing import Any
+
+from onnxq.kernels import THREADS, Call
+
+_NAMES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
+
+
+class Driver:
+    """cuModuleLoadData, cuModuleGetFunction and cuLaunchKernel in the context that is current.
+
+    torch makes the primary context of its current device current; `enter` does so on threads where nothing has yet.
+    Raises OSError if there is no driver, RuntimeError with CUDA's own words if a call fails.
+    """
+
+    def __init__(self) -> None:
+        self._library = _library()
+
+    def enter(self, device: int) -> None:
+        """Make the device's primary context current on this thread if none is."""
+        context, ordinal = ctypes.c_void_p(), ctypes.c_int()
+        self._call("cuCtxGetCurrent", ctypes.byref(context))
+        if context.value is None:
+            self._call("cuDeviceGet", ctypes.byref(ordinal), ctypes.c_int(device))
+            # Kept until the process ends, as torch keeps it.
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
+            self._call("cuCtxSetCurrent", context)
+
+    def load(self, image: bytes) -> ctypes.c_void_p:
+        """A module of a cubin or fatbin."""
+        module = ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image))
+        return module
+
+    def function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
+        """A kernel of a module."""
+        function = ctypes.c_void_p()
+        self._call("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(name.encode()))
+        return function
+
+    def launch(self, function: ctypes.c_void_p, grid: int, call: Call, stream: int) -> None:
+        """Queue a kernel; the driver copies the argument before this returns."""
+        argument = (ctypes.c_void_p * 1)(ctypes.addressof(call))
+        self._call(
+            "cuLaunchKernel", function, *_sizes(grid), *_sizes(THREADS), ctypes.c_uint(0), ctypes.c_void_p(stream),
+            argument, None,
+        )  # fmt: skip
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorString(code, ctypes.byref(text))
+            raise RuntimeError(f"{name} failed: {(text.value or b'unknown error').decode()} ({code})")
+
+
+def _sizes(first: int) -> tuple[ctypes.c_uint, ctypes.c_uint, ctypes.c_uint]:
+    return ctypes.c_uint(first), ctypes.c_uint(1), ctypes.c_uint(1)
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    failures = []
+    for name in _NAMES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError as error:
+            failures.append(str(error))
+    raise OSError("; ".join(failures))
