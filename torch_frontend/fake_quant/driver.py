@@ -15,12 +15,13 @@ _NAMES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcu
 class Driver:
     """cuModuleLoadData, cuModuleGetFunction and cuLaunchKernel in the context that is current.
 
+    library: the system's driver by default.
     torch makes the primary context of its current device current; `enter` does so on threads where nothing has yet.
     Raises OSError if there is no driver, RuntimeError with CUDA's own words if a call fails.
     """
 
-    def __init__(self) -> None:
-        self._library = _library()
+    def __init__(self, library: ctypes.CDLL | None = None) -> None:
+        self._library = library or _library()
 
     def enter(self, device: int) -> None:
         """Make the device's primary context current on this thread if none is."""

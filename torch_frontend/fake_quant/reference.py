@@ -47,8 +47,8 @@ def backward(
         term = torch.where(below, low, torch.where(above, high, rounded - ratio))
         dscale = (_gathered(slope * term, scale, grid) * grid.grad_scale).to(scale.dtype)
     if needed[2]:
-        shift = torch.where(outside, -slope * steps, torch.zeros_like(slope))
-        dzero = (_gathered(shift, zero_point, grid) * grid.zero_point_grad_scale).to(zero_point.dtype)
+        cut = _gathered(slope.masked_fill(~outside, 0.0), zero_point, grid)
+        dzero = (cut * -scale.to(cut.dtype) * grid.zero_point_grad_scale).to(zero_point.dtype)
     return dx, dscale, dzero
 
 
