@@ -67,7 +67,7 @@ def emit(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     index = GraphIndex(proto)
     check_specs(plan, index)
     check_numbers(plan)
-    writer = _Writer(Editor(proto), index)
+    writer = _Writer(Editor(proto), index, _in_integers(plan, index))
     for site in plan.sites:
         if site.qparams is None:
             raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)")
@@ -80,6 +80,18 @@ def emit(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     return writer.editor.export()
 
 
+def _in_integers(plan: Plan, index: GraphIndex) -> frozenset[str]:
+    """Nodes that read a quantized activation."""
+    found = set()
+    for site in plan.sites:
+        if site.role is Role.ACTIVATION:
+            edges = site.consumers
+            if edges is None and isinstance(site.site, TensorId):
+                edges = index.consumers(site.site)
+            found |= {edge.node for edge in edges or ()}
+    return frozenset(found)
+
+
 def _slim(plan: Plan) -> str:
     """The plan without its numbers: those are in the model's own scales."""
     bare = replace(plan, sites=tuple(replace(site, qparams=None, values=None) for site in plan.sites), biases=())
@@ -89,8 +101,8 @@ def _slim(plan: Plan) -> str:
 class _Writer:
     """Writes one site after another into an editor."""
 
-    def __init__(self, editor: Editor, index: GraphIndex) -> None:
-        self.editor, self.index = editor, index
+    def __init__(self, editor: Editor, index: GraphIndex, in_integers: frozenset[str]) -> None:
+        self.editor, self.index, self.in_integers = editor, index, in_integers
         self.records: dict[str, dict[str, str | int]] = {}
 
     def activation(self, site: SitePlan, numbers: QParams) -> None:
@@ -149,10 +161,14 @@ class _Writer:
             raise PlanError(str(site.site), "is not a constant in this model", "plan this model again")
         names = self._names(site, ("dq_node", "quantized", "dequantized"))
         data = quantize(_bias_shape(value, site), numbers, site.spec) if site.values is None else _given(site, value)
-        self.editor.add_initializer(scope, names["quantized"], data, dtype=_STORAGE[site.spec.storage])
-        scale, zero = self._numbers(site, numbers, scope)
-        inputs = [names["quantized"], scale] + ([] if site.role is Role.BIAS else [zero])
+        storage = site.spec.storage
         first = min(site.consumers or (), key=lambda edge: self.index.node(edge.node).order)
+        if site.spec.storage_bits < 8 and first.node in self.in_integers:
+            storage = self._unpack(site, data, names["quantized"], first.node)
+        else:
+            self.editor.add_initializer(scope, names["quantized"], data, dtype=_STORAGE[storage])
+        scale, zero = self._numbers(site, numbers, scope, storage)
+        inputs = [names["quantized"], scale] + ([] if site.role is Role.BIAS else [zero])
         self.editor.insert_node(
             scope, "DequantizeLinear", inputs, [names["dequantized"]], name=names["dq_node"],
             attrs=_axis(site.spec), metadata=self._record(site, names["dq_node"]), before=first.node,
@@ -160,12 +176,27 @@ class _Writer:
         for edge in site.consumers or ():
             self.editor.replace_input(edge, names["dequantized"])
 
-    def _numbers(self, site: SitePlan, numbers: QParams, scope: str) -> tuple[str, str]:
+    def _unpack(self, site: SitePlan, data: NDArray[np.generic], name: str, reader: str) -> str:
+        """4 bits in the file and a byte in the graph, for kernels that multiply bytes; the type they are unpacked to.
+
+        Engines compute the Cast of a constant once, when they load the file.
+        """
+        scope, wide = self._scope(site), site.spec.storage.replace("int4", "int8")
+        names = self._names(site, ("packed", "cast_node"))
+        self.editor.add_initializer(scope, names["packed"], data, dtype=_STORAGE[site.spec.storage])
+        self.editor.insert_node(
+            scope, "Cast", [names["packed"]], [name], name=names["cast_node"], attrs={"to": int(_STORAGE[wide])},
+            metadata=self._record(site, names["cast_node"]), before=reader,
+        )  # fmt: skip
+        return wide
+
+    def _numbers(self, site: SitePlan, numbers: QParams, scope: str, storage: str = "") -> tuple[str, str]:
         names = self._names(site, ("scale", "zero_point"))
         self.editor.add_initializer(scope, names["scale"], scale_as(numbers, self._float_type(site)))
         if site.role is not Role.BIAS:
             zero = np.asarray(numbers.zero_point, _numpy_type(site.spec))
-            self.editor.add_initializer(scope, names["zero_point"], zero, dtype=_STORAGE[site.spec.storage])
+            kind = _STORAGE[storage or site.spec.storage]
+            self.editor.add_initializer(scope, names["zero_point"], zero, dtype=kind)
         return names["scale"], names["zero_point"]
 
     def _float_type(self, site: SitePlan) -> type[np.floating]:

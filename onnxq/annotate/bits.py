@@ -96,7 +96,7 @@ def read_bits(
 
 def clip_bits(index: GraphIndex, chain: Chain, numbers: Numbers) -> int | None:
     """Bits promised by the Clip on integers (QCDQ) or by the one on floats in front; None without such a promise."""
-    if chain.inner is not None:
+    if chain.inner is not None and chain.inner.op_type == "Clip":
         bounds = _bounds(index, chain.inner)
         if bounds is not None:
             return max(2, math.ceil(math.log2(bounds[1] - bounds[0] + 1)))
@@ -193,6 +193,8 @@ def _integers(array: NDArray[Any]) -> NDArray[np.int64]:
 
 def _storage(index: GraphIndex, chain: Chain) -> str:
     """The type from the zero point, the stored tensor, or what quantize makes without one."""
+    if chain.inner is not None and chain.inner.op_type == "Cast":
+        return _dtype(index, chain.source)
     for node in (chain.dequantize, chain.quantize):
         if node is not None and len(node.inputs) > 2 and node.inputs[2]:
             found = _dtype(index, index.resolve(node.inputs[2], node.scope))

@@ -2,6 +2,7 @@
 
 x -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear       (the second Clip on integers: QCDQ)
 constant -> [Clip ->] DequantizeLinear
+packed constant -> Cast -> DequantizeLinear                       (4 bits in the file, a byte where it is computed)
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from onnx import TensorProto
+
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Edge, Role, Site, TensorId
@@ -17,7 +20,8 @@ from onnxq.sites import Edge, Role, Site, TensorId
 _DOMAINS = ("", "com.microsoft")
 # How tools call the dequantize node and the stored integers of a weight, ours first.
 _NODE_ENDINGS = (f"/{DEQUANTIZE}", f"_{DEQUANTIZE}")
-_STORED_ENDINGS = ("/quantized", "_quantized")
+_STORED_ENDINGS = ("/quantized", "_quantized", "/packed")
+_PACKED = (TensorProto.INT4, TensorProto.UINT4)
 _EDGE = re.compile(r"(.+)/in(\d+)")
 
 
@@ -25,7 +29,8 @@ _EDGE = re.compile(r"(.+)/in(\d+)")
 class Chain:
     """The nodes of one pair, and the float (or stored integer) tensor in front of them.
 
-    outer: a float Clip that feeds nothing but the quantize node; inner: an integer Clip behind it.
+    outer: a float Clip that feeds nothing but the quantize node; inner: an integer Clip behind it, or the Cast that
+    unpacks a constant of 4 bits.
     """
 
     source: TensorId | None
@@ -74,6 +79,8 @@ def chains(index: GraphIndex) -> Iterator[Chain]:
         quantize = _made_by(index, at, QUANTIZE)
         if inner is not None and quantize is None and (at is None or not index.is_constant(at)):
             inner, at = None, _input(index, node, 0)
+        if inner is None and quantize is None:
+            inner, at = _unpacked(index, at)
         if quantize is not None:
             seen.add(quantize.name)
         found.append(_chain(index, quantize, inner, node, at))
@@ -95,6 +102,14 @@ def _chain(
     if outer is not None and source is not None and len(index.consumers(source)) == 1 and not index.is_output(source):
         return Chain(_input(index, outer, 0), outer, quantize, inner, dequantize)
     return Chain(source, None, quantize, inner, dequantize)
+
+
+def _unpacked(index: GraphIndex, at: TensorId | None) -> tuple[NodeRef | None, TensorId | None]:
+    """The Cast of a packed constant, and the constant; else nothing, and the tensor itself."""
+    cast = _made_by(index, at, "Cast")
+    packed = _input(index, cast, 0)
+    held = packed is not None and index.is_constant(packed) and index.dtype(packed) in _PACKED
+    return (cast, packed) if held else (None, at)
 
 
 def _input(index: GraphIndex, node: NodeRef | None, position: int) -> TensorId | None:

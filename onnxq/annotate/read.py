@@ -69,7 +69,7 @@ def pair_info(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
         scope=chain.last.scope,
         quantize=chain.quantize.name if chain.quantize is not None else "",
         dequantize=chain.dequantize.name if chain.dequantize is not None else "",
-        clip=clip.name if clip is not None else "",
+        clip=clip.name if clip is not None and clip.op_type == "Clip" else "",
         ops=operators(index, chain),
         bits=bits,
         origin=origin,

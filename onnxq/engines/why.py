@@ -100,11 +100,18 @@ class Why:
             want = self._channel_axis(node, k)
             if want is not None and grain.axis not in want:
                 return f"the scales of its weight lie along axis {grain.axis}, its channels along axis {max(want)}"
-        if pair.storage in ("int16", "uint16", "int4", "uint4") and not (
-            self.engine != ORT and pair.role is Role.WEIGHT
-        ):
-            return f"its {what} is {pair.storage}, for which there is no kernel"
+        read = self._type_read(pair)
+        if read in ("int16", "uint16", "int4", "uint4") and not (self.engine != ORT and pair.role is Role.WEIGHT):
+            return f"its {what} is {read}, for which there is no kernel"
         return ""
+
+    def _type_read(self, pair: PairInfo) -> str:
+        """What the pair is stored as; a byte where a Cast unpacks it in front of the DequantizeLinear."""
+        node = self.index.node(pair.dequantize) if pair.dequantize else None
+        tensor = self.index.resolve(node.inputs[0], node.scope) if node is not None else None
+        maker = self.index.producer(tensor) if tensor is not None else None
+        unpacked = maker is not None and maker.op_type == "Cast"
+        return pair.storage.replace("int4", "int8") if unpacked else pair.storage
 
     def _result(self, node: NodeRef) -> str:
         """ONNX Runtime fuses most operators only when their result is quantized too."""

@@ -17,6 +17,8 @@ PARTS: dict[str, str] = {
     "q_node": f"/{QUANTIZE}",
     "dq_node": f"/{DEQUANTIZE}",
     "clip_node": "/Clip",
+    "cast_node": "/Cast",
+    "packed": "/packed",
     "quantized": "/quantized",
     "dequantized": "/dequantized",
     "clipped": "/clipped",

@@ -7,6 +7,7 @@ import pytest
 import onnxq
 from onnxq.annotate import Origin, find_pairs
 from onnxq.config import load_config
+from onnxq.sites import Role
 from tests.annotate import models
 
 
@@ -60,3 +61,14 @@ def test_the_plan_alone_is_enough():
     found = find_pairs(bare)
     assert {pair.origin for pair in found} == {Origin.PLAN}
     assert {pair.site: pair.bits for pair in found} == {site.site: site.spec.bits for site in made.plan.sites}
+
+
+def test_packed_weights_are_read_as_what_the_file_holds():
+    rules = [{"role": "weight", "op": "*", "set": {"bits": 4, "storage": "int4", "quantize": True}}]
+    config = load_config("ort-int8", {"rules": rules, "verify.latency": False})
+    samples = [{"x": np.random.default_rng(k).normal(size=(1, 4, 8, 8)).astype(np.float32)} for k in range(4)]
+    made = onnxq.quantize(models.float_conv(), samples, config)
+    for model, origin in ((made.model, Origin.METADATA), (forget(made.model), Origin.TYPE)):
+        weights = [pair for pair in find_pairs(model) if pair.role is Role.WEIGHT]
+        assert [(p.bits, p.storage, p.origin, p.clip) for p in weights] == [(4, "int4", origin, "")] * len(weights)
+        assert {pair.site for pair in weights} == {site.site for site in made.plan.sites if site.role is Role.WEIGHT}

@@ -84,6 +84,25 @@ def test_narrow_weights_use_only_their_levels(bits: int) -> None:
     assert stored.max() <= 2 ** (bits - 1) - 1
 
 
+def test_packed_weights_are_half_as_large_and_compute_the_same() -> None:
+    """int4 in the file, int8 in the kernel: the Cast between them is gone once ONNX Runtime has loaded the file."""
+    wide, packed = (
+        onnxq.quantize(residual(), images(), config(weights=wish), latency=False)
+        for wish in ({"bits": 4, "granularity": "channel"}, {"bits": 4, "storage": "int4", "granularity": "channel"})
+    )
+    held = initializers(packed.model)
+    assert held["w1/packed"].data_type == TensorProto.INT4
+    assert held["w1/zero_point"].data_type == TensorProto.INT8
+    assert len(held["w1/packed"].raw_data) == -(-len(initializers(wide.model)["w1/quantized"].raw_data) // 2)
+    for optimize in (False, True):
+        one, other = (Session(r.model, optimize=optimize).run(images()) for r in (wide, packed))
+        assert all(np.array_equal(value, other[name]) for name, value in one.items())
+    ops = [Counter(node.op_type for node in optimized_graph(r.model).graph.node) for r in (wide, packed)]
+    assert ops[0] == ops[1]
+    assert ops[1]["QLinearConv"] > 0
+    assert "Cast" not in ops[1]
+
+
 def test_sixteen_bit_activations_raise_the_opset_and_warn() -> None:
     asked = config(activations={"bits": 16, "scheme": "asymmetric"}, bias="float")
     result = onnxq.quantize(residual(), images(), asked, latency=False)
@@ -160,11 +179,11 @@ def test_weight_only(wish: dict[str, object], dtype: int, scale_shape: list[int]
 
 
 def test_an_unsupported_wish_is_refused_with_what_there_is() -> None:
-    wish = {"bits": 4, "storage": "int4", "granularity": "channel"}
+    wish = {"bits": 4, "storage": "uint4", "scheme": "asymmetric", "granularity": "channel"}
     result = onnxq.quantize(residual(), images(), config(weights=wish), latency=False)
     assert not result.plan.sites
     reasons = {refusal.reason for refusal in result.plan.refusals}
-    assert any("no Conv kernel for 4-bit symmetric int4 per channel weights" in reason for reason in reasons)
+    assert any("no Conv kernel for 4-bit asymmetric uint4 per channel weights" in reason for reason in reasons)
 
 
 def test_bias_overflow_is_prevented_by_the_weight_scale() -> None:
