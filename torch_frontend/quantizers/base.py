@@ -106,7 +106,7 @@ class Quantizer(nn.Module):
 
     def keep_legal(self) -> None:
         """Put learned numbers back where they are defined, in place and without waiting for the device."""
-        if "scale" in self.learned and self.scale is not None:
+        if "scale" in self.slots and self.scale is not None and self.scale.requires_grad:
             self.scale.data.clamp_(min=scale_floor(self.spec))
 
     # -- state -------------------------------------------------------------------------------------------------

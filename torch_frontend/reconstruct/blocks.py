@@ -1,0 +1,213 @@
+"""Where layers and blocks lie in a graph: a weight with the activations behind it, and regions around residual sums.
+
+A block, in BRECQ's sense, is what lies between a value and the join of all paths that leave it: every value inside is
+read inside only. Blocks are the largest such regions with at most `max_layers` weights; weights outside of all are
+units of their own. The activations behind a unit's last operator belong to it, so do the quantizers of its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from torch import fx
+
+from onnxq.errors import ConfigError
+from onnxq.nearest import did_you_mean
+from onnxq.sites import Role
+from torch_frontend.qmodules import of_function, of_method, of_module
+from torch_frontend.quantizers import Quantizer, quantizers_of
+from torch_frontend.reconstruct.units import constants
+from torch_frontend.tracing import is_plain, named
+
+# Behind a product, these are computed with it.
+_FOLLOW = frozenset(
+    {
+        "relu", "relu6", "clamp", "leaky_relu", "prelu", "elu", "sigmoid", "silu", "gelu", "mish", "hardsigmoid",
+        "hardswish", "tanh", "softplus", "batch_norm", "identity",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Nodes in topological order; `exit` makes the value that is compared."""
+
+    name: str
+    nodes: tuple[fx.Node, ...]
+    exit: fx.Node
+
+
+class Regions:
+    """What one graph holds."""
+
+    def __init__(self, model: fx.GraphModule) -> None:
+        self.model = model
+        fixed = constants(model.graph)
+        self.order = {node: k for k, node in enumerate(model.graph.nodes)}
+        self.values = [n for n in model.graph.nodes if n not in fixed and not is_plain(n) and n.op != "output"]
+        known = set(self.values)
+        self.reads = {n: [s for s in n.all_input_nodes if s in known] for n in self.values}
+        self.readers = {n: [u for u in n.users if u in known or u.op == "output"] for n in self.values}
+        self.weighted = [n for n in self.values if self._reads_weight(n)]
+
+    def layers(self) -> list[Region]:
+        """Every operator with a quantized weight, and the activations behind it."""
+        return [self._closed(self.path(n), {n}, n) for n in self.weighted]
+
+    def blocks(self, max_layers: int) -> list[Region]:
+        """Largest regions of at most `max_layers` weights around joins; single layers for the rest."""
+        above = self._dominators()
+        found = []
+        for join in self.values:
+            if len(set(self.reads[join])) > 1 and (start := above[join]) is not None:
+                inside = self._between(start, join)
+                layers = [n for n in self.weighted if n in inside]
+                if self._only_leaves_by(inside, join) and 0 < len(layers) <= max_layers:
+                    found.append((inside, join, layers))
+        chosen: list[Region] = []
+        taken: set[fx.Node] = set()
+        for inside, join, layers in sorted(found, key=lambda f: (-len(f[0]), self.order[f[1]])):
+            if not taken & inside:
+                taken |= inside
+                chosen.append(self._closed(self._common([*layers, join]), inside, join))
+        chosen += [self._closed(self.path(n), {n}, n) for n in self.weighted if n not in taken]
+        return sorted(_distinct(chosen), key=lambda region: self.order[region.exit])
+
+    def called(self, names: Sequence[str]) -> list[Region]:
+        """Regions of the modules so named. Raises ConfigError where a name is unknown or its region has many exits."""
+        paths = {node: self.path(node) for node in self.values}
+        made = []
+        for name in names:
+            own = {n for n, path in paths.items() if (path == name or path.startswith(f"{name}.")) and n in self.reads}
+            own = {n for n in own if n.op != "placeholder" and not self._is_quantizer(n)}
+            if not own:
+                parts = {path.rpartition(".")[0] or path for path in paths.values()} | set(paths.values())
+                raise ConfigError(f"block {name!r}", "is no module of the model", did_you_mean(name, parts))
+            inside = self._with_what_lies_between(own)
+            exits = [n for n in inside if any(user not in inside for user in self.readers[n])]
+            if len(exits) != 1:
+                has = ", ".join(self.path(n) for n in exits[:4]) or "none"
+                raise ConfigError(f"block {name!r}", f"is left by {len(exits)} values ({has})", "name smaller blocks")
+            made.append(self._closed(name, inside, exits[0]))
+        return sorted(made, key=lambda region: self.order[region.exit])
+
+    def path(self, node: fx.Node) -> str:
+        """Qualified name of the call."""
+        found = named(node)
+        return found.name if found is not None else str(node.target if node.op == "call_module" else node.name)
+
+    # -- parts -------------------------------------------------------------------------------------------------
+
+    def _is_quantizer(self, node: fx.Node) -> bool:
+        return node.op == "call_module" and isinstance(self.model.get_submodule(str(node.target)), Quantizer)
+
+    def _reads_weight(self, node: fx.Node) -> bool:
+        if node.op == "call_module" and not self._is_quantizer(node):
+            inside = quantizers_of(self.model.get_submodule(str(node.target)))
+            if any(found.role is Role.WEIGHT for found in inside):
+                return True
+        return any(
+            self._is_quantizer(s) and self.model.get_submodule(str(s.target)).role is Role.WEIGHT
+            for s in node.all_input_nodes
+        )
+
+    def _op(self, node: fx.Node) -> str:
+        entry = None
+        if (found := named(node)) is not None:
+            entry = found.entry
+        elif node.op == "call_module":
+            entry = of_module(self.model.get_submodule(str(node.target)))
+        elif node.op == "call_function":
+            entry = of_function(node.target)
+        elif node.op == "call_method":
+            entry = of_method(str(node.target))
+        return "" if entry is None else entry.op.name
+
+    def _closed(self, name: str, inside: set[fx.Node], exit_: fx.Node) -> Region:
+        """With the activations behind and the input quantizers in front."""
+        nodes = set(inside)
+        while len(self.readers[exit_]) == 1:
+            reader = self.readers[exit_][0]
+            if reader.op == "output" or len(self.reads[reader]) != 1 or self._op(reader) not in _FOLLOW:
+                break
+            nodes.add(reader)
+            exit_ = reader
+        fronts = {s for n in nodes for s in self.reads[n] if s not in nodes and self._is_quantizer(s)}
+        plain = self._sizes(nodes | fronts)
+        every = nodes | fronts | plain
+        return Region(name, tuple(sorted(every, key=lambda n: self.order[n])), exit_)
+
+    def _sizes(self, nodes: set[fx.Node]) -> set[fx.Node]:
+        """Sizes computed from values the region holds or reads, so that they fit the samples drawn."""
+        reach = set(nodes) | {s for n in nodes for s in self.reads[n]}
+        found: set[fx.Node] = set()
+        for node in self.model.graph.nodes:
+            if is_plain(node) and node.all_input_nodes and all(s in reach or s in found for s in node.all_input_nodes):
+                found.add(node)
+        wanted = {s for n in nodes for s in n.all_input_nodes if s in found}
+        for node in reversed(list(self.model.graph.nodes)):
+            if node in wanted:
+                wanted.update(s for s in node.all_input_nodes if s in found)
+        return wanted
+
+    def _dominators(self) -> dict[fx.Node, fx.Node | None]:
+        """For every value the last one that all paths from the inputs to it pass; None: the inputs themselves."""
+        above: dict[fx.Node, fx.Node | None] = {}
+        depth: dict[fx.Node | None, int] = {None: 0}
+        for node in self.values:
+            sources = self.reads[node]
+            at: fx.Node | None = sources[0] if sources else None
+            for other in sources[1:]:
+                one: fx.Node | None = other
+                while at is not one:
+                    if depth[at] < depth[one]:
+                        at, one = one, at
+                    at = above[at] if at is not None else None
+            above[node], depth[node] = at, depth[at] + 1
+        return above
+
+    def _between(self, start: fx.Node, end: fx.Node) -> set[fx.Node]:
+        """What lies on a path from start (left out) to end."""
+        found, waiting = {end}, [end]
+        while waiting:
+            for source in self.reads[waiting.pop()]:
+                if source is not start and source not in found:
+                    found.add(source)
+                    waiting.append(source)
+        return found
+
+    def _with_what_lies_between(self, own: set[fx.Node]) -> set[fx.Node]:
+        after: set[fx.Node] = set()
+        for node in self.values:
+            if node in own or any(s in after for s in self.reads[node]):
+                after.add(node)
+        before: set[fx.Node] = set()
+        for node in reversed(self.values):
+            if node in own or any(u in before for u in self.readers[node]):
+                before.add(node)
+        return after & before
+
+    def _only_leaves_by(self, inside: set[fx.Node], exit_: fx.Node) -> bool:
+        return all(user in inside for node in inside if node is not exit_ for user in self.readers[node])
+
+    def _common(self, nodes: list[fx.Node]) -> str:
+        """The longest path that all have in common, or that of the last."""
+        parts = [self.path(n).split(".")[:-1] for n in nodes[:-1]]
+        shared = parts[0]
+        for other in parts[1:]:
+            equal = takewhile(lambda pair: pair[0] == pair[1], zip(shared, other, strict=False))
+            shared = [one for one, _ in equal]
+        return ".".join(shared) or self.path(nodes[-1])
+
+
+def _distinct(regions: list[Region]) -> list[Region]:
+    """Names that occur once: where two would have one name, the exit is added."""
+    names = [region.name for region in regions]
+    return [
+        region
+        if names.count(region.name) == 1
+        else Region(f"{region.name}:{region.exit.name}", region.nodes, region.exit)
+        for region in regions
+    ]

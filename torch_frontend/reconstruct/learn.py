@@ -1,0 +1,181 @@
+"""One unit: its weights' roundings, and its activations' scales, learned so that its output is what it is in float."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from onnxq.sites import Role
+from torch_frontend.quantizers import AdaRound, Quantizer, Uniform, quantizers_of
+from torch_frontend.reconstruct.cache import Cache, Record
+from torch_frontend.reconstruct.settings import Settings, UnitResult
+from torch_frontend.reconstruct.units import Unit
+
+# Steps between two reports; looking at the loss waits for the device.
+_EVERY = 100
+
+
+def learn(
+    unit: Unit, cache: Cache, settings: Settings, *, qdrop: float, activation_lr: float,
+    tell: Callable[[int, float], None],
+) -> UnitResult:  # fmt: skip
+    """Learn the unit's roundings on what the cache holds; every weight quantizer that is on must be an AdaRound.
+
+    Adam on v, and on the scales the unit owns if activation_lr is not 0; loss: squared error of the output, summed
+    over channels and averaged over the rest, plus the regulariser. If the error on all samples is not lower than with
+    rounding to nearest, that is put back. tell: iteration and loss, now and then.
+    """
+    roundings = [found for found in unit.weights if isinstance(found, AdaRound)]
+    moving = _moving(unit) if activation_lr else []
+    start = [(scale, scale.detach().clone()) for _, scale in moving]
+    for rounding in roundings:
+        rounding.forget()
+    before = _error(unit, cache)
+    with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(_alone(unit.module, [scale for _, scale in moving]))
+        _start(unit, roundings, cache)
+        _optimize(unit, cache, settings, roundings, moving, qdrop, activation_lr, tell)
+    for rounding in roundings:
+        rounding.finish()
+    after = _error(unit, cache)
+    kept = after < before
+    if not kept:
+        for rounding in roundings:
+            rounding.forget()
+        for scale, value in start:
+            scale.data.copy_(value)
+    return UnitResult(
+        name=unit.name, sites=tuple(rounding.site for rounding in roundings), before=before,
+        after=after if kept else before, kept=kept, samples=cache.count, spilled=cache.spilled,
+    )  # fmt: skip
+
+
+def _moving(unit: Unit) -> list[tuple[Quantizer, Tensor]]:
+    """Scales of activations that may be learned here: what the quantizer learns itself, or a uniform one's scale."""
+    found = []
+    for quantizer in unit.owned:
+        if quantizer.role is Role.WEIGHT or not (quantizer.active and quantizer.calibrated) or quantizer.frozen:
+            continue
+        slots = sorted(quantizer.learned) or (["scale"] if isinstance(quantizer, Uniform) else [])
+        found += [(quantizer, getattr(quantizer, slot)) for slot in slots]
+    return found
+
+
+@contextmanager
+def _alone(module: nn.Module, scales: list[Tensor]) -> Iterator[None]:
+    """Gradients go to these scales and to no parameter of the module."""
+    before = [(tensor, tensor.requires_grad) for tensor in (*module.parameters(), *scales)]
+    for tensor, _ in before:
+        tensor.requires_grad_(False)
+    for scale in scales:
+        scale.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for tensor, needed in before:
+            tensor.requires_grad_(needed)
+            tensor.grad = None
+
+
+def _start(unit: Unit, roundings: list[AdaRound], cache: Cache) -> None:
+    """Let every rounding see its weight once, wherever the weight comes from."""
+
+    def begin(rounding: nn.Module, given: tuple[Any, ...]) -> None:
+        if isinstance(rounding, AdaRound) and rounding.v is None:
+            rounding.start(given[0])
+
+    handles = [rounding.register_forward_pre_hook(begin) for rounding in roundings]
+    try:
+        with torch.no_grad():
+            unit.run(*cache.draw(1, torch.Generator(), cache.mixes()).inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _optimize(
+    unit: Unit, cache: Cache, settings: Settings, roundings: list[AdaRound],
+    moving: list[tuple[Quantizer, Tensor]], qdrop: float, activation_lr: float, tell: Callable[[int, float], None],
+) -> None:  # fmt: skip
+    seed = settings.seed ^ crc32(unit.name.encode())
+    picks, drops = torch.Generator().manual_seed(seed), torch.Generator(cache.device).manual_seed(seed)
+    rounding_steps = torch.optim.Adam([rounding.v for rounding in roundings], lr=settings.lr)
+    scale_steps = torch.optim.Adam([scale for _, scale in moving], lr=activation_lr) if moving else None
+    schedule = None if scale_steps is None else torch.optim.lr_scheduler.CosineAnnealingLR(
+        scale_steps, T_max=settings.iterations
+    )  # fmt: skip
+    mixed = cache.mixes()
+    with _dropping(unit.module, qdrop, drops):
+        for step in range(settings.iterations):
+            drawn = cache.draw(settings.batch, picks, mixed)
+            loss = error = _loss(unit.run(*_mixed(drawn, qdrop, drops)), drawn.target)
+            beta = settings.beta_at(step)
+            if beta is not None:
+                loss = error + settings.regularization * sum(rounding.regularizer(beta) for rounding in roundings)
+            rounding_steps.zero_grad()
+            if scale_steps is not None:
+                scale_steps.zero_grad()
+            loss.backward()
+            rounding_steps.step()
+            if scale_steps is not None and schedule is not None:
+                scale_steps.step()
+                schedule.step()
+                for quantizer, _ in moving:
+                    quantizer.keep_legal()
+            if step % _EVERY == 0 or step == settings.iterations - 1:
+                tell(step + 1, float(error.detach()))
+
+
+def _loss(output: Tensor, target: Tensor) -> Tensor:
+    """Squared error summed over channels (the last axis of three, else the second), averaged over the rest."""
+    channels = target.shape[-1] if target.dim() == 3 else target.shape[1] if target.dim() > 1 else 1
+    return (output - target).square().mean() * channels
+
+
+def _error(unit: Unit, cache: Cache) -> float:
+    """Mean squared error over all samples, as the unit stands."""
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for record in cache.batches():
+            total += float((unit.run(*record.inputs) - record.target).double().square().sum())
+            count += record.target.numel()
+    return total / count
+
+
+def _mixed(drawn: Record, qdrop: float, drops: torch.Generator) -> tuple[Any, ...]:
+    """Inputs whose elements are those of the float model with probability qdrop."""
+    if not qdrop:
+        return drawn.inputs
+    return tuple(
+        _dropped(value, plain, qdrop, drops)
+        if isinstance(value, Tensor) and value.is_floating_point() and value.shape == plain.shape
+        else value
+        for value, plain in zip(drawn.inputs, drawn.floats, strict=True)
+    )
+
+
+def _dropped(quantized: Tensor, plain: Tensor, qdrop: float, drops: torch.Generator) -> Tensor:
+    chance = torch.rand(plain.shape, generator=drops, device=plain.device)
+    return torch.where(chance < qdrop, plain, quantized)
+
+
+@contextmanager
+def _dropping(module: nn.Module, qdrop: float, drops: torch.Generator) -> Iterator[None]:
+    """QDrop (Wei et al. 2022): each element of each activation skips quantization with probability qdrop."""
+
+    def drop(quantizer: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
+        return _dropped(output, given[0], qdrop, drops)
+
+    found = [q for q in quantizers_of(module) if q.role is not Role.WEIGHT] if qdrop else []
+    handles = [quantizer.register_forward_hook(drop) for quantizer in found]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
