@@ -82,9 +82,7 @@ def _dense(x: Tensor, grid: Grid) -> tuple[Tensor, Layout]:
     if layout is None:
         x = torch.empty_like(x).copy_(x)
         layout = _layout(x.shape, x.stride(), grid.axis, grid.block_size)
-        if layout is None:
-            x = x.contiguous()
-            layout = _layout(x.shape, x.stride(), grid.axis, grid.block_size)
+        assert layout is not None, "empty_like makes dense tensors"
     return x, layout
 
 

@@ -28,9 +28,14 @@ class HostKernels(CompiledKernels):
     def run_forward(self, prepared: Prepared) -> None:
         """Fill y."""
         prepared.call.threads = torch.get_num_threads()
-        self._forward(prepared.call)
+        _checked(self._forward(prepared.call))
 
     def run_backward(self, prepared: Prepared) -> None:
         """Fill dx, dscale and dzero_point."""
         prepared.call.threads = torch.get_num_threads()
-        self._backward(prepared.call)
+        _checked(self._backward(prepared.call))
+
+
+def _checked(code: int) -> None:
+    if code:
+        raise MemoryError("fake_quantize: no memory for partial sums")

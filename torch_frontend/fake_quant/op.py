@@ -33,6 +33,8 @@ _LIBRARY.define(
 def _forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> Tensor:
     grid = Grid(*settings)
     check(x, scale, zero_point, grid)
+    if x.numel() == 0:
+        return torch.empty_like(x)
     return kernels_for(x).forward(x, scale, zero_point, grid)
 
 
@@ -42,9 +44,11 @@ def _backward(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     grid = Grid(*settings)
     check(x, scale, zero_point, grid)
-    needed = need_x, need_scale, need_zero_point
-    grads = kernels_for(x).backward(dy, x, scale, zero_point, grid, needed)
-    return tuple(like.new_empty(0) if g is None else g for g, like in zip(grads, (x, scale, zero_point), strict=True))
+    needed, leaves = (need_x, need_scale, need_zero_point), (x, scale, zero_point)
+    if x.numel() == 0:
+        return tuple(torch.zeros_like(t) if need else t.new_empty(0) for t, need in zip(leaves, needed, strict=True))
+    grads = kernels_for(x).backward(dy, *leaves, grid, needed)
+    return tuple(t.new_empty(0) if g is None else g for g, t in zip(grads, leaves, strict=True))
 
 
 for _key in ("CPU", "CUDA"):
