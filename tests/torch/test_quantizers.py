@@ -358,3 +358,25 @@ def test_your_own_quantizer() -> None:
             register_quantizer("other")(torch.nn.Linear)
     finally:
         _REGISTRY.pop("power-of-two", None)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("observer", ["minmax", "percentile", "moving_average"])
+def test_what_several_processes_saw_adds_up(name: str, observer: str) -> None:
+    x = weight(9, 5)
+    how = {"site": "relu.out", "observer": ObserverSpec(observer), "options": {}}
+    parts = [create_quantizer(name, UINT8, **how) for _ in range(4)]
+    for part, batch in zip(parts, x.split(3), strict=False):
+        part.observe(batch)  # the fourth sees nothing
+    seen = [pickle.loads(pickle.dumps(part.observations())) for part in parts]
+    numbers = []
+    for part in parts:
+        part.merge_observations(seen)
+        part.calc_qparams()
+        numbers.append(part.qparams())
+    assert all(found == numbers[0] for found in numbers)
+    whole = create_quantizer(name, UINT8, **how)
+    whole.observe(x)
+    whole.calc_qparams()
+    np.testing.assert_allclose(numbers[0].scale, whole.qparams().scale, rtol=1e-6)
+    assert numbers[0].zero_point == whole.qparams().zero_point

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -147,11 +148,11 @@ class Quantizer(nn.Module):
         return self._statistics
 
     def merge_observations(self, seen: Iterable[Statistics | None]) -> None:
-        """Put what all ranks have seen, this one included, in place of what this one has."""
+        """Put what all ranks have seen, this one included, in place of what this one has; `seen` stays as it is."""
         merged: Statistics | None = None
         for one in seen:
             if merged is None:
-                merged = one
+                merged = copy.deepcopy(one)
             elif one is not None:
                 merged.merge(one)
         self._statistics = merged
