@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from onnxq.pipeline import (
         Difference,
         Inspection,
+        Profile,
         Proof,
         Result,
         annotate_bits,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         import_calibration,
         inspect,
         make_plan,
+        profile_model,
         prove,
         quantize,
     )
@@ -41,6 +43,7 @@ _HOME = {
     "Inspection": "onnxq.pipeline",
     "OnnxqError": "onnxq.errors",
     "Plan": "onnxq.plan",
+    "Profile": "onnxq.pipeline",
     "Proof": "onnxq.pipeline",
     "Result": "onnxq.pipeline",
     "annotate_bits": "onnxq.pipeline",
@@ -50,6 +53,7 @@ _HOME = {
     "inspect": "onnxq.pipeline",
     "load_config": "onnxq.config",
     "make_plan": "onnxq.pipeline",
+    "profile_model": "onnxq.pipeline",
     "prove": "onnxq.pipeline",
     "quantize": "onnxq.pipeline",
 }
@@ -61,6 +65,7 @@ __all__ = [
     "Inspection",
     "OnnxqError",
     "Plan",
+    "Profile",
     "Proof",
     "Result",
     "annotate_bits",
@@ -70,6 +75,7 @@ __all__ = [
     "inspect",
     "load_config",
     "make_plan",
+    "profile_model",
     "prove",
     "quantize",
 ]

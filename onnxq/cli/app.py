@@ -26,6 +26,7 @@ Exit codes:
         "apply": "onnxq.cli.apply",
         "prove": "onnxq.cli.prove",
         "diff": "onnxq.cli.diff",
+        "profile": "onnxq.cli.profile",
         "import-calibration": "onnxq.cli.import_calibration",
         "inspect": "onnxq.cli.inspect",
         "annotate-bits": "onnxq.cli.annotate_bits",

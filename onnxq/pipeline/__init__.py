@@ -5,12 +5,15 @@ from onnxq.engines.diff_model import Difference
 from onnxq.engines.proof import Proof
 from onnxq.pipeline.api import annotate_bits, apply, import_calibration, inspect, make_plan, quantize
 from onnxq.pipeline.differ import diff
+from onnxq.pipeline.profiler import profile_model
 from onnxq.pipeline.prover import prove
 from onnxq.pipeline.result import Result
+from onnxq.profile import Profile
 
 __all__ = [
     "Difference",
     "Inspection",
+    "Profile",
     "Proof",
     "Result",
     "annotate_bits",
@@ -19,6 +22,7 @@ __all__ = [
     "import_calibration",
     "inspect",
     "make_plan",
+    "profile_model",
     "prove",
     "quantize",
 ]

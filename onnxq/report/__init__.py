@@ -7,6 +7,7 @@ from onnxq.report.live import Progress, Task, progress, silent
 from onnxq.report.model import Latency, OpCount, OutputCheck, Report, SiteLine, StageCost
 from onnxq.report.pairs import inspection_json, show_inspection
 from onnxq.report.plans import show_plan, site_line, spec_text
+from onnxq.report.profiles import profile_json, show_profile
 from onnxq.report.proofs import proof_json, show_proof
 from onnxq.report.summary import show_report
 
@@ -22,6 +23,7 @@ __all__ = [
     "difference_json",
     "import_json",
     "inspection_json",
+    "profile_json",
     "progress",
     "proof_json",
     "report_json",
@@ -29,6 +31,7 @@ __all__ = [
     "show_import",
     "show_inspection",
     "show_plan",
+    "show_profile",
     "show_proof",
     "show_report",
     "silent",

@@ -1,0 +1,93 @@
+"""profile_model(): what each quantized site, node and stretch of a model costs at its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from onnxq.annotate import read_model
+from onnxq.config import Config
+from onnxq.data import load_data
+from onnxq.emit import PLAN_KEY
+from onnxq.errors import ConfigError, PlanError
+from onnxq.graph import GraphIndex, fingerprint, name_nodes
+from onnxq.pipeline.carry_out import read_plan
+from onnxq.pipeline.prepared import PreparedModel, load
+from onnxq.pipeline.realise import realise
+from onnxq.pipeline.run import Options, configured, quantize
+from onnxq.pipeline.scaled import rescaled
+from onnxq.plan import Plan, from_json
+from onnxq.planner import rebase
+from onnxq.profile import KINDS, Profile, profile_pairs
+from onnxq.report import Progress, silent
+
+ModelSource = str | Path | onnx.ModelProto
+# A cost is a matter of decibels, which few samples settle.
+_SAMPLES = 8
+
+
+def profile_model(
+    model: ModelSource,
+    quantized: ModelSource | None = None,
+    data: object = None,
+    config: Config | str | Path | None = None,
+    *,
+    plan: Plan | str | Path | None = None,
+    target: str | None = None,
+    by: Sequence[str] = KINDS,
+    samples: int | None = None,
+    seed: int | None = None,
+    threads: int = 1,
+    progress: Progress = silent,
+) -> Profile:
+    """Switch what is quantized on and off, group by group, and measure the outputs against the float model's.
+
+    quantized: a Q/DQ model made from `model`, by any tool; or plan: with its numbers. With neither, `model` is
+    quantized as `quantize` would with this configuration. data: as for `quantize`; samples: how many to measure on (8).
+    by: of "site", "node" (all that a node reads quantized) and "stretch" (neighbouring nodes).
+
+    Returns a Profile; `.groups` has the SQNR with each group alone quantized, and with all but it.
+    Raises a subclass of OnnxqError for models that do not belong together, or data that does not fit.
+    """
+    if quantized is not None and plan is not None:
+        raise ConfigError("plan", "a plan and a quantized model were given", "give one of them")
+    count = _SAMPLES if samples is None else samples
+    settings = configured(config, target, Options(seed=seed, latency=False, threads=threads))
+    if quantized is None and plan is None:
+        result = quantize(model, data, settings, progress=progress)
+        quantized, what = result.model, f"quantized as {settings.source or settings.target} says"
+    else:
+        what = str(plan if quantized is None else quantized)
+    prepared, proto = _both(model, quantized, plan)
+    dataset = load_data(data, prepared.before.inputs, settings.data, prepared.named).take(count, settings.data.seed)
+    found = profile_pairs(prepared.proto, proto, dataset, kinds=by, threads=threads, progress=progress)
+    return replace(
+        found,
+        source=str(model) if isinstance(model, (str, Path)) else "",
+        quantized=what if len(what) < 500 else "",
+        data=dataset.describe(),
+        synthetic=dataset.synthetic,
+    )
+
+
+def _both(
+    model: ModelSource, quantized: ModelSource | None, plan: Plan | str | Path | None
+) -> tuple[PreparedModel, onnx.ModelProto]:
+    """The float model as the quantized one was made from it, and the quantized one."""
+    if quantized is None:
+        given = read_plan(plan) if plan is not None else None
+        if given is None or not given.calibrated:
+            raise PlanError("plan", "it has no numbers yet", "use one that `onnxq quantize --plan` wrote")
+        prepared = rescaled(load(model, only=given.prepare, target=given.target), given.scalings)
+        rebased = rebase(given, GraphIndex(prepared.proto), fingerprint(prepared.proto))
+        return prepared, realise(prepared, rebased)
+    proto = name_nodes(read_model(quantized).proto)
+    held = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
+    if not held:
+        # Another tool's: what it did to the model first is not known, so nodes are compared as they are in the file.
+        return load(model, only=()), proto
+    noted = from_json(held, source=PLAN_KEY)
+    return rescaled(load(model, only=noted.prepare, target=noted.target), noted.scalings), proto

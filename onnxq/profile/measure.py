@@ -1,0 +1,67 @@
+"""Errors of many settings of one switchboard, over samples one after another; only sums are kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnxq.calibrate import Progress
+from onnxq.profile.switch import Switch, Switchboard
+from onnxq.runtime import Feeds, Session
+from onnxq.verify import Array, Comparison
+
+Setting = frozenset[Switch]
+
+
+@dataclass(eq=False)
+class Errors:
+    """One setting's outputs against the float model's, summed over samples."""
+
+    outputs: dict[str, Comparison] = field(default_factory=dict)
+
+    def update(self, reference: Mapping[str, Array], got: Mapping[str, Array]) -> None:
+        """Add one run. Sequences and strings do not count."""
+        for name, value in reference.items():
+            if getattr(value, "dtype", None) is not None and value.dtype.kind in "fiub" and name in got:
+                self.outputs.setdefault(name, Comparison(name)).update(value, got[name])
+
+    def noise(self) -> float:
+        """Noise power over signal power, the mean of all outputs; inf when an output is not finite."""
+        ratios = [10.0 ** (-one.result().sqnr_db / 10.0) for one in self.outputs.values()]
+        return math.fsum(ratios) / len(ratios) if ratios else 0.0
+
+    def sqnr_db(self) -> dict[str, float]:
+        """dB of each output."""
+        return {name: one.result().sqnr_db for name, one in self.outputs.items()}
+
+    def worst_db(self) -> float:
+        """dB of the worst output; inf when nothing differs."""
+        return min(self.sqnr_db().values(), default=math.inf)
+
+
+def measure(
+    board: Switchboard,
+    reference: Session,
+    samples: Iterable[Feeds],
+    settings: Sequence[Setting],
+    *,
+    progress: Progress,
+    title: str = "profiling",
+    count: int | None = None,
+) -> list[Errors]:
+    """The errors of every setting, in order. samples run one after another, each through all settings.
+
+    count: how many samples there are, for the time left. Raises ModelError and DataError from the runs.
+    """
+    found = [Errors() for _ in settings]
+    distinct: dict[Setting, int] = {}
+    for k, setting in enumerate(settings):
+        distinct.setdefault(setting, k)
+    with progress(title, None if count is None else count * len(distinct)) as task:
+        for feeds in samples:
+            wanted = reference.run(feeds)
+            for setting, k in distinct.items():
+                found[k].update(wanted, board.run(feeds, setting))
+                task.advance()
+    return [found[distinct[setting]] for setting in settings]

@@ -1,0 +1,76 @@
+"""What a profile found, as frozen values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onnxq.sites import Refusal
+
+KINDS = ("node", "stretch", "site")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCost:
+    """What some sites cost together at the outputs, in dB of SQNR against the float model.
+
+    kind: "site"; "node": all that one node reads quantized; "stretch": neighbouring nodes. ops: who reads them.
+    alone_db: only these are quantized. without_db: everything but these is. inf: no difference at all.
+    """
+
+    kind: str
+    name: str
+    ops: tuple[str, ...]
+    sites: tuple[str, ...]
+    alone_db: float
+    without_db: float
+    gain_db: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """SQNR with the network quantized from its start up to and including `node`."""
+
+    node: str
+    sqnr_db: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputCost:
+    """One output: everything quantized, and everything switched off, which should be exact."""
+
+    name: str
+    sqnr_db: float
+    float_db: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Errors at the outputs by what causes them.
+
+    sqnr_db: of everything quantized, all outputs taken together (mean of their relative noise). groups: worst first.
+    fixed: what could not be switched and stayed quantized throughout. data, source, quantized: in words.
+    """
+
+    sqnr_db: float
+    samples: int
+    outputs: tuple[OutputCost, ...]
+    groups: tuple[GroupCost, ...]
+    reach: tuple[Reach, ...] = ()
+    fixed: tuple[Refusal, ...] = ()
+    warnings: tuple[str, ...] = ()
+    source: str = ""
+    quantized: str = ""
+    data: str = ""
+    synthetic: bool = False
+
+    def of(self, kind: str) -> tuple[GroupCost, ...]:
+        """The groups of one kind, worst first."""
+        return tuple(group for group in self.groups if group.kind == kind)
+
+
+def decibel(noise: float) -> float:
+    """Relative noise power as SQNR."""
+    if noise <= 0.0:
+        return math.inf
+    return -math.inf if not math.isfinite(noise) else -10.0 * math.log10(noise)

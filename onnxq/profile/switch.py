@@ -1,0 +1,323 @@
+"""A quantized model whose pairs and rounded constants can be switched on and off while it runs: one session for all.
+
+Every QuantizeLinear/DequantizeLinear pair goes into the branch of an If, with the plain tensor in the other; every
+dequantized constant, and every bias that differs from the float model's, becomes an input that is fed the one value or
+the other. What is off costs next to nothing, and nothing is built twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnxq.annotate.find import Chain, chains
+from onnxq.annotate.notes import read_notes
+from onnxq.annotate.read import pair_info
+from onnxq.graph import GraphIndex, inline_functions, name_nodes
+from onnxq.graph.scopes import reads, topological, walk
+from onnxq.runtime import Feeds, Session
+from onnxq.sites import Edge, Refusal, Role, TensorId
+
+Array = NDArray[Any]
+
+# Operators whose constants passes rewrite: weights, biases, and the Add that holds a MatMul's bias.
+_CORRECTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add"})
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One thing that is on (as in the quantized model) or off (as in the float one).
+
+    site: as reports call it. readers: the nodes it serves, by name. ops: their operators. feed: the input that sets it.
+    """
+
+    site: str
+    role: Role
+    readers: tuple[str, ...]
+    ops: tuple[str, ...]
+    feed: str
+
+
+@dataclass(frozen=True, eq=False)
+class Switchboard:
+    """switches: in the order the model runs. fixed: pairs that cannot be switched and stay on, with the reason."""
+
+    session: Session
+    switches: tuple[Switch, ...]
+    fixed: tuple[Refusal, ...]
+    on: Mapping[str, Array]
+    off: Mapping[str, Array]
+
+    def run(self, feeds: Feeds, on: Collection[Switch]) -> dict[str, Array]:
+        """The outputs with these switches on and all others off."""
+        chosen = {switch.feed for switch in on}
+        held = {name: (self.on if name in chosen else self.off)[name] for name in self.off}
+        return self.session.run({**feeds, **held})
+
+
+def switchboard(float_model: ModelProto, quantized: ModelProto, *, threads: int = 0) -> Switchboard:
+    """Put everything that `quantized` rounds behind switches.
+
+    float_model: the same network, nodes named alike where constants are to be switched: what off means is read from it.
+    Raises ModelError when ORT refuses the result.
+    """
+    named = name_nodes(quantized)
+    named = name_nodes(inline_functions(named)) if named.functions else named
+    work = _Work(GraphIndex(float_model), GraphIndex(named), named)
+    work.pairs()
+    work.corrections()
+    proto = work.finished()
+    session = Session(proto, optimize=False, threads=threads)
+    present = {value.name for value in session.inputs}
+    order = {node.name: node.order for node in work.index.nodes}
+    switches = sorted(
+        (one for one in work.switches if one.feed in present),
+        key=lambda one: (min((order.get(name, 0) for name in one.readers), default=len(order)), one.site),
+    )
+    keep = {one.feed for one in switches}
+    return Switchboard(
+        session,
+        tuple(switches),
+        tuple(work.fixed),
+        {name: value for name, value in work.on.items() if name in keep},
+        {name: value for name, value in work.off.items() if name in keep},
+    )
+
+
+@dataclass
+class _Work:
+    real: GraphIndex
+    index: GraphIndex
+    source: ModelProto
+    switches: list[Switch] = field(default_factory=list)
+    fixed: list[Refusal] = field(default_factory=list)
+    on: dict[str, Array] = field(default_factory=dict)
+    off: dict[str, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.proto: ModelProto = onnx.ModelProto.FromString(self.source.SerializeToString())
+        self.by_name = {node.name: node for _, graph in walk(self.proto.graph) for node in graph.node}
+        self.branches: dict[str, NodeProto] = {}
+        self.known = {node.name for node in self.real.nodes}
+        kept = {node.name for node in self.index.nodes}
+        gone = [node for node in self.real.nodes if node.op_type in ("Relu", "Clip") and node.name not in kept]
+        # What they read may have kept its name, or what they wrote.
+        self.activations = {name: node for node in gone for name in (node.inputs[0], node.outputs[0])}
+        self.taken = {node.name for node in self.index.nodes}
+        for _, graph in walk(self.proto.graph):
+            self.taken.update(name for node in graph.node for name in (*node.input, *node.output))
+
+    def pairs(self) -> None:
+        """Every chain of nodes that rounds something."""
+        notes = read_notes(self.source)
+        for chain in chains(self.index):
+            info = pair_info(self.index, chain, notes)
+            if chain.dequantize is None:
+                reason = "what it quantizes is computed on in integers"
+                self.fixed.append(Refusal(str(info.site), reason, rule="profile"))
+                continue
+            made = TensorId(chain.dequantize.outputs[0], chain.dequantize.scope)
+            edges = self.index.consumers(made)
+            nodes = tuple(dict.fromkeys(edge.node for edge in edges)) or _maker(self.index, chain)
+            if chain.quantize is not None:
+                feed = self._branch(chain, set(info.nodes) | _inner(chain))
+            else:
+                feed = self._constant(chain, made, edges)
+            if feed:
+                ops = tuple(dict.fromkeys(self.index.node(name).op_type for name in nodes))
+                self.switches.append(Switch(str(info.site), info.role, nodes, ops, feed))
+            else:
+                reason = "the float model has no constant in this place to compare with"
+                self.fixed.append(Refusal(str(info.site), reason, "name its nodes as the quantized ones", "profile"))
+
+    def _branch(self, chain: Chain, members: set[str]) -> str:
+        """An If in the place of the pair."""
+        last = chain.last
+        inside = [
+            NodeProto.FromString(self.by_name[n.name].SerializeToString()) for n in chain.nodes if n.name in members
+        ]
+        plain, made = inside[0].input[0], inside[-1].output[0]
+        if self.index.resolve(plain, last.scope) is None:
+            return ""
+        rename = {name: self._fresh(f"{name}/in") for node in inside for name in node.output}
+        for node in inside:
+            node.name = self._fresh(f"{node.name}/in")
+            node.input[:] = [rename.get(name, name) for name in node.input]
+            node.output[:] = [rename[name] for name in node.output]
+        source = self.index.resolve(plain, last.scope)
+        dtype = (self.index.dtype(source) if source is not None else 0) or TensorProto.FLOAT
+        feed, skip = self._fresh(f"onnxq/{last.name}/on"), self._fresh(f"{made}/plain")
+        outside = self._lost(plain, skip, f"{last.name}/plain")
+        branches = [
+            helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info(out, dtype, None)])
+            for nodes, out in ((inside, rename[made]), (outside, skip))
+        ]
+        self.branches[last.name] = helper.make_node(
+            "If", [feed], [made], name=last.name, then_branch=branches[0], else_branch=branches[1]
+        )
+        self.proto.graph.input.append(helper.make_tensor_value_info(feed, TensorProto.BOOL, []))
+        self.on[feed], self.off[feed] = np.asarray(True), np.asarray(False)
+        return feed
+
+    def _lost(self, plain: str, made: str, base: str) -> list[NodeProto]:
+        """What `made` is without the pair: the tensor, through the Relu or Clip that the pair took the place of.
+
+        onnxruntime.quantization leaves out activations whose bounds the integers keep anyway.
+        """
+        node = self.activations.get(plain)
+        name = self._fresh(base)
+        if node is None:
+            return [helper.make_node("Identity", [plain], [made], name=name)]
+        again = helper.make_node(node.op_type, [plain], [made], name=name)
+        again.attribute.extend(helper.make_attribute(key, value) for key, value in node.attrs.items())
+        nodes = []
+        for k, given in enumerate(node.inputs[1:], start=1):
+            value = self._held(self.real, Edge(node.name, k, node.scope)) if given else None
+            again.input.append(self._fresh(f"{made}/bound{k}") if value is not None else "")
+            if value is not None:
+                tensor = numpy_helper.from_array(np.asarray(value))
+                nodes.append(helper.make_node("Constant", [], [again.input[-1]], name=again.input[-1], value=tensor))
+        return [*nodes, again]
+
+    def _constant(self, chain: Chain, made: TensorId, edges: Sequence[Edge]) -> str:
+        """An input in the place of a dequantized constant; "" where the float model does not say what it was."""
+        plain = self._plain(edges)
+        value = _dequantized(self.index, chain)
+        if plain is None or value is None or value.size != plain.size or self.index.is_output(made):
+            return ""
+        return self._fed(f"onnxq/{chain.last.name}", edges, value, plain.reshape(value.shape))
+
+    def _plain(self, edges: Sequence[Edge]) -> Array | None:
+        """The float model's constant in the place of these inputs."""
+        found = None
+        for edge in edges:
+            found = self._held(self.real, edge)
+            if found is None:
+                return None
+        return found
+
+    def _held(self, index: GraphIndex, edge: Edge) -> Array | None:
+        if index is self.real and edge.node not in self.known:
+            return None
+        node = index.node(edge.node)
+        name = node.inputs[edge.index] if edge.index < len(node.inputs) else ""
+        tensor = index.resolve(name, node.scope) if name else None
+        return None if tensor is None else index.constant(tensor)
+
+    def _fed(self, base: str, edges: Sequence[Edge], on: Array, off: Array) -> str:
+        feed = self._fresh(base)
+        for edge in edges:
+            self.by_name[edge.node].input[edge.index] = feed
+        dtype = helper.np_dtype_to_tensor_dtype(on.dtype)
+        self.proto.graph.input.append(helper.make_tensor_value_info(feed, dtype, on.shape))
+        self.on[feed], self.off[feed] = np.ascontiguousarray(on), np.ascontiguousarray(off.astype(on.dtype))
+        return feed
+
+    def corrections(self) -> None:
+        """Float constants that differ from the float model's: corrected biases."""
+        for node in self.index.nodes:
+            if node.op_type not in _CORRECTED or node.name not in self.known:
+                continue
+            for k, name in enumerate(node.inputs):
+                tensor = self.index.resolve(name, node.scope) if name else None
+                value = None if tensor is None else self.index.constant(tensor)
+                if value is None or value.dtype.kind != "f" or (k == 0 and node.op_type != "Add"):
+                    continue
+                edge = Edge(node.name, k, node.scope)
+                held = self._held(self.real, edge)
+                missing = k >= len(self.real.node(node.name).inputs) or not self.real.node(node.name).inputs[k]
+                plain = np.zeros_like(value) if held is None and missing else held
+                if plain is None or plain.size != value.size or np.array_equal(plain.ravel(), value.ravel()):
+                    continue
+                feed = self._fed(f"onnxq/{edge}", [edge], value, plain.reshape(value.shape))
+                owner = self._owner(node.name, k)
+                self.switches.append(Switch(str(edge), Role.BIAS, (owner,), (self.index.node(owner).op_type,), feed))
+
+    def _owner(self, name: str, k: int) -> str:
+        """The operator whose bias this is: the MatMul in front of an Add."""
+        node = self.index.node(name)
+        other = node.inputs[1 - k] if node.op_type == "Add" and len(node.inputs) == 2 else ""
+        tensor = self.index.resolve(other, node.scope) if other else None
+        maker = None if tensor is None else self.index.producer(tensor)
+        return maker.name if maker is not None and maker.op_type == "MatMul" else name
+
+    def finished(self) -> ModelProto:
+        """The model with the branches in place, and nothing in it that no output needs."""
+        for _, graph in walk(self.proto.graph):
+            nodes = [self.branches.get(node.name, node) for node in graph.node]
+            del graph.node[:]
+            graph.node.extend(nodes)
+        # From the inside out: what a body no longer reads, its holder need not make.
+        for _, graph in reversed(list(walk(self.proto.graph))):
+            _prune(graph)
+        used = {value.name for value in self.index.inputs} | _read(self.proto)
+        kept = [value for value in self.proto.graph.input if value.name in used]
+        del self.proto.graph.input[:]
+        self.proto.graph.input.extend(kept)
+        return self.proto
+
+    def _fresh(self, base: str) -> str:
+        name, n = base, 0
+        while name in self.taken:
+            n += 1
+            name = f"{base}_{n}"
+        self.taken.add(name)
+        return name
+
+
+def _inner(chain: Chain) -> set[str]:
+    """A Clip between the two halves of a pair belongs to it; the network's own Clip in front does not."""
+    return {chain.inner.name} if chain.inner is not None else set()
+
+
+def _maker(index: GraphIndex, chain: Chain) -> tuple[str, ...]:
+    producer = None if chain.source is None else index.producer(chain.source)
+    return () if producer is None else (producer.name,)
+
+
+def _dequantized(index: GraphIndex, chain: Chain) -> Array | None:
+    """What a chain without a quantize node makes of its constant, by ONNX Runtime itself."""
+    nodes: list[NodeProto] = []
+    tensors: dict[str, TensorProto] = {}
+    for node in chain.nodes:
+        given = []
+        for name in node.inputs:
+            tensor = index.resolve(name, node.scope) if name else None
+            value = None if tensor is None else index.constant(tensor)
+            if value is not None:
+                tensors[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+            elif name and not any(name in before.output for before in nodes):
+                return None
+            given.append(name)
+        made = helper.make_node(node.op_type, given, list(node.outputs), node.name, domain=node.domain)
+        made.attribute.extend(helper.make_attribute(key, value) for key, value in node.attrs.items())
+        nodes.append(made)
+    out = chain.last.outputs[0]
+    graph = helper.make_graph(nodes, "constant", [], [onnx.ValueInfoProto(name=out)], list(tensors.values()))
+    proto = helper.make_model(graph, opset_imports=list(index.proto.opset_import), ir_version=index.proto.ir_version)
+    return np.asarray(Session(proto, optimize=False).run({})[out])
+
+
+def _prune(graph: onnx.GraphProto) -> None:
+    needed = {value.name for value in graph.output}
+    kept = []
+    for node in reversed(topological(graph)):
+        if needed.intersection(node.output):
+            needed.update(reads(node))
+            kept.append(node)
+    kept.reverse()
+    tensors = [tensor for tensor in graph.initializer if tensor.name in needed]
+    del graph.node[:]
+    del graph.initializer[:]
+    graph.node.extend(kept)
+    graph.initializer.extend(tensors)
+
+
+def _read(proto: ModelProto) -> set[str]:
+    return {name for _, graph in walk(proto.graph) for node in graph.node for name in node.input}

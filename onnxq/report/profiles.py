@@ -1,0 +1,92 @@
+"""What sites cost, as tables and JSON."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import PurePath
+from typing import IO
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from onnxq.profile import KINDS, GroupCost, Profile
+from onnxq.report.document import SCHEMA, to_json
+from onnxq.report.terminal import decibel, sheet, show, table, write
+
+_SHOWN = 12
+_TITLES = {"node": "nodes, each with all it reads", "stretch": "stretches of neighbouring nodes", "site": "sites"}
+SYNTHETIC = "no samples were given: costs were measured on made-up inputs, so give --data for numbers that count"
+
+
+def profile_json(found: Profile) -> str:
+    """The profile as one strict JSON document."""
+    return to_json({"schema": SCHEMA, **{field.name: getattr(found, field.name) for field in fields(found)}})
+
+
+def show_profile(
+    found: Profile,
+    *,
+    as_json: bool = False,
+    verbose: bool = False,
+    stream: IO[str] | None = None,
+    errors: IO[str] | None = None,
+    width: int | None = None,
+) -> None:
+    """Print to `stream` (stdout) as tables, worst first, or as JSON; with JSON warnings go to `errors` (stderr)."""
+    warnings = list(_warnings(found))
+    if as_json:
+        write(profile_json(found), stream)
+        if warnings:
+            show(Group(*warnings), sys.stderr if errors is None else errors, width)
+        return
+    parts: list[RenderableType] = [_title(found), sheet(_rows(found))]
+    for kind in KINDS:
+        costs = found.of(kind)
+        if costs:
+            parts += [Text(""), Text(_TITLES[kind], style="bold"), _costs(costs, verbose)]
+    if found.reach:
+        steps = ((step.node, decibel(step.sqnr_db)) for step in found.reach)
+        parts += [Text(""), Text("reach: quantized from the start up to a node", style="bold")]
+        parts.append(table(("node", "SQNR"), steps, right=("SQNR",), fold=("node",)))
+    show(Group(*parts, *warnings), stream, width)
+
+
+def _title(found: Profile) -> Text:
+    text = Text(PurePath(found.source).name or "model", style="bold")
+    return text.append(f"  ({found.quantized})" if found.quantized else "", style="dim")
+
+
+def _rows(found: Profile) -> Iterator[tuple[str, RenderableType]]:
+    yield "all", Text(f"{decibel(found.sqnr_db)} with everything quantized, {found.samples} samples")
+    if found.data:
+        yield "data", Text(found.data)
+    if len(found.outputs) > 1:
+        yield (
+            "outputs",
+            table(("output", "SQNR"), ((o.name, decibel(o.sqnr_db)) for o in found.outputs), right=("SQNR",)),
+        )
+    yield "read", Text("alone: only it is quantized; without: all but it; gain: what leaving it float would bring back")
+
+
+def _costs(costs: Sequence[GroupCost], verbose: bool) -> RenderableType:
+    columns = ("name", "op", "pairs", "alone", "without", "gain")
+    shown = costs if verbose else costs[:_SHOWN]
+    rows = [
+        (c.name, "/".join(c.ops[:3]) + ("/…" if len(c.ops) > 3 else ""), str(len(c.sites)), decibel(c.alone_db),
+         decibel(c.without_db), "n/a" if math.isnan(c.gain_db) else f"{c.gain_db:+.2f} dB")
+        for c in shown
+    ]  # fmt: skip
+    made = table(columns, rows, right=columns[2:], fold=("name",))
+    if len(shown) < len(costs):
+        return Group(made, Text(f"and {len(costs) - len(shown)} more; -v lists them all", style="dim"))
+    return made
+
+
+def _warnings(found: Profile) -> Iterator[RenderableType]:
+    for line in found.warnings:
+        yield Text(f"warning: {line}", style="yellow")
+    if found.synthetic:
+        yield Text(f"warning: {SYNTHETIC}", style="yellow")

@@ -1,0 +1,159 @@
+"""Profiles: the site to blame is found, alone and by what leaving it out brings back; the command shows it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import numpy_helper
+
+import onnxq
+from onnxq.cli import cli
+from onnxq.config import QuantWish, Rule
+from onnxq.errors import ConfigError, PlanError
+from onnxq.profile import KINDS
+from onnxq.runtime import Session
+from onnxq.verify import compare
+from tests.diff.models import chain, pairs
+from tests.diff.models import samples as rows
+from tests.pipeline.models import EVERYTHING, images, residual
+
+# One activation with two bits, the others with eight: what is to be found.
+ROUGH = EVERYTHING.model_copy(
+    update={
+        "rules": (
+            Rule(tensor="r", role="activation", set={"quantize": True, "bits": 2}),  # type: ignore[arg-type]
+            *EVERYTHING.rules,
+        )
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def result() -> onnxq.Result:
+    return onnxq.quantize(residual(), images(), ROUGH, latency=False)
+
+
+@pytest.fixture(scope="module")
+def profile(result: onnxq.Result) -> onnxq.Profile:
+    return onnxq.profile_model(residual(), result.model, images(), samples=4)
+
+
+def test_the_rough_site_is_found_by_every_reading(profile: onnxq.Profile) -> None:
+    sites = profile.of("site")
+    assert sites[0].sites == ("r",)
+    assert min(sites, key=lambda one: one.alone_db).sites == ("r",)
+    assert sites[0].gain_db > 10
+    assert all(abs(one.gain_db) < 1 for one in sites[1:])
+    first = profile.of("node")[0]
+    assert "r" in first.sites
+    assert first.name in ("c/Conv", "d/Conv")
+    steps = [step.sqnr_db for step in profile.reach]
+    assert steps[0] > steps[-1] + 10
+
+
+def test_figures_are_those_of_the_models_themselves(profile: onnxq.Profile, result: onnxq.Result) -> None:
+    plain = Session(residual(), optimize=False)
+    taken = onnxq.profile_model(residual(), result.model, images(), samples=16, by=["site"])
+    found = compare({"": (plain, Session(result.model, optimize=False))}, [{"x": s[None]} for s in images()["x"]])[""]
+    assert taken.outputs[0].sqnr_db == pytest.approx(found[0].sqnr_db, abs=0.1)
+    assert profile.outputs[0].float_db > 100
+    assert profile.reach[-1].sqnr_db == pytest.approx(profile.sqnr_db)
+
+
+def test_the_same_again(profile: onnxq.Profile, result: onnxq.Result) -> None:
+    again = onnxq.profile_model(residual(), result.model, images(), samples=4)
+    assert again.groups == profile.groups
+
+
+def test_a_plan_and_the_model_it_made_give_the_same(profile: onnxq.Profile, result: onnxq.Result) -> None:
+    by_plan = onnxq.profile_model(residual(), plan=result.plan, data=images(), samples=4)
+    assert by_plan.groups == profile.groups
+
+
+def test_scaled_channels_are_compared_with_the_scaled_model() -> None:
+    proto = residual()
+    first = next(t for t in proto.graph.initializer if t.name == "w1")
+    scaled = numpy_helper.to_array(first) * np.geomspace(0.02, 50, 32).astype(np.float32)[:, None, None, None]
+    first.CopyFrom(numpy_helper.from_array(scaled, "w1"))
+    made = onnxq.quantize(proto, images(24), EVERYTHING.model_copy(update={"effort": "balanced"}), latency=False)
+    found = onnxq.profile_model(proto, made.model, images(), samples=2, by=["node"])
+    assert found.outputs[0].float_db > 80
+    assert found.warnings == ()
+
+
+def test_stretches_find_what_sites_hide() -> None:
+    """Three rough sites in a row: leaving one out brings little back, leaving the stretch out nearly all."""
+    config = EVERYTHING.model_copy(update={"weights": QuantWish(granularity="channel", bits=2, narrow_range=True)})
+    found = onnxq.profile_model(residual(), data=images(), config=config, samples=4)
+    stretch, site = found.of("stretch")[0], found.of("site")[0]
+    assert stretch.gain_db > site.gain_db + 2
+    assert len(stretch.sites) > len(site.sites)
+
+
+def test_groupings() -> None:
+    quantized = pairs(chain())
+    found = onnxq.profile_model(chain(), quantized, rows(), by=["node"])
+    assert {one.kind for one in found.groups} == {"node"}
+    with pytest.raises(ConfigError, match="no such grouping"):
+        onnxq.profile_model(chain(), quantized, rows(), by=["nodes"])
+
+
+def test_what_cannot_be_switched_is_said() -> None:
+    proto = chain()
+    for node in proto.graph.node:
+        node.name = f"other_{node.name}"
+    found = onnxq.profile_model(proto, pairs(chain()), rows())
+    assert len(found.fixed) == 3
+    assert any("could not be switched off" in line for line in found.warnings)
+
+
+def test_a_plan_without_numbers_and_one_beside_a_model_are_refused(result: onnxq.Result) -> None:
+    plan = onnxq.make_plan(residual(), images(), EVERYTHING)
+    with pytest.raises(PlanError, match="no numbers"):
+        onnxq.profile_model(residual(), plan=plan, data=images())
+    with pytest.raises(ConfigError, match="give one"):
+        onnxq.profile_model(residual(), result.model, images(), plan=result.plan)
+
+
+def run(*args: object) -> object:
+    return CliRunner().invoke(cli, [str(arg) for arg in args])
+
+
+@pytest.fixture
+def work(tmp_path: Path, result: onnxq.Result) -> Path:
+    onnx.save(residual(), tmp_path / "m.onnx")
+    result.save(tmp_path / "q.onnx")
+    (tmp_path / "p.json").write_text(result.plan_json())
+    np.savez(tmp_path / "d.npz", **images())
+    return tmp_path
+
+
+def test_the_command(work: Path) -> None:
+    shown = run("profile", work / "m.onnx", work / "q.onnx", "--data", work / "d.npz", "--samples", 2)
+    assert shown.exit_code == 0, shown.stderr
+    for text in ("nodes, each with all it reads", "stretches", "sites", "reach", "gain"):
+        assert text in shown.stdout
+    one = run("profile", work / "m.onnx", "--plan", work / "p.json", "--data", work / "d.npz", "--by", "site", "--json")
+    document = json.loads(one.stdout)
+    assert document["groups"][0]["name"] == "r"
+    assert document["samples"] == 8
+    assert math.isclose(document["sqnr_db"], document["outputs"][0]["sqnr_db"], rel_tol=1e-6)
+
+
+def test_the_command_quantizes_by_itself_and_warns_of_made_up_inputs(work: Path) -> None:
+    shown = run("profile", work / "m.onnx", "--samples", 2, "--by", "node")
+    assert shown.exit_code == 0, shown.stderr
+    assert "made-up inputs" in shown.stdout
+    assert run("profile", work / "m.onnx", "--by", "sites").exit_code == 2
+
+
+def test_every_grouping_is_offered() -> None:
+    from onnxq.cli.profile import _KINDS
+
+    assert _KINDS == KINDS
