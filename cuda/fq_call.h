@@ -12,8 +12,8 @@
 // Backward  dx = inside ? dy : 0
 //           dscale      = grad_scale            * sum dy * (inside ? rint(x / s) - x / s : the level cut to, less rint(z))
 //           dzero_point = zero_point_grad_scale * sum inside ? 0 : -s * dy
-//           inside: FQ_EDGE_CLIP set     qmin < x / s + rint(z) < qmax           (clip, then round: LSQ's paper)
-//                   FQ_EDGE_CLIP not set qmin <= rint(x / s) + rint(z) <= qmax   (round, then clip: a fixed scale)
+//           inside: FQ_EDGE_CLIP set     qmin - rint(z) < x / s < qmax - rint(z)          (clip, then round: LSQ's paper)
+//                   FQ_EDGE_CLIP not set qmin - rint(z) <= rint(x / s) <= qmax - rint(z)  (round, then clip)
 //
 // CPU twin, C ABI; both return 0, or -1 for an unknown dtype:
 //     int fq_cpu_forward(const FqCall *);

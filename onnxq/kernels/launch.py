@@ -20,10 +20,11 @@ THREADS = 256
 _VECTORS = 2
 # Elements of a row that one group of threads adds up; a longer row is cut into pieces.
 _CHUNK = 4096
-# From this many contiguous elements per channel on, threads go along them; below, one thread per column.
-_ROW = 128
-_COLUMN_ROWS = 64
-_FEW_ROWS = 8
+# A thread per column adds up short rows, or rows that are not whole vectors, if there are rows enough to hide that
+# its partial sums are as many as the columns; else threads go along the rows.
+_SHORT_ROW, _UNEVEN_ROW = 128, 1024
+_MANY_ROWS = 32
+_COLUMN_STEPS = 8
 _SUMS = 2 * 8
 
 
@@ -77,8 +78,7 @@ def backward_plan(layout: Layout, dtype: DType, *, parameters: bool) -> Plan:
         return _elementwise("fq_dx", layout, dtype)
     if layout.count == 0:
         return Plan((_finish(layout, dtype, 0, 1),) if layout.scales else ())
-    rows = layout.inner == 1 if layout.block else layout.inner >= _ROW or layout.outer < _FEW_ROWS
-    launch = _rows(layout, dtype) if rows else _cols(layout, dtype)
+    launch = _cols(layout, dtype) if _by_columns(layout, dtype) else _rows(layout, dtype)
     geometry = launch.geometry
     splits, inner = geometry["partial_outer"], geometry["partial_inner"]
     if splits * inner == 1:
@@ -91,6 +91,13 @@ def _elementwise(kernel: str, layout: Layout, dtype: DType) -> Plan:
         return Plan(())
     grid = -(-layout.count // (THREADS * _VECTORS * (16 // dtype.size)))
     return Plan((Launch(f"{kernel}_{dtype.suffix}", grid, layout, dtype),))
+
+
+def _by_columns(layout: Layout, dtype: DType) -> bool:
+    if layout.block:
+        return layout.inner > 1
+    longest = _SHORT_ROW if layout.inner % (16 // dtype.size) == 0 else _UNEVEN_ROW
+    return layout.inner < longest and layout.outer >= _MANY_ROWS
 
 
 def _rows(layout: Layout, dtype: DType) -> Launch:
@@ -125,7 +132,7 @@ def _cols(layout: Layout, dtype: DType) -> Launch:
     if layout.block:
         runs, strips, splits, inner = layout.block, layout.outer * layout.blocks, 1, 1
     else:
-        runs = _COLUMN_ROWS
+        runs = _COLUMN_STEPS * THREADS // lanes
         strips = splits = -(-layout.outer // runs)
         inner = layout.inner
     geometry = {
