@@ -133,10 +133,11 @@ def swapped(module: nn.Module) -> nn.Module:
 
 
 def shallow(module: nn.Module) -> nn.Module:
-    """A copy that shares tensors, but not the tables that hold them."""
+    """A copy that shares tensors, but not the tables that hold them and the hooks."""
     made = copy.copy(module)
-    for table in ("_parameters", "_buffers", "_modules"):
-        made.__dict__[table] = copy.copy(module.__dict__[table])
+    for name, table in module.__dict__.items():
+        if name in ("_parameters", "_buffers", "_modules") or name.endswith("_hooks") or "_hooks_" in name:
+            made.__dict__[name] = copy.copy(table)
     return made
 
 

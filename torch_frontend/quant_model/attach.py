@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import fx, nn
 
 from onnxq.config import Config, QuantizerSpec
-from onnxq.sites import Role
 from onnxq.spec import QuantSpec
 from torch_frontend.qmodules import WeightQuantized, swapped
 from torch_frontend.quant_model.draft import Draft, Pair
@@ -29,6 +28,7 @@ def attach(model: fx.GraphModule, draft: Draft, config: Config) -> dict[str, str
     for pair in leaders_first:
         if pair.weight is None or not pair.weight.module:
             made.setdefault(pair.site, _make(pair, config, made))
+    _name_groups(draft, made)
     for pair in draft.pairs:
         if pair.weight is None:
             paths[pair.site] = _put(model, holder, pair, made[pair.site])
@@ -56,6 +56,14 @@ def _make(pair: Pair, config: Config, made: dict[str, Quantizer]) -> Quantizer:
     )
     quantizer.disabled_reason = pair.disabled
     return quantizer
+
+
+def _name_groups(draft: Draft, made: Mapping[str, Quantizer]) -> None:
+    """Sites of one scale carry their leader's name, as plans do."""
+    shared = {pair.leader for pair in draft.pairs if pair.leader != pair.site}
+    for pair in draft.pairs:
+        if pair.leader in shared and pair.site in made:
+            made[pair.site].group = pair.leader  # type: ignore[assignment]
 
 
 def _add(model: fx.GraphModule, holder: str, site: str, quantizer: Quantizer) -> str:
@@ -125,18 +133,3 @@ def _layers(model: fx.GraphModule, pairs: Iterable[Pair], config: Config) -> dic
             paths[pair.site] = f"{path}.{WEIGHT}"
         layer.add_module(WEIGHT, by_weight[key])
     return paths
-
-
-def quantizers_of(model: nn.Module, paths: dict[str, str]) -> dict[str, Quantizer]:
-    """Site -> quantizer, in the order of `paths`."""
-    found: dict[str, Quantizer] = {}
-    for site, path in paths.items():
-        module = model.get_submodule(path)
-        assert isinstance(module, Quantizer)
-        found[site] = module
-    return found
-
-
-def is_weight(quantizer: Quantizer) -> bool:
-    """True for the quantizer of a weight."""
-    return quantizer.role is Role.WEIGHT

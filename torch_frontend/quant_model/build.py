@@ -1,25 +1,40 @@
-"""A float module in, a module with quantizers out: trace, simplify, convert, fold, place, attach."""
+"""A float module in, a module with quantizers out: trace, simplify, name, fold, place, attach."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx, nn
 
 from onnxq.config import Config
-from onnxq.errors import ModelError
 from onnxq.sites import Refusal
 from torch_frontend.quant_model.attach import attach
-from torch_frontend.quant_model.draft import Decision, draft
+from torch_frontend.quant_model.draft import Decision, Draft, draft
+from torch_frontend.quant_model.eager import CallsOutside, Converted, convert
 from torch_frontend.quant_model.units import asker_of, check_policies, find_units
 from torch_frontend.quant_model.wishes import Wishes
-from torch_frontend.tracing import Untraceable, look, name_calls, named, simplify, site_of, trace
+from torch_frontend.tracing import (
+    Traced,
+    Untraceable,
+    as_inputs,
+    evaluating,
+    fold_batch_norms,
+    look,
+    name_calls,
+    named,
+    names_of,
+    put,
+    simplify,
+    site_of,
+    trace,
+)
 
 
 @dataclass(frozen=True)
 class Built:
-    """A module with quantizers. paths: site -> module path of its quantizer."""
+    """A module with quantizers. paths: site -> module path of its quantizer, activations first."""
 
     model: nn.Module
     paths: dict[str, str]
@@ -28,25 +43,94 @@ class Built:
 
 
 def build(model: nn.Module, config: Config, example: Any = None) -> Built:
-    """Convert a module; its own modules are not changed, their Parameters are shared."""
+    """Convert a module. Its own modules are not changed; their Parameters are shared, save those of folded layers."""
     check_policies(config)
-    traced = trace(model, config.torch.skip_trace)
+    args, kwargs = as_inputs(example) if example is not None else ((), {})
+    given = names_of(model, args, kwargs) if example is not None else None
+    traced = trace(model, config.torch.skip_trace, given)
     if isinstance(traced, Untraceable):
-        raise ModelError("model", traced.reason)
-    graph_model = _graph_module(traced.root, traced.graph)
-    simplify(graph_model)
-    name_calls(graph_model)
+        return _untraced(model, config, example, traced.reason)
+    return _traced(traced, config, None if example is None else (args, kwargs))
+
+
+def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> Built:
+    model = _graph_module(traced.root, traced.graph)
+    simplify(model)
+    name_calls(model, traced.skipped)
     if example is not None:
-        look(graph_model, example)
-    found = find_units(graph_model, config)
+        look(model, *example)
+    decisions = [Decision(name, "keeps its default: it was traced with it", "arguments") for name in traced.fixed]
+    decisions += [Decision(path, "left float as asked", "skip-trace") for path in traced.skipped]
+    if config.torch.fuse_bn:
+        decisions += [Decision(*done, "fuse-bn") for done in fold_batch_norms(model)]
     wishes = Wishes(config)
-    plan = draft(graph_model.graph, found, config, wishes)
-    names = [name for node in graph_model.graph.nodes if (name := named(node)) is not None]
-    sites = [site for node in graph_model.graph.nodes if (site := site_of(node)) is not None]
-    wishes.check_used([asker_of(name) for name in names], [*sites, *(p.site for p in plan.pairs)])
-    paths = attach(graph_model, plan, config)
-    refusals = (*traced.opaque, *plan.refusals)
-    return Built(graph_model, paths, refusals, tuple(plan.decisions))
+    opaque = [(r.subject, convert(model.get_submodule(r.subject), config, wishes, r.subject)) for r in traced.opaque]
+    wishes.find_paths(model.graph)
+    plan = draft(model.graph, find_units(model, config, traced.skipped), config, wishes)
+    _check_rules(model, wishes, plan, [converted for _, converted in opaque])
+    paths = attach(model, plan, config)
+    inner: list[Refusal] = []
+    for path, converted in opaque:
+        put(model, path, converted.module)
+        found = {**converted.activations, **converted.weights}
+        paths |= {site: f"{path}.{inside}" for site, inside in found.items()}
+        inner += converted.refusals
+    model.recompile()
+    refusals = _by_subject([*traced.opaque, *plan.refusals, *inner])
+    return Built(model, _activations_first(model, paths), refusals, (*decisions, *plan.decisions))
+
+
+def _check_rules(model: fx.GraphModule, wishes: Wishes, plan: Draft, opaque: Sequence[Converted]) -> None:
+    names = [name for node in model.graph.nodes if (name := named(node)) is not None]
+    sites = [site for node in model.graph.nodes if (site := site_of(node)) is not None]
+    askers = [*(asker_of(name) for name in names), *(a for one in opaque for a in one.askers)]
+    sites += [pair.site for pair in plan.pairs]
+    sites += [site for one in opaque for site in (*one.activations, *one.weights)]
+    wishes.check_used(askers, sites)
+
+
+def _untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Built:
+    """Layer by layer. What combines their results outside is listed, when an example shows it."""
+    wishes = Wishes(config)
+    converted = convert(model, config, wishes)
+    wishes.check_used(converted.askers, [*converted.activations, *converted.weights])
+    root = Refusal(
+        type(model).__name__,
+        f"its forward cannot be traced ({reason}): its layers are quantized one by one, not what connects them",
+        "take control flow on values and shapes out of its forward"
+        + ("" if example is not None else ", or give example_inputs to see which calls were not reached"),
+        "tracing",
+    )
+    refusals = [root, *converted.refusals, *_not_reached(converted.module, example)]
+    paths = {**converted.activations, **converted.weights}
+    return Built(converted.module, paths, _by_subject(refusals), ())
+
+
+def _not_reached(model: nn.Module, example: Any) -> Iterable[Refusal]:
+    if example is None:
+        return
+    args, kwargs = as_inputs(example)
+    watch = CallsOutside(model)
+    with evaluating(model), watch:
+        model(*args, **kwargs)
+    modules = {"add": "Add", "mul": "Mul", "matmul": "MatMul", "cat": "Cat"}
+    for path, op in watch.done():
+        by_hand = modules.get(op)
+        fix = f"call torch_frontend.qmodules.{by_hand}() there" if by_hand else "use the layer of torch.nn there"
+        name = f"{path}.{op}" if path else op
+        yield Refusal(name, "a function call in a forward that cannot be traced: it stays float", fix, "tracing")
+
+
+def _by_subject(refusals: Iterable[Refusal]) -> tuple[Refusal, ...]:
+    found: dict[str, Refusal] = {}
+    for refusal in refusals:
+        found.setdefault(refusal.subject, refusal)
+    return tuple(found.values())
+
+
+def _activations_first(model: nn.Module, paths: dict[str, str]) -> dict[str, str]:
+    weights = {site for site, path in paths.items() if str(model.get_submodule(path).role) == "weight"}
+    return {site: path for late in (False, True) for site, path in paths.items() if (site in weights) is late}
 
 
 def _graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:

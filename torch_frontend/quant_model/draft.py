@@ -238,7 +238,7 @@ def _weight(unit: Unit, weight: Weight, wishes: Wishes) -> Pair | None:
     answer = wishes.answer(Role.WEIGHT, weight.site, [unit.asker])
     if answer.stays_float:
         return None
-    edges = [(unit.node, weight.slot)] if weight.slot is not None else None
+    edges = [(weight.reader, weight.slot)] if weight.slot is not None and weight.reader is not None else None
     return Pair(
         weight.site, Role.WEIGHT, _spec(answer, unit, Role.WEIGHT), answer.wish.observer, answer.quantizer,
         weight=weight, value=weight.value, readers=edges, leader=weight.site,

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from onnxq.config import Config, load_config
-from onnxq.errors import ConfigError
+from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import Refusal, Role
-from torch_frontend.quant_model import calibrate
-from torch_frontend.quant_model.build import Built, build
+from torch_frontend.quant_model import bn_tuning, calibrate, profile, switches
+from torch_frontend.quant_model.build import build
 from torch_frontend.quant_model.draft import Decision
+from torch_frontend.quant_model.mermaid import mermaid
 from torch_frontend.quant_model.state import State, check_step
+from torch_frontend.quant_model.weights import weights_of
 from torch_frontend.quantizers import Quantizer
+from torch_frontend.tracing import is_float, look, looked_at
 
 
 class QuantModel(nn.Module):
@@ -44,71 +48,208 @@ class QuantModel(nn.Module):
         self.config = _configured(config, target)
         built = build(_copied(model) if copy else model, self.config, example_inputs)
         self.model = built.model
-        self._built = Built(nn.Module(), built.paths, built.refusals, built.decisions)
+        self.refusals: tuple[Refusal, ...] = built.refusals
+        self.decisions: tuple[Decision, ...] = built.decisions
         self.state = State.FLOAT
-        self.set_enabled(False, False)
+        self._paths = built.paths
+        self._seen: list[calibrate.Batch] | None = None
+        self.training = self.model.training
+        switches.by_kind(self.quantizers, False, False)
 
     # -- what it is made of ------------------------------------------------------------------------------------
-
-    @property
-    def refusals(self) -> tuple[Refusal, ...]:
-        """What stays float though it could have been quantized."""
-        return self._built.refusals
-
-    @property
-    def decisions(self) -> tuple[Decision, ...]:
-        """What the passes changed: quantizers switched off, batch norms folded."""
-        return self._built.decisions
 
     @property
     def quantizers(self) -> dict[str, Quantizer]:
         """Site -> quantizer: activations in the order of the graph, then weights."""
         found: dict[str, Quantizer] = {}
-        for site, path in self._built.paths.items():
+        for site, path in self._paths.items():
             module = self.model.get_submodule(path)
             assert isinstance(module, Quantizer)
             found[site] = module
         return found
 
+    @property
+    def traced(self) -> bool:
+        """False when the model's forward could not be traced, and its layers were converted one by one."""
+        return isinstance(self.model, fx.GraphModule)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Site -> the float weight that its quantizer reads."""
+        paths = {site: self._paths[site] for site, q in self.quantizers.items() if q.role is Role.WEIGHT}
+        return weights_of(self.model, paths)
+
+    def mermaid(self) -> str:
+        """The graph and its quantizers as a Mermaid diagram."""
+        return mermaid(self.model)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward, with what is switched on quantized."""
+        if self.state is State.OBSERVING:
+            self._observed(args, kwargs)
         return self.model(*args, **kwargs)
+
+    def _observed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._seen is not None:
+            self._seen.append(calibrate.copied(args, kwargs))
+        if isinstance(self.model, fx.GraphModule) and not looked_at(self.model.graph):
+            self._leave_integers(self.model, args, kwargs)
+
+    def _leave_integers(self, model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Without an example, types show with the first batch: what holds no floats is not quantized."""
+        quantizers = {path: self.quantizers[site] for site, path in self._paths.items()}
+        calibrate.stop(quantizers.values())
+        look(model, args, kwargs)
+        for node in model.graph.nodes:
+            quantizer = quantizers.get(str(node.target)) if node.op == "call_module" else None
+            if quantizer is not None and not is_float(node.args[0]):
+                quantizer.disabled_reason = "integers flow here"
+                self.decisions = (*self.decisions, Decision(quantizer.site, "integers flow here", "integers"))
+        calibrate.start(quantizers.values())
 
     # -- lifecycle ---------------------------------------------------------------------------------------------
 
-    def prepare_calibration(self) -> QuantModel:
-        """Observe: run batches through the model next, then `calc_qparams`."""
+    def prepare_calibration(self, *, keep_inputs: bool = True) -> QuantModel:
+        """Observe: run batches through the model next, then `calc_qparams`.
+
+        keep_inputs: keep a copy of each batch in memory, which `calc_qparams(asym=True)` needs.
+        """
         check_step("prepare_calibration", self.state)
-        calibrate.start(self.quantizers)
+        calibrate.start(self.quantizers.values())
+        self._seen = [] if keep_inputs else None
         self.state = State.OBSERVING
         return self
 
-    def calc_qparams(self) -> QuantModel:
-        """Scales and zero points from what was observed."""
+    def calc_qparams(self, asym: bool = False, w_quant: bool = True, a_quant: bool = True) -> QuantModel:
+        """Scales and zero points from what was observed; quantization is off afterwards.
+
+        asym: each activation is observed again on what its quantized predecessors give, in the order of the graph.
+        w_quant, a_quant: whether weights and activations count as quantized on the way there.
+        Raises CalibrationError naming the sites that saw no value, NaN or inf; PlanError out of turn.
+        """
         check_step("calc_qparams", self.state)
         quantizers = self.quantizers
-        calibrate.activations(q for q in quantizers.values() if q.role is not Role.WEIGHT)
+        calibrate.stop(quantizers.values())
         calibrate.weights([q for q in quantizers.values() if q.role is Role.WEIGHT], self.weights())
-        calibrate.stop(quantizers)
+        calibrate.activations(q for q in quantizers.values() if q.role is not Role.WEIGHT)
+        if asym:
+            self._walk(w_quant, a_quant)
+        switches.by_kind(quantizers, False, False)
+        calibrate.check_numbers(quantizers.values())
+        self._seen = None
         self.state = State.CALIBRATED
         return self
 
-    def weights(self) -> dict[str, Tensor]:
-        """Site -> the float weight its quantizer reads."""
-        return calibrate.tensors_of(self.model, self._built.paths)
-
-    def set_enabled(self, weights: bool, activations: bool) -> None:
-        """The switches alone, whatever the state."""
-        for quantizer in self.quantizers.values():
-            quantizer.enabled = weights if quantizer.role is Role.WEIGHT else activations
+    def _walk(self, w_quant: bool, a_quant: bool) -> None:
+        if not isinstance(self.model, fx.GraphModule):
+            raise PlanError("calc_qparams(asym=True)", "the model was not traced", "make its forward traceable")
+        if not self._seen:
+            raise PlanError(
+                "calc_qparams(asym=True)", "no batch was kept", "call prepare_calibration(keep_inputs=True) first"
+            )
+        calibrate.Walk(self.model, weights=w_quant, activations=a_quant).run(self._seen)
 
     def set_quant(self, weights: bool = True, activations: bool = True) -> QuantModel:
         """Switch quantization on or off; what a pass or `disable` switched off stays off."""
         check_step("set_quant", self.state)
-        self.set_enabled(weights, activations)
+        switches.by_kind(self.quantizers, weights, activations)
         if self.state is State.CALIBRATED and (weights or activations):
             self.state = State.QUANTIZED
         return self
+
+    def init_qat(self) -> QuantModel:
+        """Everything on, in train mode, with numbers that learn where their quantizer learns them."""
+        check_step("init_qat", self.state)
+        calibrate.check_numbers(self.quantizers.values())
+        switches.by_kind(self.quantizers, True, True)
+        self.train()
+        self.state = State.QUANTIZED
+        return self
+
+    def freeze(self) -> QuantModel:
+        """Scales and zero points stay from here on; everything is on, in eval mode."""
+        check_step("freeze", self.state)
+        calibrate.check_numbers(self.quantizers.values())
+        for quantizer in self.quantizers.values():
+            quantizer.freeze()
+        switches.by_kind(self.quantizers, True, True)
+        self.eval()
+        if self.state is not State.EXPORTED:
+            self.state = State.FROZEN
+        return self
+
+    def check(self) -> QuantModel:
+        """Raise CalibrationError naming the sites whose numbers are NaN, inf, not above 0 or not for the target.
+
+        It waits for the device: call it now and then while training, not at every step.
+        """
+        calibrate.check_numbers(self.quantizers.values())
+        return self
+
+    def begin_export(self) -> None:
+        """Raise PlanError before calibration, CalibrationError for numbers that cannot be exported."""
+        check_step("export", self.state)
+        self.check()
+
+    def mark_exported(self) -> None:
+        """The last step, after the file is written."""
+        self.state = State.EXPORTED
+
+    # -- switches ----------------------------------------------------------------------------------------------
+
+    def disable(self, pattern: str, reason: str = "") -> tuple[str, ...]:
+        """Leave the sites that match float, whatever the switches say; returns them."""
+        return tuple(q.site for q in switches.disable(self.quantizers, pattern, reason))
+
+    def enable(self, pattern: str, *, force: bool = False) -> tuple[str, ...]:
+        """Undo `disable` for the sites that match; `force` also what a pass switched off. Returns them."""
+        return tuple(q.site for q in switches.enable(self.quantizers, pattern, force=force))
+
+    # -- measuring and mending ---------------------------------------------------------------------------------
+
+    def quantization_error(
+        self, data: Any, metric: str | profile.Metric = "sqnr", mode: profile.Mode = "isolated"
+    ) -> dict[str, float]:
+        """Layer -> error of its output against the float model's, over all batches.
+
+        data: a tensor, or an iterable of batches (tensors, tuples, mappings by name). metric: sqnr (dB), mse, cosine,
+        max_abs, or a function of two float64 arrays. mode: "isolated" feeds each layer what the float model feeds it,
+        quantized as its own inputs are; "cumulative" what the quantized model feeds it, and adds "output".
+        """
+        check_step("quantization_error", self.state)
+        profile.check_mode(mode)
+        profile.nothing_on(self.model)
+        measure = profile.graph_error if self.traced else profile.eager_error
+        return measure(self.model, data, metric, mode)  # type: ignore[operator]
+
+    @contextmanager
+    def batchnorm_tuning(self) -> Iterator[QuantModel]:
+        """Run batches inside: batch norms take the statistics of the quantized model; then they are folded.
+
+        Raises PlanError for weights quantized per tensor, naming the layer, and for models without batch norms.
+        """
+        check_step("batchnorm_tuning", self.state)
+        pairs = bn_tuning.behind_layers(self.model)
+        bn_tuning.check(self.model, pairs)
+        switches.by_kind(self.quantizers, True, True)
+        with bn_tuning.tuning(self.model):
+            yield self
+        self.decisions = (*self.decisions, *bn_tuning.fold(self.model, pairs))
+        self.state = State.QUANTIZED
+
+    # -- state -------------------------------------------------------------------------------------------------
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """State and switches, which travel with the state dict."""
+        held = {site: [q.enabled, q.disabled_reason, q.frozen] for site, q in self.quantizers.items()}
+        return {"state": self.state.value, "switches": held}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take state and switches over."""
+        self.state = State(state["state"])
+        for site, quantizer in self.quantizers.items():
+            if site in state["switches"]:
+                quantizer.enabled, quantizer.disabled_reason, frozen = state["switches"][site]
+                quantizer.freeze(frozen)
 
 
 def _copied(model: nn.Module) -> nn.Module:

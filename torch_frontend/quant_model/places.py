@@ -72,10 +72,11 @@ _NORMS = ("batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm")
 
 VIRTUAL: Mapping[str, Place] = {
     **dict.fromkeys(
-        ("conv", "conv_transpose", "linear", "bilinear", "matmul", "attention", "add", "sub", "mul", "softmax",
-         "log_softmax", "avg_pool", "adaptive_avg_pool", "mean", "sum", "interpolate", *_SMOOTH, *_NORMS),
+        ("conv", "conv_transpose", "linear", "bilinear", "matmul", "attention", "softmax", "log_softmax", "avg_pool",
+         "adaptive_avg_pool", "mean", "sum", "interpolate", *_SMOOTH, *_NORMS),
         _LAYER,
     ),
+    **dict.fromkeys(("add", "sub", "mul"), Place(compute=True, activations=2)),
     "embedding": Place(inputs="none", compute=True),
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import fx, nn
@@ -11,9 +11,9 @@ from onnxq.config import Config, MultiInput, did_you_mean
 from onnxq.errors import ConfigError
 from onnxq.sites import Refusal
 from onnxq.targets import Output, target
-from torch_frontend.qmodules import WeightQuantized, convertible, op_names
+from torch_frontend.qmodules import Op, WeightQuantized, convertible, op_names
 from torch_frontend.quant_model.places import PLACES, Place
-from torch_frontend.quant_model.residual import skip_operand
+from torch_frontend.quant_model.residual import op_of, skip_operand
 from torch_frontend.quant_model.slots import Slot, slots
 from torch_frontend.quant_model.wishes import Asker
 from torch_frontend.tracing import Named, is_constant, is_float, named, site_of
@@ -23,7 +23,7 @@ Data = tuple[tuple[Slot, fx.Node], ...]
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A unit's weight. module: the layer that holds it; else it is the graph value in `slot`."""
+    """A unit's weight. module: the layer that holds it; else it is the graph value in the `slot` of `reader`."""
 
     site: str
     axis: int
@@ -31,6 +31,7 @@ class Weight:
     module: str = ""
     slot: Slot | None = None
     value: fx.Node | None = None
+    reader: fx.Node | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +81,16 @@ def check_policies(config: Config) -> None:
             raise ConfigError(f"{where}: {op}", "is no operator", did_you_mean(op, op_names()))
 
 
-def find_units(model: fx.GraphModule, config: Config) -> Found:
-    """Every call the target has a place for. Calls it has a reason to leave float come back as refusals."""
+def find_units(model: fx.GraphModule, config: Config, skipped: Collection[str] = ()) -> Found:
+    """Every call the target has a place for. Calls it has a reason to leave float come back as refusals.
+
+    skipped: modules that the person asked to leave alone.
+    """
     found = Found()
     places = PLACES[config.target]
     for node in model.graph.nodes:
         name = named(node)
-        if name is None:
+        if name is None or name.path in skipped:
             continue
         refusal = None
         if name.entry is None:
@@ -130,7 +134,10 @@ def _unit(
     )  # fmt: skip
     weight, why = _weight(model, node, name)
     if place.activations is not None and len({value for _, value in data}) != place.activations:
-        return None, _wrong_operands(name, place, data) if place.compute else None
+        refused = place.compute and op.name == "matmul"
+        return None, _wrong_operands(name, place, data) if refused else None
+    if op.name in ("add", "sub", "where") and policy is None and _masks_scores(node):
+        return None, None
     if why is not None:
         return None, Refusal(name.path, why, "give it a plain weight", "weight")
     if _moves_nothing(model, node, op.name):
@@ -147,6 +154,12 @@ def _unit(
     _check_leader(name, policy, data, config)
     out = _behind(node, place)
     return Unit(node, name, place, data, out, weight, policy), None
+
+
+def _masks_scores(node: fx.Node) -> bool:
+    """True for what stands between the scores of attention and its softmax: masks hold -inf."""
+    readers = [op_of(user) for user in node.users]
+    return bool(readers) and all(op in ("softmax", "log_softmax") for op in readers)
 
 
 def _place(place: Place | None, policy: MultiInput | None) -> Place | None:
@@ -189,10 +202,24 @@ def _weight(model: fx.GraphModule, node: fx.Node, name: Named) -> tuple[Weight |
     if op.weight is None and op.name != "matmul":
         return None, None
     for slot, value in slots(node, name.entry, op.weight or name.entry.params[1]):
-        site = site_of(value)
-        if is_constant(value) and site is not None:
-            return Weight(site, op.weight_axis, op.block_axis, slot=slot, value=value), None
+        if is_constant(value):
+            return _parameter(op, node, slot, value), None
     return None, None
+
+
+def _parameter(op: Op, node: fx.Node, slot: Slot, value: fx.Node) -> Weight | None:
+    """The parameter behind a constant operand; of rows cut out of one, the whole parameter, at the cut."""
+    reader = node
+    name = named(value)
+    if name is not None and name.entry is not None and name.entry.op.name == "slice":
+        index = value.args[1] if len(value.args) > 1 else None
+        source = value.args[0]
+        if isinstance(index, slice) and isinstance(source, fx.Node) and source.op == "get_attr" and op.weight_axis == 0:
+            reader, slot, value = value, Slot(0), source
+    site = site_of(value)
+    if site is None:
+        return None
+    return Weight(site, op.weight_axis, op.block_axis, slot=slot, value=value, reader=reader)
 
 
 def _behind(node: fx.Node, place: Place) -> fx.Node:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+
+from torch import fx
 
 from onnxq.config import Config, QuantizerSpec, QuantWish, Rule, did_you_mean, matches
 from onnxq.errors import ConfigError
 from onnxq.sites import Role
+from torch_frontend.tracing import named, site_of
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,12 @@ class Wishes:
     paths: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
 
+    def find_paths(self, graph: fx.Graph) -> None:
+        """Look up what `between` rules select. Raises ConfigError for ends that are not there or not connected."""
+        for rule in self.config.rules:
+            if rule.between is not None and rule.between not in self.paths:
+                self.paths[rule.between] = calls_between(graph, *rule.between, subject=rule.describe())
+
     def answer(self, role: Role, site: str, askers: Sequence[Asker]) -> Answer:
         """The first rule that selects this site in this role for any of the calls that make or read it."""
         front = self.config.torch
@@ -69,6 +78,37 @@ class Wishes:
         for k, rule in enumerate(self.config.rules):
             if k not in self.used and not _could_match(rule, known, tensors, self.paths):
                 raise ConfigError(rule.describe(), "matches nothing in this model", _hint(rule, known, tensors))
+
+
+def calls_between(graph: fx.Graph, first: str, last: str, *, subject: str) -> frozenset[str]:
+    """Module paths on a way from `first` to `last` (paths or sites), both ends included."""
+    behind = _walk(_ends(graph, first, subject), lambda node: list(node.users))
+    before = _walk(_ends(graph, last, subject), lambda node: node.all_input_nodes)
+    found = frozenset(name.path for node in behind & before if (name := named(node)) is not None)
+    if not found:
+        raise ConfigError(subject, f"no path leads from {first!r} to {last!r}", "swap them, or name calls on one path")
+    return found
+
+
+def _ends(graph: fx.Graph, wanted: str, subject: str) -> list[fx.Node]:
+    names: dict[str, list[fx.Node]] = {}
+    for node in graph.nodes:
+        name = named(node)
+        for word in {site_of(node), *((name.path, name.name) if name is not None else ())} - {None}:
+            names.setdefault(str(word), []).append(node)
+    if wanted not in names:
+        raise ConfigError(subject, f"no module or site is called {wanted!r}", did_you_mean(wanted, names))
+    return names[wanted]
+
+
+def _walk(start: list[fx.Node], following: Callable[[fx.Node], list[fx.Node]]) -> set[fx.Node]:
+    seen, pending = set(start), list(start)
+    while pending:
+        for node in following(pending.pop()):
+            if node not in seen:
+                seen.add(node)
+                pending.append(node)
+    return seen
 
 
 def _could_match(

@@ -1,11 +1,16 @@
 """From a float module to a graph with names: tracing that says what it could not reach, and float rewrites.
 
 tracer    torch.fx with our leaves; what fails becomes opaque
+arguments what is not passed keeps its default
+attention torch's transformer modules, taken apart
 simplify  in-place writes, identities, dropouts, unbind
+fold      batch norms into the layer in front
 names     every call a named module, every tensor a site
 values    shapes and types, from an example
 """
 
+from torch_frontend.tracing.arguments import names_of
+from torch_frontend.tracing.fold import by_channel, factors, fold_batch_norms, folded, put
 from torch_frontend.tracing.names import (
     Named,
     element_of,
@@ -27,8 +32,12 @@ __all__ = [
     "Untraceable",
     "as_inputs",
     "bound",
+    "by_channel",
     "element_of",
     "evaluating",
+    "factors",
+    "fold_batch_norms",
+    "folded",
     "fresh",
     "is_constant",
     "is_float",
@@ -37,6 +46,8 @@ __all__ = [
     "looked_at",
     "name_calls",
     "named",
+    "names_of",
+    "put",
     "remove_dead",
     "scope_of",
     "shape_of",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from torch_frontend.qmodules import Call, Entry, of_function, of_method, of_module
+from torch_frontend.tracing.arguments import require_default
 
 _NAMED, _PLAIN, _CONSTANT = "onnxq_name", "onnxq_plain", "onnxq_constant"
 
@@ -89,11 +91,12 @@ def scope_of(node: fx.Node) -> str:
     return str(paths[-1]) if paths else ""
 
 
-def name_calls(model: fx.GraphModule) -> None:
+def name_calls(model: fx.GraphModule, skipped: Collection[str] = ()) -> None:
     """Turn known function and method calls into named modules of `model`, and name every call.
 
     A call becomes a `Call` in the scope it was made in, `layer1.0.add`; the next one there `layer1.0.add_1`. What is
-    not in the registry keeps its place in the graph, under the name it would have had.
+    not in the registry keeps its place in the graph, under the name it would have had. skipped: modules of which
+    nothing is to be known.
     """
     calls: Counter[str] = Counter()
     taken: set[str] = set()
@@ -104,7 +107,8 @@ def name_calls(model: fx.GraphModule) -> None:
             node.meta[_PLAIN] = True
         elif node.op == "call_module":
             path = str(node.target)
-            node.meta[_NAMED] = Named(path, calls[path], of_module(model.get_submodule(path)))
+            known = None if path in skipped else of_module(model.get_submodule(path))
+            node.meta[_NAMED] = Named(path, calls[path], known)
             calls[path] += 1
         elif node.op in ("call_function", "call_method") and not _is_element(node):
             _name_call(model, node, taken)
@@ -115,6 +119,8 @@ def _plain(node: fx.Node) -> bool:
         return node.target in _FACT_METHODS
     if node.op != "call_function":
         return False
+    if node.target is require_default:
+        return True
     if node.target is getattr:
         return node.args[1] in _FACTS
     sources = node.all_input_nodes

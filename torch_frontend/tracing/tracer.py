@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import fx, nn
@@ -12,6 +13,8 @@ from onnxq.config import did_you_mean, matches
 from onnxq.errors import ConfigError
 from onnxq.sites import Refusal
 from torch_frontend.qmodules import of_module
+from torch_frontend.tracing.arguments import fixed_arguments, require_default
+from torch_frontend.tracing.attention import FORMS, traceable
 
 # More failures than this, and the model is converted without tracing.
 _TRIES = 64
@@ -19,12 +22,16 @@ _TRIES = 64
 
 @dataclass(frozen=True)
 class Traced:
-    """A graph over the modules of `root`. opaque: modules that could not be traced, and why. skipped: as asked."""
+    """A graph over the modules of `root`.
+
+    opaque: modules that could not be traced, and why. skipped: as asked. fixed: arguments that keep their defaults.
+    """
 
     root: nn.Module
     graph: fx.Graph
     opaque: tuple[Refusal, ...] = ()
     skipped: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,9 +44,11 @@ class Untraceable:
 class Tracer(fx.Tracer):
     """Leaves: torch's own layers, modules with an entry in the registry, modules to skip, and what failed before."""
 
-    def __init__(self, skip: Sequence[str] = (), opaque: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, skip: Sequence[str] = (), opaque: frozenset[str] = frozenset(), fixed: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__()
-        self.skip, self.opaque = tuple(skip), opaque
+        self.skip, self.opaque, self.fixed = tuple(skip), opaque, fixed or {}
         self.skipped: list[str] = []
         self.failed: str | None = None
 
@@ -50,10 +59,26 @@ class Tracer(fx.Tracer):
             if name not in self.skipped:
                 self.skipped.append(name)
             return True
-        return name in self.opaque or of_module(m) is not None or super().is_leaf_module(m, name)
+        if name in self.opaque:
+            return True
+        if type(m) in FORMS:
+            return False
+        return of_module(m) is not None or super().is_leaf_module(m, name)
+
+    def _proxy_placeholder(self, name: str, *rest: Any) -> Any:
+        """The forward sees the value of a fixed argument; the graph has the argument and looks at what it is given."""
+        if name not in self.fixed:
+            return super()._proxy_placeholder(name, *rest)
+        default = self.fixed[name]
+        made = self.create_proxy("placeholder", name, (default,), {})
+        self.create_proxy("call_function", require_default, (made, name, default), {})
+        return default
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As fx; remembers the innermost module that failed."""
+        form = FORMS.get(type(m))
+        if form is not None:
+            forward = partial(form, m)
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
@@ -62,33 +87,31 @@ class Tracer(fx.Tracer):
             raise
 
 
-@dataclass
-class _Tries:
-    opaque: dict[str, str] = field(default_factory=dict)
-
-
-def trace(model: nn.Module, skip: Sequence[str] = ()) -> Traced | Untraceable:
+def trace(model: nn.Module, skip: Sequence[str] = (), given: Collection[str] | None = None) -> Traced | Untraceable:
     """The graph of the model's forward, in the mode (train or eval) the model is in.
 
-    skip: patterns of module names that are not looked into. A module whose forward cannot be traced (control flow on
-    values or shapes, code outside torch) becomes opaque; when the model's own forward cannot be, Untraceable.
+    skip: patterns of module names that are not looked into. given: the arguments that will be passed (None: those
+    without a default); the others keep their defaults for good. A module whose forward cannot be traced (control flow
+    on values or shapes, code outside torch) becomes opaque; when the model's own forward cannot be, Untraceable.
     Raises ConfigError for a pattern that matches no module.
     """
     check_patterns(model, skip)
-    tries = _Tries()
+    root = traceable(model)
+    fixed = fixed_arguments(root, given)
+    failed: dict[str, str] = {}
     for _ in range(_TRIES):
-        tracer = Tracer(skip, frozenset(tries.opaque))
+        tracer = Tracer(skip, frozenset(failed), fixed)
         try:
-            graph = tracer.trace(model)
+            graph = tracer.trace(root)
         except Exception as error:  # whatever the user's forward raises on a proxy
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-            if tracer.failed is None or tracer.failed in tries.opaque:
+            reason = _in_short(error)
+            if tracer.failed is None or tracer.failed in failed:
                 return Untraceable(reason)
-            tries.opaque[tracer.failed] = reason
+            failed[tracer.failed] = reason
             continue
         called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
-        refusals = [_refusal(name, why) for name, why in tries.opaque.items() if name in called]
-        return Traced(tracer.root, graph, tuple(refusals), tuple(tracer.skipped))
+        refusals = [_refusal(name, why) for name, why in failed.items() if name in called]
+        return Traced(tracer.root, graph, tuple(refusals), tuple(tracer.skipped), tuple(fixed))
     return Untraceable(f"{_TRIES} of its modules cannot be traced")
 
 
@@ -98,6 +121,12 @@ def check_patterns(model: nn.Module, skip: Sequence[str]) -> None:
     for pattern in skip:
         if not any(matches(pattern, name) for name in names):
             raise ConfigError(f"torch.skip_trace: {pattern!r}", "matches no module", did_you_mean(pattern, names))
+
+
+def _in_short(error: Exception) -> str:
+    """The error's kind and first sentence: fx's own go on for a page."""
+    text = (str(error).splitlines() or [""])[0].split(". ")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _refusal(name: str, reason: str) -> Refusal:

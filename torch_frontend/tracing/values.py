@@ -47,9 +47,8 @@ def as_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (batch,), {}
 
 
-def look(model: fx.GraphModule, example: Any) -> None:
+def look(model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Run the model once and remember each value's shape and type. Raises DataError when it does not run."""
-    args, kwargs = as_inputs(example)
     with evaluating(model):
         try:
             _Look(model).run(*bound(model.graph, args, kwargs))

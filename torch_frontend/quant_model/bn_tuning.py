@@ -1,0 +1,135 @@
+"""Batch norms tuned to quantized inputs, then folded: their statistics are those of what quantized layers give.
+
+Folding y = f (Wx) + … multiplies each output channel of W by f, and so its scale by |f|: the integers stay the same
+(with their sign turned where f < 0), which only one scale a channel can say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from onnxq.errors import PlanError
+from onnxq.numerics import scale_floor
+from onnxq.spec import PerChannel, QParams
+from torch_frontend.qmodules import WeightQuantized
+from torch_frontend.quant_model.draft import Decision
+from torch_frontend.quantizers import Quantizer
+from torch_frontend.tracing import factors, folded, put
+
+Pair = tuple[str, str]  # layer, batch norm
+
+
+def behind_layers(model: nn.Module) -> list[Pair]:
+    """(layer, batch norm) where a batch norm alone reads a layer's result, each called once.
+
+    Raises PlanError for a model that was not traced, whose connections are not known.
+    """
+    if not isinstance(model, fx.GraphModule):
+        raise PlanError("batchnorm_tuning()", "the model was not traced", "make its forward traceable (see refusals)")
+    calls = [str(node.target) for node in model.graph.nodes if node.op == "call_module"]
+    found = []
+    for node in model.graph.nodes:
+        if node.op != "call_module" or not isinstance(model.get_submodule(str(node.target)), _BatchNorm):
+            continue
+        source = _through(model, node.args[0] if node.args else None)
+        if source is None:
+            continue
+        path = str(source.target)
+        if (
+            isinstance(model.get_submodule(path), WeightQuantized)
+            and calls.count(path) == calls.count(node.target) == 1
+        ):
+            found.append((path, str(node.target)))
+    return found
+
+
+def _through(model: fx.GraphModule, node: Any) -> fx.Node | None:
+    """The layer's call behind quantizers that are off for good."""
+    while isinstance(node, fx.Node) and node.op == "call_module" and len(node.users) == 1:
+        module = model.get_submodule(str(node.target))
+        if not isinstance(module, Quantizer):
+            return node
+        if module.disabled_reason is None:
+            return None
+        node = node.args[0]
+    return None
+
+
+def check(model: nn.Module, pairs: list[Pair]) -> None:
+    """Raise PlanError where there is nothing to tune or weights that cannot take a factor a channel."""
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise PlanError("batchnorm_tuning()", "the model has no batch norm left", "write `torch: {fuse_bn: false}`")
+    for path, norm in pairs:
+        quantizer = model.get_submodule(path)._modules.get("weight_quantizer")
+        if not isinstance(quantizer, Quantizer):
+            continue
+        if not isinstance(quantizer.spec.granularity, PerChannel):
+            raise PlanError(
+                path,
+                f"its weight has one scale for all channels, which {norm} multiplies differently",
+                "write `weights: {granularity: channel}`",
+            )
+        if type(quantizer).bake is not Quantizer.bake:
+            raise PlanError(
+                path, f"{quantizer.name} changes weights in a way that a factor breaks", "use uniform, lsq or lsq+"
+            )
+
+
+@contextmanager
+def tuning(model: nn.Module) -> Iterator[None]:
+    """Batch norms alone learn, as the plain mean over the batches run inside; everything else is in eval mode."""
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    modes = [(module, module.training) for module in model.modules()]
+    momenta = [norm.momentum for norm in norms]
+    model.eval()
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None
+        norm.train()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for module, mode in modes:
+            module.training = mode
+
+
+def fold(model: nn.Module, pairs: list[Pair]) -> list[Decision]:
+    """Fold the tuned batch norms; scales follow their layers' weights."""
+    assert isinstance(model, fx.GraphModule)
+    done = []
+    for path, norm_path in pairs:
+        layer, norm = model.get_submodule(path), model.get_submodule(norm_path)
+        factor, _ = factors(norm)
+        made = folded(layer, norm)
+        quantizer = made._modules.get("weight_quantizer")
+        if isinstance(quantizer, Quantizer) and quantizer.calibrated:
+            quantizer.load_qparams(_scaled(quantizer, factor.cpu().numpy()))
+        put(model, path, made)
+        node = next(n for n in model.graph.nodes if n.op == "call_module" and n.target == norm_path)
+        node.replace_all_uses_with(node.args[0])
+        model.graph.erase_node(node)
+        done.append(Decision(norm_path, f"tuned and folded into {path}", "batchnorm-tuning"))
+    model.graph.lint()
+    model.recompile()
+    for _, norm_path in pairs:
+        model.delete_submodule(norm_path)
+    return done
+
+
+def _scaled(quantizer: Quantizer, factor: Any) -> QParams:
+    held = quantizer.qparams()
+    spec = quantizer.spec
+    scale = np.maximum(held.scale * np.abs(factor), scale_floor(spec)).astype(np.float32)
+    turned = spec.qmin + spec.qmax - held.zero_point if not spec.symmetric else held.zero_point
+    zero = np.where(factor < 0, turned, held.zero_point).astype(np.int32)
+    return QParams(scale, zero, f"{held.origin}, batch norm folded")

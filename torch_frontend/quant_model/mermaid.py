@@ -1,0 +1,69 @@
+"""The graph with its quantizers as a Mermaid diagram."""
+
+from __future__ import annotations
+
+from torch import fx, nn
+
+from torch_frontend.qmodules import Call
+from torch_frontend.quantizers import Quantizer
+
+
+def mermaid(model: nn.Module) -> str:
+    """`graph TD` text: layers as boxes, quantizers as rounded boxes with bits and scheme, dashed where off for good."""
+    if not isinstance(model, fx.GraphModule):
+        return _listed(model)
+    lines, ids = ["graph TD"], {}
+    for k, node in enumerate(model.graph.nodes):
+        ids[node] = f"n{k}"
+        lines.append(f"  {ids[node]}{_box(model, node)}")
+    off = []
+    for node in model.graph.nodes:
+        for source in node.all_input_nodes:
+            lines.append(f"  {ids[source]} --> {ids[node]}")
+        module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, Quantizer) and module.disabled_reason is not None:
+            off.append(ids[node])
+    if off:
+        lines += ["  classDef off stroke-dasharray: 4 4", f"  class {','.join(off)} off"]
+    return "\n".join(lines) + "\n"
+
+
+def _box(model: fx.GraphModule, node: fx.Node) -> str:
+    if node.op == "placeholder":
+        return f'[/"{_text(node.target)}"/]'
+    if node.op == "output":
+        return '[/"output"/]'
+    if node.op != "call_module":
+        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.name)
+        return f'["{_text(target)}"]'
+    module = model.get_submodule(str(node.target))
+    if isinstance(module, Quantizer):
+        return f'("{_text(_quantizer(module))}")'
+    kind = "" if isinstance(module, Call) else f"<br/>{type(module).__name__}"
+    inner = module._modules.get("weight_quantizer")
+    weight = f"<br/>weight {_spec(inner)}" if isinstance(inner, Quantizer) else ""
+    return f'["{_text(node.target)}{kind}{weight}"]'
+
+
+def _quantizer(module: Quantizer) -> str:
+    state = f"<br/>off: {module.disabled_reason}" if module.disabled_reason is not None else ""
+    return f"{module.site} {_spec(module)}{state}"
+
+
+def _spec(module: Quantizer) -> str:
+    spec = module.spec
+    return f"{'' if spec.signed else 'u'}int{spec.bits} {'symmetric' if spec.symmetric else 'asymmetric'}"
+
+
+def _text(value: object) -> str:
+    return str(value).replace('"', "'")
+
+
+def _listed(model: nn.Module) -> str:
+    """Without a graph: the layers with quantizers, in a row."""
+    lines = ["graph TD"]
+    for k, (name, module) in enumerate(model.named_modules()):
+        inner = module._modules.get("weight_quantizer")
+        if isinstance(inner, Quantizer):
+            lines.append(f'  n{k}["{_text(name)}<br/>{type(module).__name__}<br/>weight {_spec(inner)}"]')
+    return "\n".join(lines) + "\n"

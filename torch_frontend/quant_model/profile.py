@@ -1,0 +1,267 @@
+"""How much error each layer makes: alone, on what the float model feeds it, or with all that stands before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, fx, nn
+
+from onnxq import metrics
+from onnxq.errors import ConfigError, DataError, PlanError
+from onnxq.nearest import did_you_mean
+from torch_frontend.quantizers import Quantizer
+from torch_frontend.tracing import as_inputs, bound, evaluating
+
+Array = NDArray[np.float64]
+Metric = Callable[[Array, Array], float]
+METRICS: Mapping[str, Metric] = {
+    "sqnr": metrics.sqnr_db,
+    "mse": metrics.mse,
+    "cosine": metrics.cosine,
+    "max_abs": metrics.max_abs,
+}
+Mode = Literal["isolated", "cumulative"]
+
+
+def metric_of(metric: str | Metric) -> Metric:
+    """A metric by name. Raises ConfigError with the nearest names."""
+    if callable(metric):
+        return metric
+    if metric not in METRICS:
+        raise ConfigError(f"metric {metric!r}", "does not exist", did_you_mean(metric, METRICS))
+    return METRICS[metric]
+
+
+def batches_of(data: Any) -> Iterable[Any]:
+    """One tensor is one batch; anything else is iterated over."""
+    return [data] if isinstance(data, (Tensor, dict)) else data
+
+
+class _Totals:
+    """Outputs of each layer in both models, batch by batch. Sums for the usual metrics, so memory does not grow."""
+
+    def __init__(self, metric: str | Metric) -> None:
+        self.name, self.metric = metric, metric_of(metric)
+        self.sums: dict[str, list[float]] = {}
+
+    def add(self, key: str, reference: Any, value: Any) -> None:
+        """Take in one output."""
+        if isinstance(reference, (tuple, list)):
+            for k, (one, other) in enumerate(zip(reference, value, strict=True)):
+                self.add(f"{key}[{k}]", one, other)
+            return
+        if not isinstance(reference, Tensor) or not reference.is_floating_point():
+            return
+        ref, got = (t.detach().double().cpu().numpy() for t in (reference, value))
+        gap = ref - got
+        new = [float(np.sum(ref * ref)), float(np.sum(gap * gap)), float(np.sum(ref * got)), float(np.sum(got * got)),
+               float(np.max(np.abs(gap), initial=0.0)), float(gap.size), self._own(ref, got), 1.0]  # fmt: skip
+        old = self.sums.setdefault(key, [0.0] * len(new))
+        self.sums[key] = [max(a, b) if k == 4 else a + b for k, (a, b) in enumerate(zip(old, new, strict=True))]
+
+    def _own(self, ref: Array, got: Array) -> float:
+        return 0.0 if isinstance(self.name, str) else float(self.metric(ref, got))
+
+    def result(self) -> dict[str, float]:
+        """Layer -> metric over all batches; a metric of the user's own is averaged over batches."""
+        return {key: self._one(*sums) for key, sums in self.sums.items()}
+
+    def _one(self, signal: float, noise: float, both: float, other: float, top: float, count: float, own: float,
+             batches: float) -> float:  # fmt: skip
+        if not isinstance(self.name, str):
+            return own / batches
+        if self.name == "mse":
+            return noise / max(count, 1.0)
+        if self.name == "max_abs":
+            return top
+        if self.name == "cosine":
+            return both / max(np.sqrt(signal) * np.sqrt(other), np.finfo(float).tiny) if signal or other else 1.0
+        if noise == 0.0:
+            return float("inf")
+        return float(10.0 * np.log10(signal / noise)) if signal else float("-inf")
+
+
+@contextmanager
+def switched(model: nn.Module, on: bool) -> Any:
+    """All switches on or off; afterwards as they were."""
+    held = [(q, q.enabled) for q in model.modules() if isinstance(q, Quantizer)]
+    for quantizer, enabled in held:
+        quantizer.enabled = on and enabled
+    try:
+        yield
+    finally:
+        for quantizer, enabled in held:
+            quantizer.enabled = enabled
+
+
+def graph_error(model: fx.GraphModule, data: Any, metric: str | Metric, mode: Mode) -> dict[str, float]:
+    """Error of every layer that quantizes something. Switches stay as they are."""
+    totals = _Totals(metric)
+    with evaluating(model):
+        for batch in batches_of(data):
+            _Both(model, mode, totals).run(*as_inputs(batch))
+    if not totals.sums:
+        raise DataError("data", "no batch, or nothing is quantized", "give batches, and switch quantization on")
+    return totals.result()
+
+
+class _Both:
+    """The float model and the quantized one side by side, call by call."""
+
+    def __init__(self, model: fx.GraphModule, mode: Mode, totals: _Totals) -> None:
+        self.model, self.mode, self.totals = model, mode, totals
+        self.float: dict[fx.Node, Any] = {}
+        self.quantized: dict[fx.Node, Any] = {}
+        self.calls: dict[str, int] = {}
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """One batch."""
+        inputs = iter(bound(self.model.graph, args, kwargs))
+        left = {node: len(node.users) for node in self.model.graph.nodes}
+        for node in self.model.graph.nodes:
+            if node.op == "placeholder":
+                self.float[node] = self.quantized[node] = next(inputs)
+            elif node.op == "output":
+                if self.mode == "cumulative":
+                    found = [fx.map_arg(node.args[0], env.__getitem__) for env in (self.float, self.quantized)]
+                    self.totals.add("output", *_flat(found))
+            else:
+                self._call(node)
+            for source in node.all_input_nodes:
+                left[source] -= 1
+                if left[source] == 0:
+                    del self.float[source], self.quantized[source]
+
+    def _call(self, node: fx.Node) -> None:
+        if node.op == "get_attr":
+            owner, _, leaf = str(node.target).rpartition(".")
+            self.float[node] = self.quantized[node] = getattr(self.model.get_submodule(owner), leaf)
+            return
+        module = self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, Quantizer):
+            source = node.args[0]
+            self.float[node] = self.float[source]  # type: ignore[index]
+            self.quantized[node] = module(self.quantized[source])  # type: ignore[index]
+            return
+        with switched(self.model if module is None else module, False):
+            self.float[node] = self._run(node, module, self.float)
+        self.quantized[node] = self._run(node, module, self.quantized)
+        if module is not None and self._quantizes(node, module):
+            call = self.calls.get(str(node.target), 0)
+            self.calls[str(node.target)] = call + 1
+            self.totals.add(f"{node.target}@{call}" if call else str(node.target), self.float[node],
+                            self.quantized[node])  # fmt: skip
+        if self.mode == "isolated":
+            self.quantized[node] = self.float[node]
+
+    def _run(self, node: fx.Node, module: nn.Module | None, env: Mapping[fx.Node, Any]) -> Any:
+        args = fx.map_arg(node.args, env.__getitem__)
+        kwargs = fx.map_arg(node.kwargs, env.__getitem__)
+        if module is not None:
+            return module(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _quantizes(self, node: fx.Node, module: nn.Module) -> bool:
+        if any(isinstance(q, Quantizer) and q.active for q in module.modules()):
+            return True
+        sources = [s for s in node.all_input_nodes if s.op == "call_module"]
+        held = [self.model.get_submodule(str(source.target)) for source in sources]
+        return any(isinstance(q, Quantizer) and q.active for q in held)
+
+
+def _flat(found: list[Any]) -> list[Any]:
+    both = [torch.utils._pytree.tree_leaves(value) for value in found]
+    return both if len(both[0]) != 1 else [leaves[0] for leaves in both]
+
+
+def eager_error(model: nn.Module, data: Any, metric: str | Metric, mode: Mode) -> dict[str, float]:
+    """As graph_error, for a model that could not be traced: by layers that hold quantizers."""
+    layers = {
+        name: module for name, module in model.named_modules()
+        if any(isinstance(child, Quantizer) for child in module.children())
+        or "input_quantizers" in module._modules
+    }  # fmt: skip
+    totals = _Totals(metric)
+    with evaluating(model):
+        for batch in batches_of(data):
+            args, kwargs = as_inputs(batch)
+            if mode == "isolated":
+                _isolated(model, layers, args, kwargs, totals)
+                continue
+            seen: list[dict[str, list[Any]]] = []
+            for on in (False, True):
+                with switched(model, on), _outputs(model, layers) as outputs:
+                    outputs["output"] = [model(*args, **kwargs)]
+                seen.append(outputs)
+            for name, values in seen[0].items():
+                for k, value in enumerate(values):
+                    totals.add(f"{name}@{k}" if k else name, *_flat([value, seen[1][name][k]]))
+    return totals.result()
+
+
+@contextmanager
+def _outputs(model: nn.Module, layers: Mapping[str, nn.Module]) -> Any:
+    found: dict[str, list[Any]] = {}
+    handles = [
+        layer.register_forward_hook(lambda _m, _a, out, name=name: found.setdefault(name, []).append(out))
+        for name, layer in layers.items()
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _isolated(model: nn.Module, layers: Mapping[str, nn.Module], args: Any, kwargs: Any, totals: _Totals) -> None:
+    """A float pass in which every layer also runs once with its own quantizers on."""
+    held = {q: q.enabled for q in model.modules() if isinstance(q, Quantizer)}
+    busy: list[str] = []
+    calls: dict[str, int] = {}
+
+    def again(layer: nn.Module, given: Any, named: Any, out: Any, name: str) -> None:
+        if busy:
+            return
+        busy.append(name)
+        own = [q for q in layer.modules() if isinstance(q, Quantizer)]
+        for q in own:
+            q.enabled = held[q]
+        try:
+            value = layer(*given, **named)
+        finally:
+            busy.pop()
+            for q in own:
+                q.enabled = False
+        call = calls.get(name, 0)
+        calls[name] = call + 1
+        totals.add(f"{name}@{call}" if call else name, *_flat([out, value]))
+
+    handles = [
+        layer.register_forward_hook(lambda m, a, k, out, name=name: again(m, a, k, out, name), with_kwargs=True)
+        for name, layer in layers.items()
+    ]
+    try:
+        with switched(model, False):
+            model(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def check_mode(mode: str) -> None:
+    """Raise ConfigError for another mode."""
+    if mode not in ("isolated", "cumulative"):
+        raise ConfigError(f"mode {mode!r}", "does not exist", "write isolated or cumulative")
+
+
+def nothing_on(model: nn.Module) -> None:
+    """Raise PlanError when no quantizer is on."""
+    if not any(q.active for q in model.modules() if isinstance(q, Quantizer)):
+        raise PlanError("QuantModel.quantization_error()", "no quantizer is on", "call set_quant() first")

@@ -1,0 +1,47 @@
+"""Arguments with a default that nobody passes: fixed while tracing, and checked when the model runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import nn
+from torch.fx.node import has_side_effect
+
+from onnxq.errors import DataError
+
+
+def fixed_arguments(model: nn.Module, given: Collection[str] | None) -> dict[str, Any]:
+    """Arguments of the model's forward that will not be passed, with their defaults.
+
+    given: names of those that will be; None: all without a default. A graph has no `if mask is None`, so that an
+    argument which is sometimes there cannot be traced.
+    """
+    passed = set(given or ())
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if parameter.default is not inspect.Parameter.empty and name not in passed
+    }
+
+
+def names_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the forward's arguments that these give a value other than the default."""
+    signature = inspect.signature(model.forward)
+    try:
+        bound = signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise DataError("example_inputs", f"do not fit the model's forward: {error}", "give one batch") from error
+    return tuple(name for name, value in bound.items() if value is not signature.parameters[name].default)
+
+
+@has_side_effect
+def require_default(value: Any, name: str, default: Any) -> None:
+    """Raises DataError when an argument that was traced with its default is given something else."""
+    if value is not default and (type(value) is not type(default) or value != default):
+        raise DataError(
+            f"input {name!r}",
+            f"is fixed at its default {default!r}, as it was traced",
+            "give example_inputs that hold it",
+        )

@@ -1,0 +1,207 @@
+"""torch's transformer modules in a form that can be traced: the same products, said one by one.
+
+Their own forward looks at types, shapes and modes to choose a fused path, which a tracer cannot follow. The parameters
+stay where they are: `in_proj_weight` is read as one weight, or cut where query, key and value differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torch_frontend.qmodules import Call, register_qmodule, shallow
+
+
+class NotTraceable(Exception):
+    """This call of the module has no traceable form; it becomes a leaf."""
+
+
+def attention_bias(like: Tensor, heads: int, attn_mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
+    """What masks add to the scores [N, heads, L, S]: -inf where a boolean mask is True, a float mask as it is.
+
+    attn_mask: [L, S] or [N * heads, L, S]. padding: [N, S].
+    """
+    total = None
+    for mask in (attn_mask, padding):
+        if mask is None:
+            continue
+        bias = mask.to(like.dtype)
+        if mask.dtype == torch.bool:
+            bias = torch.zeros_like(bias).masked_fill(mask, float("-inf"))
+        if mask is padding:
+            bias = bias[..., None, None, :]
+        elif mask.dim() == 3:
+            bias = bias.unflatten(0, (-1, heads))
+        total = bias if total is None else total + bias
+    return total
+
+
+@register_qmodule(attention_bias, op="float")
+class AttentionBias(Call):
+    """The masks of attention, added up."""
+
+
+def _parameter(like: Any, module: nn.Module, name: str) -> Any:
+    if module._parameters.get(name) is None:
+        return None
+    path = like.tracer.path_of_module(module)
+    return like.tracer.create_proxy("get_attr", f"{path}.{name}" if path else name, (), {})
+
+
+def _projected(m: Any, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
+    bias, size = _parameter(query, m, "in_proj_bias"), m.embed_dim
+    if m._qkv_same_embed_dim:
+        weight = _parameter(query, m, "in_proj_weight")
+        if query is key and key is value:
+            packed = functional.linear(query, weight, bias).chunk(3, -1)
+            return packed[0], packed[1], packed[2]
+        parts = [weight[k * size : (k + 1) * size] for k in range(3)]
+    else:
+        parts = [_parameter(query, m, f"{name}_proj_weight") for name in "qkv"]
+    biases = [None if bias is None else bias[k * size : (k + 1) * size] for k in range(3)]
+    made = [functional.linear(x, w, b) for x, w, b in zip((query, key, value), parts, biases, strict=True)]
+    return made[0], made[1], made[2]
+
+
+def multihead_attention(
+    m: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    key_padding_mask: Any = None,
+    need_weights: bool = True,
+    attn_mask: Any = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Any, Any]:
+    """nn.MultiheadAttention of [N, L, E] (batch_first) or [L, N, E]; is_causal is a hint about attn_mask, as there."""
+    if m.bias_k is not None or m.bias_v is not None or m.add_zero_attn:
+        raise NotTraceable("bias_k, bias_v and add_zero_attn are not taken apart")
+    if not m.batch_first:
+        same = query is key and key is value
+        query = query.transpose(0, 1)
+        key, value = (query, query) if same else (key.transpose(0, 1), value.transpose(0, 1))
+    q, k, v = _projected(m, query, key, value)
+    heads = (m.num_heads, m.head_dim)
+    q, k, v = (x.unflatten(-1, heads).transpose(-3, -2) for x in (q, k, v))
+    bias = None
+    if attn_mask is not None or key_padding_mask is not None:
+        bias = q.tracer.create_proxy("call_function", attention_bias, (q, m.num_heads, attn_mask, key_padding_mask), {})
+    weights = None
+    if need_weights or m.dropout > 0:
+        scores = torch.matmul(q * (1.0 / math.sqrt(m.head_dim)), k.transpose(-2, -1))
+        scores = scores if bias is None else scores + bias
+        weights = torch.softmax(scores, -1)
+        weights = functional.dropout(weights, m.dropout, m.training) if m.dropout > 0 else weights
+        out = torch.matmul(weights, v)
+    else:
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    out = m.out_proj(out.transpose(-3, -2).flatten(-2))
+    out = out if m.batch_first else out.transpose(0, 1)
+    if not need_weights:
+        return out, None
+    return out, weights.mean(-3) if average_attn_weights else weights
+
+
+def encoder_layer(
+    m: Any, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
+) -> Any:
+    """nn.TransformerEncoderLayer."""
+    if m.norm_first:
+        x = src + m._sa_block(m.norm1(src), src_mask, src_key_padding_mask)
+        return x + m._ff_block(m.norm2(x))
+    x = m.norm1(src + m._sa_block(src, src_mask, src_key_padding_mask))
+    return m.norm2(x + m._ff_block(x))
+
+
+def decoder_layer(
+    m: Any,
+    tgt: Any,
+    memory: Any,
+    tgt_mask: Any = None,
+    memory_mask: Any = None,
+    tgt_key_padding_mask: Any = None,
+    memory_key_padding_mask: Any = None,
+    tgt_is_causal: bool = False,
+    memory_is_causal: bool = False,
+) -> Any:
+    """nn.TransformerDecoderLayer."""
+    own, other = (tgt_mask, tgt_key_padding_mask), (memory_mask, memory_key_padding_mask)
+    x = tgt
+    if m.norm_first:
+        x = x + m._sa_block(m.norm1(x), *own)
+        x = x + m._mha_block(m.norm2(x), memory, *other)
+        return x + m._ff_block(m.norm3(x))
+    x = m.norm1(x + m._sa_block(x, *own))
+    x = m.norm2(x + m._mha_block(x, memory, *other))
+    return m.norm3(x + m._ff_block(x))
+
+
+def encoder(m: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
+    """nn.TransformerEncoder."""
+    for layer in m.layers:
+        src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask)
+    return src if m.norm is None else m.norm(src)
+
+
+def decoder(
+    m: Any,
+    tgt: Any,
+    memory: Any,
+    tgt_mask: Any = None,
+    memory_mask: Any = None,
+    tgt_key_padding_mask: Any = None,
+    memory_key_padding_mask: Any = None,
+    tgt_is_causal: Any = None,
+    memory_is_causal: bool = False,
+) -> Any:
+    """nn.TransformerDecoder."""
+    masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
+    for layer in m.layers:
+        tgt = layer(tgt, memory, *masks)
+    return tgt if m.norm is None else m.norm(tgt)
+
+
+def transformer(
+    m: Any,
+    src: Any,
+    tgt: Any,
+    src_mask: Any = None,
+    tgt_mask: Any = None,
+    memory_mask: Any = None,
+    src_key_padding_mask: Any = None,
+    tgt_key_padding_mask: Any = None,
+    memory_key_padding_mask: Any = None,
+    src_is_causal: Any = None,
+    tgt_is_causal: Any = None,
+    memory_is_causal: bool = False,
+) -> Any:
+    """nn.Transformer."""
+    memory = m.encoder(src, mask=src_mask, src_key_padding_mask=src_key_padding_mask)
+    masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
+    return m.decoder(tgt, memory, *masks)
+
+
+def traceable(model: nn.Module) -> nn.Module:
+    """The model itself; one of torch's transformer modules as a copy whose own forward is the traceable form."""
+    form = FORMS.get(type(model))
+    if form is None:
+        return model
+    made = shallow(model)
+    made.__class__ = type(type(model).__name__, (type(model),), {"forward": form})
+    return made
+
+
+FORMS: dict[type[nn.Module], Callable[..., Any]] = {
+    nn.MultiheadAttention: multihead_attention,
+    nn.TransformerEncoderLayer: encoder_layer,
+    nn.TransformerDecoderLayer: decoder_layer,
+    nn.TransformerEncoder: encoder,
+    nn.TransformerDecoder: decoder,
+    nn.Transformer: transformer,
+}

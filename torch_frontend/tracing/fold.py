@@ -1,0 +1,114 @@
+"""Batch norms folded into the layer in front: y = γ (Wx + b − μ) / √(σ² + ε) + β = (fW) x + (b − μ) f + β.
+
+f = γ / √(σ² + ε), one factor an output channel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from torch_frontend.qmodules import convertible, shallow
+from torch_frontend.tracing.names import named
+from torch_frontend.tracing.values import shape_of
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, *_TRANSPOSED)
+
+
+def fold_batch_norms(model: fx.GraphModule) -> list[tuple[str, str]]:
+    """Fold where nothing else sees the difference. Returns (batch norm, what was done or why not).
+
+    The layer gets new Parameters; those of the float model stay as they are.
+    """
+    calls = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
+    holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    done: list[tuple[str, str]] = []
+    for node in list(model.graph.nodes):
+        norm = _module(model, node)
+        if not isinstance(norm, _BatchNorm):
+            continue
+        source = node.args[0] if node.args else None
+        layer = _module(model, source)
+        name = named(node)
+        path = name.name if name is not None else str(node.target)
+        if not isinstance(source, fx.Node) or not isinstance(layer, _LAYERS):
+            continue
+        why = _unsafe(node, source, norm, layer, calls, holders)
+        if why is not None:
+            done.append((path, f"not folded into {source.target}: {why}"))
+            continue
+        put(model, str(source.target), folded(layer, norm))
+        node.replace_all_uses_with(source)
+        model.graph.erase_node(node)
+        done.append((path, f"folded into {source.target}"))
+    model.delete_all_unused_submodules()
+    return done
+
+
+def _module(model: fx.GraphModule, node: Any) -> nn.Module | None:
+    return model.get_submodule(str(node.target)) if isinstance(node, fx.Node) and node.op == "call_module" else None
+
+
+def _unsafe(
+    node: fx.Node, source: fx.Node, norm: nn.Module, layer: nn.Module, calls: Counter[str], holders: Counter[int]
+) -> str | None:
+    """Why somebody would notice, or None."""
+    if len(source.users) > 1:
+        return "others read its result too"
+    if calls[str(source.target)] > 1 or calls[str(node.target)] > 1:
+        return "one of the two is called more than once"
+    if getattr(norm, "running_mean", None) is None:
+        return "the batch norm keeps no running statistics"
+    if convertible(layer) is not None:
+        return "the layer's weight is computed"
+    if any(holders[id(p)] > 1 for p in (layer.weight, layer.bias) if p is not None):
+        return "the layer's weight is another layer's too"
+    if isinstance(layer, nn.Linear):
+        shape = shape_of(source)
+        if shape is None:
+            return "whether it normalizes the layer's features is unknown without example_inputs"
+        if len(shape) != 2:
+            return "it does not normalize the layer's features"
+    return None
+
+
+def factors(norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """(f, shift) of y = f x + shift, float64."""
+    var, mean = norm.running_var.double(), norm.running_mean.double()  # type: ignore[operator]
+    gamma = torch.ones_like(mean) if norm.weight is None else norm.weight.detach().double()  # type: ignore[operator]
+    beta = torch.zeros_like(mean) if norm.bias is None else norm.bias.detach().double()  # type: ignore[operator]
+    factor = gamma / torch.sqrt(var + norm.eps)
+    return factor, beta - mean * factor
+
+
+def by_channel(layer: nn.Module, factor: Tensor) -> Tensor:
+    """The factor of each output channel, broadcast over the layer's weight."""
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    if not isinstance(layer, _TRANSPOSED):
+        return factor.reshape(-1, *[1] * (weight.dim() - 1))
+    # [in, out / groups, ...]: rows of group g hold the output channels of group g.
+    rows = factor.reshape(layer.groups, 1, -1).expand(-1, weight.shape[0] // layer.groups, -1)
+    return rows.reshape(weight.shape[0], -1, *[1] * (weight.dim() - 2))
+
+
+def folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
+    """A shallow copy of the layer that computes layer and batch norm, with Parameters of its own."""
+    factor, shift = factors(norm)
+    made = shallow(layer)
+    old: Any = layer
+    weight = (old.weight.detach().double() * by_channel(layer, factor)).to(old.weight.dtype)
+    bias = shift if old.bias is None else shift + old.bias.detach().double() * factor
+    made.weight = nn.Parameter(weight, requires_grad=old.weight.requires_grad)
+    made.bias = nn.Parameter(bias.to(old.weight.dtype), requires_grad=old.weight.requires_grad)
+    return made
+
+
+def put(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Set a submodule by its path."""
+    parent, _, leaf = path.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, module)
