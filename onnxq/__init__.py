@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onnxq.config import Config, load_config
     from onnxq.errors import OnnxqError
-    from onnxq.interop import Imported
+    from onnxq.interop import Imported, Marked, strip_markers
     from onnxq.pipeline import (
         Difference,
         Inspection,
@@ -41,6 +41,7 @@ _HOME = {
     "Difference": "onnxq.pipeline",
     "Imported": "onnxq.interop",
     "Inspection": "onnxq.pipeline",
+    "Marked": "onnxq.interop",
     "OnnxqError": "onnxq.errors",
     "Plan": "onnxq.plan",
     "Profile": "onnxq.pipeline",
@@ -56,6 +57,7 @@ _HOME = {
     "profile_model": "onnxq.pipeline",
     "prove": "onnxq.pipeline",
     "quantize": "onnxq.pipeline",
+    "strip_markers": "onnxq.interop",
 }
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "Difference",
     "Imported",
     "Inspection",
+    "Marked",
     "OnnxqError",
     "Plan",
     "Profile",
@@ -78,6 +81,7 @@ __all__ = [
     "profile_model",
     "prove",
     "quantize",
+    "strip_markers",
 ]
 
 

@@ -17,7 +17,7 @@ from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.plan.limits import check_numbers, check_specs
 from onnxq.plan.names import part
 from onnxq.sites import Edge, Role, TensorId
-from onnxq.spec import GRAIN_NAMES, PerBlock, PerChannel, QParams, QuantSpec
+from onnxq.spec import GRAIN_NAMES, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 PLAN_KEY = "onnxq.plan"
 BITS_KEY = "onnxq.bits"
@@ -106,7 +106,7 @@ class _Writer:
         self.records: dict[str, dict[str, str | int]] = {}
 
     def activation(self, site: SitePlan, numbers: QParams) -> None:
-        """Tensor -> [Clip ->] QuantizeLinear -> DequantizeLinear -> its readers."""
+        """Tensor -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear -> its readers."""
         tensor, scope = self._tensor(site), self._scope(site)
         names = self._names(site, ("q_node", "dq_node", "quantized", "dequantized"))
         source = tensor.name
@@ -123,7 +123,9 @@ class _Writer:
         edges = self.editor.consumers(made) if whole else site.consumers or ()
         scale, zero = self._numbers(site, numbers, scope)
         quantizer_input = source
-        if not site.spec.fills_storage or site.spec.narrow_range:
+        narrow = not site.spec.fills_storage or site.spec.narrow_range
+        alike = isinstance(site.spec.granularity, PerTensor)
+        if narrow and alike:
             quantizer_input, clip = self._clip(site, numbers, source, before, after)
             before, after = None, clip
         axis = _axis(site.spec)
@@ -131,9 +133,12 @@ class _Writer:
             scope, "QuantizeLinear", [quantizer_input, scale, zero], [names["quantized"]],
             name=names["q_node"], attrs=axis, metadata=self._record(site, names["q_node"]), before=before, after=after,
         )  # fmt: skip
+        levels, last = names["quantized"], names["q_node"]
+        if narrow and not alike:
+            levels, last = self._clip_levels(site, levels, last)
         self.editor.insert_node(
-            scope, "DequantizeLinear", [names["quantized"], scale, zero], [names["dequantized"]],
-            name=names["dq_node"], attrs=axis, metadata=self._record(site, names["dq_node"]), after=names["q_node"],
+            scope, "DequantizeLinear", [levels, scale, zero], [names["dequantized"]],
+            name=names["dq_node"], attrs=axis, metadata=self._record(site, names["dq_node"]), after=last,
         )  # fmt: skip
         self.editor.rewire(made, names["dequantized"], consumers=edges, outputs=whole)
 
@@ -150,6 +155,18 @@ class _Writer:
         self.editor.insert_node(
             scope, "Clip", [source, names["clip_min"], names["clip_max"]], [names["clipped"]],
             name=names["clip_node"], metadata=self._record(site, names["clip_node"]), before=before, after=after,
+        )  # fmt: skip
+        return names["clipped"], names["clip_node"]
+
+    def _clip_levels(self, site: SitePlan, source: str, after: str) -> tuple[str, str]:
+        """The same on the integers, where many scales would need many float bounds."""
+        scope, dtype = self._scope(site), _numpy_type(site.spec)
+        names = self._names(site, ("clip_node", "clipped", "clip_min", "clip_max"))
+        for name, level in (("clip_min", site.spec.qmin), ("clip_max", site.spec.qmax)):
+            self.editor.add_initializer(scope, names[name], np.asarray(level, dtype))
+        self.editor.insert_node(
+            scope, "Clip", [source, names["clip_min"], names["clip_max"]], [names["clipped"]],
+            name=names["clip_node"], metadata=self._record(site, names["clip_node"]), after=after,
         )  # fmt: skip
         return names["clipped"], names["clip_node"]
 

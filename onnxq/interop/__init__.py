@@ -1,6 +1,7 @@
-"""Scales that other tools found, read into our plans."""
+"""What other tools and the torch front end found, read into our plans: calibration caches, marked models."""
 
 from onnxq.interop.imported import Absent, Imported, Left, Matched, Why
+from onnxq.interop.markers import Marked, strip_markers
 from onnxq.interop.matching import Findings, consumers_of, match, with_scales
 from onnxq.interop.trt_cache import ORIGIN, Cache, Entry, cache_of, read_cache, write_cache
 
@@ -12,12 +13,14 @@ __all__ = [
     "Findings",
     "Imported",
     "Left",
+    "Marked",
     "Matched",
     "Why",
     "cache_of",
     "consumers_of",
     "match",
     "read_cache",
+    "strip_markers",
     "with_scales",
     "write_cache",
 ]

@@ -63,6 +63,7 @@ def from_json(text: str, *, source: str = "plan") -> Plan:
             nodes=dict(raw.get("nodes", {})),
             scalings=tuple(_scaling(entry) for entry in raw.get("scalings", ())),
             biases=tuple(_bias(entry) for entry in raw.get("biases", ())),
+            lasting=raw.get("lasting", False),
         )
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
         raise PlanError(source, f"{type(error).__name__}: {error}", _FRESH) from error
@@ -87,6 +88,7 @@ _PLAN_KEYS: dict[str, type] = {
     "nodes": dict,
     "scalings": list,
     "biases": list,
+    "lasting": bool,
 }
 _SITE_KEYS = {
     "site", "scope", "role", "spec", "scale", "zero_point", "origin", "observer", "rule", "reason",
@@ -113,6 +115,7 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "nodes": dict(plan.nodes),
         **({"scalings": [scaling_dict(s, _array(s.factors)) for s in plan.scalings]} if plan.scalings else {}),
         **({"biases": [_site_name(b.edge) | {"values": _array(b.values)} for b in plan.biases]} if plan.biases else {}),
+        **({"lasting": True} if plan.lasting else {}),
     }
 
 

@@ -82,7 +82,8 @@ class Plan:
     against the engine's own quantization; `choice`: which placement was taken and how (rules or
     measured), `opset`: the lowest opset the emitted model needs. nodes: structural ids of the nodes that
     sites name as consumers, to find them again under other names. scalings: factors per channel that the
-    float model is rewritten with first. biases: float biases to put in before the pairs.
+    float model is rewritten with first. biases: float biases to put in before the pairs. lasting: the names were made
+    to outlast changes of the graph around them; `weights` is then of the quantized weights alone.
     """
 
     target: str
@@ -102,6 +103,7 @@ class Plan:
     nodes: Mapping[str, str] = field(default_factory=dict)
     scalings: tuple[Scaling, ...] = ()
     biases: tuple[BiasPlan, ...] = ()
+    lasting: bool = False
 
     def site(self, site: Site) -> SitePlan:
         """The decision for `site`; PlanError if there is none."""

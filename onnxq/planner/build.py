@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -54,10 +54,9 @@ class Draft:
         placer = Placer(self.units, self.wishes, target(self.base.target, self.config.mode), self.config)
         placement = placer.place(choice.chosen)
         ids = self.ids
-        sites = tuple(replace(site, anchor=_anchor(self.units.index, site, ids)) for site in placement.sites)
         engine = target(self.base.target, self.config.mode)
-        floats = _float_nodes(self.units, sites) if engine.quantizes_alone else ()
-        named = dict.fromkeys([edge.node for site in sites for edge in site.consumers or ()] + list(floats))
+        floats = float_nodes(self.units.index, placement.sites) if engine.quantizes_alone else ()
+        sites, nodes = anchored(self.units.index, placement.sites, floats, ids)
         seen: dict[str, Refusal] = {}
         for refusal in (*placement.refusals, *choice.refusals, *self.base.refusals):
             seen.setdefault(refusal.subject, refusal)
@@ -68,7 +67,7 @@ class Draft:
             refusals=tuple(seen.values()),
             warnings=(*self.base.warnings, *placement.warnings),
             float_nodes=floats,
-            nodes={name: _node_id(self.units.index, name, ids) for name in named},
+            nodes=nodes,
             choice=dict(how),
         )
 
@@ -124,6 +123,15 @@ def _in_half(index: GraphIndex, sites: tuple[SitePlan, ...]) -> bool:
     return any(index.dtype(tensor) == onnx.TensorProto.FLOAT16 for tensor in tensors)
 
 
+def anchored(
+    index: GraphIndex, sites: Iterable[SitePlan], floats: Iterable[str], ids: Mapping[TensorId, str]
+) -> tuple[tuple[SitePlan, ...], dict[str, str]]:
+    """The sites with their anchors, and the structural ids of the nodes that they and `floats` name."""
+    done = tuple(replace(site, anchor=_anchor(index, site, ids)) for site in sites)
+    named = dict.fromkeys([edge.node for site in done for edge in site.consumers or ()] + list(floats))
+    return done, {name: _node_id(index, name, ids) for name in named}
+
+
 def _anchor(index: GraphIndex, site: SitePlan, ids: Mapping[TensorId, str]) -> str:
     """Structural id of the tensor; of the reading node and its input for edges, weights and biases."""
     edge = site.site if isinstance(site.site, Edge) else None
@@ -143,7 +151,7 @@ def _node_id(index: GraphIndex, name: str, ids: Mapping[TensorId, str]) -> str:
 _GUARDED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "AveragePool", "Softmax")
 
 
-def _float_nodes(units: Units, sites: tuple[SitePlan, ...]) -> tuple[str, ...]:
+def float_nodes(index: GraphIndex, sites: Iterable[SitePlan]) -> tuple[str, ...]:
     """Nodes the plan leaves float though ORT might not."""
     int8 = {edge.node for site in sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
-    return tuple(node.name for node in units.index.nodes if node.op_type in _GUARDED and node.name not in int8)
+    return tuple(node.name for node in index.nodes if node.op_type in _GUARDED and node.name not in int8)

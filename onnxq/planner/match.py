@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+
+import numpy as np
 
 from onnxq.errors import PlanError
 from onnxq.graph import Fingerprint, GraphIndex, NodeRef, structural_ids
@@ -16,12 +19,13 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
     """The plan with every site named as in this model.
 
     A site is found by its names, else by its anchor (the structural id of its tensor) when exactly one
-    tensor has it. new_weights: the weights may differ from those the plan was made for; their scales are
+    tensor has it. Names that the plan calls lasting hold also where no tensor has the anchor, because the graph around
+    them changed. new_weights: the weights may differ from those the plan was made for; their scales are
     then dropped so that calibration computes them again.
 
     Raises PlanError naming the first site that is not there, or when the weights changed unasked.
     """
-    anchors = _Anchors(index, structural_ids(index.proto))
+    anchors = _Anchors(index, structural_ids(index.proto), plan.lasting)
     moved: dict[Site, Site] = {}
     for site in plan.sites:
         found = anchors.site(site)
@@ -30,7 +34,8 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
         moved[site.site] = found
     edges = _EdgeMap(index, anchors, plan)
     sites = tuple(_moved(site, moved, edges) for site in plan.sites)
-    if plan.weights != now.weights:
+    weights = site_weights(sites, index) if plan.lasting else now.weights
+    if plan.weights != weights:
         if not new_weights:
             raise PlanError(
                 plan.model,
@@ -42,14 +47,30 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
         plan = replace(plan, biases=())
     biases = tuple(replace(bias, edge=edges.edge(bias.edge)) for bias in plan.biases)
     floats = tuple(edges.node(name) for name in plan.float_nodes)
-    return replace(plan, sites=sites, biases=biases, float_nodes=floats, topology=now.topology, weights=now.weights)
+    return replace(plan, sites=sites, biases=biases, float_nodes=floats, topology=now.topology, weights=weights)
+
+
+def site_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:
+    """sha256 of the weights at these sites, in their order: the same however the graph around them is written."""
+    digest = hashlib.sha256()
+    for site in sites:
+        if site.role is not Role.WEIGHT:
+            continue
+        tensor: TensorId | None = site.site if isinstance(site.site, TensorId) else None
+        if isinstance(site.site, Edge):
+            tensor = index.resolve(index.node(site.site.node).inputs[site.site.index], site.site.scope)
+        value = None if tensor is None else index.constant(tensor)
+        if value is not None:
+            digest.update(f"{value.dtype.str}{value.shape}".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
 
 
 class _Anchors:
     """Tensors and nodes by structural id: the id of a node is that of its first output."""
 
-    def __init__(self, index: GraphIndex, ids: Mapping[TensorId, str]) -> None:
-        self.index, self.ids = index, ids
+    def __init__(self, index: GraphIndex, ids: Mapping[TensorId, str], lasting: bool) -> None:
+        self.index, self.ids, self.lasting = index, ids, lasting
         self.by_id: dict[str, list[TensorId]] = {}
         for tensor, anchor in ids.items():
             self.by_id.setdefault(anchor, []).append(tensor)
@@ -65,7 +86,7 @@ class _Anchors:
             for tensor in self.by_id.get(anchor, ())
             if (node := self.index.producer(tensor)) is not None and node.outputs[0] == tensor.name
         }
-        return next(iter(makers.values())) if len(makers) == 1 else None
+        return next(iter(makers.values())) if len(makers) == 1 else own if self.lasting else None
 
     def site(self, site: SitePlan) -> Site | None:
         """A site by name where the anchor agrees, else by anchor alone."""
@@ -82,7 +103,7 @@ class _Anchors:
         if there and site.anchor in ("", self.ids.get(site.site, "")):
             return site.site
         found = self.by_id.get(site.anchor, [])
-        return found[0] if len(found) == 1 else None
+        return found[0] if len(found) == 1 else site.site if self.lasting and there else None
 
 
 class _EdgeMap:

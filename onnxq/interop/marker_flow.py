@@ -1,0 +1,189 @@
+"""From markers to sites: which float tensor each one quantizes, and who reads that tensor through it.
+
+Markers that agree and stand on one tensor are one site. A marker stays in the float model as an Identity, its site
+behind it, where no tensor of the float model says what it says: behind a marker with other numbers, and in front of a
+graph output whose float tensor has other readers. A weight's marker moves through Transposes to the nodes that compute
+with the weight, which then is stored as they read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from onnxq.errors import ModelError
+from onnxq.graph import GraphIndex
+from onnxq.interop.marker_nodes import Marker, check_shape
+from onnxq.sites import Edge, Role, TensorId
+from onnxq.spec import PerBlock, PerChannel, QuantSpec
+
+Perm = tuple[int, ...]
+_SHOWN = 8
+
+
+@dataclass(eq=False)
+class Group:
+    """Markers that agree, on one float tensor.
+
+    base: the tensor. edges: who reads it through them. outputs: markers whose result is a graph output; the base takes
+    the name of the only one. whole: nobody reads the base otherwise. perm: the weight's axes as these edges read it.
+    """
+
+    first: Marker
+    base: TensorId
+    sites: list[str] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
+    outputs: list[Marker] = field(default_factory=list)
+    whole: bool = False
+    perm: Perm = ()
+
+    @property
+    def spec(self) -> QuantSpec:
+        """The spec, its axis as the edges see the tensor."""
+        grain = self.first.spec.granularity
+        if not self.perm or not isinstance(grain, (PerChannel, PerBlock)):
+            return self.first.spec
+        return replace(self.first.spec, granularity=replace(grain, axis=self.perm.index(grain.axis % len(self.perm))))
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """All groups, the base of every marker, the markers that stay as Identities, and the Transposes passed."""
+
+    groups: tuple[Group, ...]
+    bases: Mapping[TensorId, TensorId]
+    carriers: frozenset[str]
+
+
+def flow(markers: Sequence[Marker], index: GraphIndex) -> Flow:
+    """Who quantizes what. Raises ModelError for numbers that do not fit, and for one site with two sets of numbers."""
+    by_result = {marker.result: marker for marker in markers}
+    by_node = {marker.node.name: marker for marker in markers}
+    carriers = {m.node.name for m in markers if m.source in by_result and not by_result[m.source].agrees(m)}
+    while True:
+        bases = _bases(markers, by_result, carriers)
+        groups = _groups(markers, by_node, index, bases, carriers)
+        homeless = [m for m in _homeless(groups, index) if m.node.name not in carriers]
+        if not homeless:
+            break
+        carriers |= {marker.node.name for marker in homeless}
+    for group in groups:
+        check_shape(group.first, index.shape(group.base) or index.shape(group.first.source))
+    landed = tuple(part for group in groups for part in _landed(group, index))
+    return Flow(landed, bases, frozenset(carriers))
+
+
+def _bases(
+    markers: Sequence[Marker], by_result: Mapping[TensorId, Marker], carriers: set[str]
+) -> dict[TensorId, TensorId]:
+    """Result of a marker -> the float tensor it stands for, once the markers are gone."""
+    bases: dict[TensorId, TensorId] = {}
+    for marker in markers:
+        stays = marker.node.name in carriers
+        bases[marker.result] = marker.result if stays else bases.get(marker.source, marker.source)
+    return bases
+
+
+def _groups(
+    markers: Sequence[Marker],
+    by_node: Mapping[str, Marker],
+    index: GraphIndex,
+    bases: Mapping[TensorId, TensorId],
+    carriers: set[str],
+) -> list[Group]:
+    groups: list[Group] = []
+    on: dict[TensorId, list[Group]] = {}
+    for marker in markers:
+        base = bases[marker.result]
+        group = next((g for g in on.get(base, ()) if g.first.agrees(marker)), None)
+        if group is None:
+            group = Group(marker, base)
+            on.setdefault(base, []).append(group)
+            groups.append(group)
+        if marker.site not in group.sites:
+            group.sites.append(marker.site)
+        passed = [e for e in index.consumers(marker.result) if e.node not in by_node or e.node in carriers]
+        group.edges.extend(passed)
+        if index.is_output(marker.result) and marker.node.name not in carriers:
+            group.outputs.append(marker)
+    for base, sharing in on.items():
+        kept = base in bases and bases[base] == base
+        raw = [e for e in index.consumers(base) if e.node not in by_node or e.node in carriers]
+        alone = len(sharing) == 1 and set(raw) <= set(sharing[0].edges)
+        sharing[0].whole = alone and (kept or not index.is_output(base)) and not index.captured(base)
+    return groups
+
+
+def _homeless(groups: Sequence[Group], index: GraphIndex) -> list[Marker]:
+    """Markers in front of a graph output whose name the float tensor cannot take."""
+    found = []
+    for group in groups:
+        made = index.producer(group.base)
+        free = group.whole and made is not None and not index.is_output(group.base) and len(group.outputs) == 1
+        if not free or (made is not None and made.scope != group.outputs[0].node.scope):
+            found.extend(group.outputs)
+    return found
+
+
+def _landed(group: Group, index: GraphIndex) -> list[Group]:
+    """The group itself, or of a weight one for each order of axes in which nodes compute with it."""
+    if group.first.role is not Role.WEIGHT or not index.is_constant(group.base):
+        return [group]
+    shape = index.shape(group.base) or ()
+    landings: dict[Perm, list[Edge]] = {}
+    waiting = [(edge, tuple(range(len(shape)))) for edge in reversed(group.edges)]
+    while waiting:
+        edge, perm = waiting.pop()
+        turned = _turned(edge, perm, index)
+        if turned is None:
+            landings.setdefault(perm, []).append(edge)
+        else:
+            result, now = turned
+            waiting.extend((reader, now) for reader in reversed(index.consumers(result)))
+    return [replace(group, edges=edges, perm=perm, whole=False) for perm, edges in landings.items()]
+
+
+def _turned(edge: Edge, perm: Perm, index: GraphIndex) -> tuple[TensorId, Perm] | None:
+    """What a Transpose makes of the weight, and the order of its axes there."""
+    node = index.node(edge.node)
+    if node.op_type != "Transpose" or node.domain or edge.scope:
+        return None
+    result = TensorId(node.outputs[0], node.scope)
+    if index.is_output(result) or index.captured(result) or not index.consumers(result):
+        return None
+    own = node.attrs.get("perm") or tuple(reversed(range(len(perm))))
+    return result, tuple(perm[int(k)] for k in own)
+
+
+def check_quantizers(markers: Sequence[Marker], index: GraphIndex, quantizers: Sequence[str] | None) -> None:
+    """Raise ModelError unless the markers are those of `quantizers` (None: whatever they are), each of them read."""
+    numbers: dict[str, Marker] = {}
+    for marker in markers:
+        if not numbers.setdefault(marker.site, marker).agrees(marker):
+            raise ModelError(
+                marker.site, "two of its markers have different numbers", "give every quantizer a site of its own"
+            )
+    read = {m.site for m in markers if index.consumers(m.result) or index.is_output(m.result)}
+    read |= {m.site for m in markers if index.captured(m.result)}
+    wanted = list(dict.fromkeys(quantizers if quantizers is not None else numbers))
+    lost = [site for site in wanted if site not in read]
+    if lost:
+        raise ModelError(
+            lost[0], f"quantizes nothing that the exported graph computes{_more(lost)}",
+            "disable quantizers that the forward pass does not use, or call them there",
+        )  # fmt: skip
+    strange = [site for site in numbers if site not in wanted]
+    if strange:
+        raise ModelError(
+            strange[0],
+            f"is marked in the graph, and the model has no such quantizer{_more(strange)}",
+            "export it again",
+        )
+
+
+def _more(sites: Sequence[str]) -> str:
+    """The other sites of which the same is to be said."""
+    if len(sites) == 1:
+        return ""
+    rest = f" and {len(sites) - _SHOWN} more" if len(sites) > _SHOWN else ""
+    return f"; the same holds for {', '.join(sites[1:_SHOWN])}{rest}"

@@ -1,0 +1,171 @@
+"""What one `ai.onnxq::FakeQuantize` node says: a float tensor in, the same tensor on its levels out.
+
+    y = FakeQuantize(x, scale, zero_point)     site, role, qmin, qmax, bits, scheme [, storage] [, axis [, block_size]]
+
+It stands where a quantizer stood in the network that was exported. site: the quantizer's own name, never a tensor's.
+No axis: one scale for the tensor; axis: one a channel; block_size with it: one a block. scale: positive; zero_point: of
+any number type, rounded half to even, in [qmin, qmax]; both constant, and of one shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.errors import ModelError, OnnxqError
+from onnxq.graph import GraphIndex, NodeRef
+from onnxq.nearest import did_you_mean
+from onnxq.sites import Role, TensorId
+from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+
+DOMAIN = "ai.onnxq"
+OPERATOR = "FakeQuantize"
+ORIGIN = "marker"
+_NEEDED = ("site", "role", "qmin", "qmax", "bits", "scheme")
+_KNOWN = (*_NEEDED, "storage", "axis", "block_size")
+_ROLES = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
+
+
+@dataclass(frozen=True, eq=False)
+class Marker:
+    """One marker: its node, the quantizer it stands for, its numbers, and the tensors in front and behind."""
+
+    node: NodeRef
+    site: str
+    role: Role
+    spec: QuantSpec
+    qparams: QParams
+    source: TensorId
+    result: TensorId
+
+    def agrees(self, other: Marker) -> bool:
+        """True when both put a tensor on the same levels."""
+        mine, theirs = self.qparams, other.qparams
+        return (
+            self.spec == other.spec
+            and np.array_equal(mine.scale, theirs.scale)
+            and np.array_equal(mine.zero_point, theirs.zero_point)
+        )
+
+
+def read_markers(index: GraphIndex) -> Iterator[Marker]:
+    """Every marker of the model, in the order it runs in. Raises ModelError naming the site that says too little."""
+    for node in index.nodes:
+        if node.domain != DOMAIN:
+            continue
+        if node.op_type != OPERATOR:
+            raise ModelError(node.name, f"{DOMAIN} has no operator {node.op_type}", f"the marker is {OPERATOR}")
+        yield _marker(index, node)
+
+
+def _marker(index: GraphIndex, node: NodeRef) -> Marker:
+    attrs = {key: _word(value) for key, value in node.attrs.items()}
+    subject = str(attrs.get("site") or node.name)
+    lacking = [key for key in _NEEDED if key not in attrs]
+    if lacking or not attrs["site"]:
+        raise ModelError(subject, f"its marker has no {lacking[0] if lacking else 'site'}", "export the model again")
+    strange = sorted(set(attrs) - set(_KNOWN))
+    if strange:
+        raise ModelError(subject, f"its marker has an unknown {strange[0]!r}", did_you_mean(strange[0], _KNOWN))
+    if len(node.inputs) != 3 or not all(node.inputs) or len(node.outputs) != 1:
+        raise ModelError(subject, "its marker needs a tensor, a scale and a zero point", "export the model again")
+    source = index.resolve(node.inputs[0], node.scope)
+    if source is None:
+        raise ModelError(subject, f"nothing makes {node.inputs[0]!r}, which its marker reads", "export the model again")
+    spec = _spec(subject, attrs)
+    qparams = _qparams(subject, spec, *(_number(index, node, k, subject) for k in (1, 2)))
+    return Marker(node, subject, _role(subject, attrs), spec, qparams, source, TensorId(node.outputs[0], node.scope))
+
+
+def _word(value: Any) -> Any:
+    return value.decode("utf-8") if isinstance(value, bytes) else value
+
+
+def _role(site: str, attrs: dict[str, Any]) -> Role:
+    try:
+        role = Role(attrs["role"])
+    except ValueError:
+        role = Role.BIAS
+    if role not in _ROLES:
+        raise ModelError(site, f"role {attrs['role']!r} is none of a marker's", f"use {', '.join(map(str, _ROLES))}")
+    return role
+
+
+def _spec(site: str, attrs: dict[str, Any]) -> QuantSpec:
+    if attrs["scheme"] not in ("symmetric", "asymmetric"):
+        raise ModelError(site, f"scheme {attrs['scheme']!r}", "use symmetric or asymmetric")
+    bits, low, high = (int(attrs[key]) for key in ("bits", "qmin", "qmax"))
+    signed = low < 0
+    try:
+        spec = QuantSpec(
+            bits=bits,
+            signed=signed,
+            symmetric=attrs["scheme"] == "symmetric",
+            narrow_range=signed and low == 1 - (1 << (bits - 1)),
+            granularity=_granularity(attrs),
+            storage=str(attrs.get("storage", "")),
+        )
+    except OnnxqError as error:
+        raise ModelError(site, f"{error.subject}: {error.cause}", error.fix) from error
+    if (low, high) != (spec.qmin, spec.qmax):
+        levels = f"levels {low}…{high} are not those of {bits} bits"
+        raise ModelError(site, levels, f"use {spec.qmin}…{spec.qmax}")
+    return spec
+
+
+def _granularity(attrs: dict[str, Any]) -> Granularity:
+    if "axis" not in attrs:
+        return PerTensor()
+    size = int(attrs.get("block_size", 0))
+    return PerBlock(int(attrs["axis"]), size) if size else PerChannel(int(attrs["axis"]))
+
+
+def _number(index: GraphIndex, node: NodeRef, k: int, site: str) -> NDArray[Any]:
+    tensor = index.resolve(node.inputs[k], node.scope)
+    value = None if tensor is None else index.constant(tensor)
+    if value is None:
+        what = ("scale", "zero point")[k - 1]
+        raise ModelError(site, f"its {what} is computed at run time", "freeze the quantizers before the export")
+    return np.asarray(value)
+
+
+def _qparams(site: str, spec: QuantSpec, scale: NDArray[Any], zero: NDArray[Any]) -> QParams:
+    if scale.size == zero.size == 1 and isinstance(spec.granularity, PerTensor):
+        scale, zero = scale.reshape(()), zero.reshape(())
+    if scale.shape != zero.shape:
+        raise ModelError(site, f"scale of shape {scale.shape}, zero point of {zero.shape}", "give both one shape")
+    steps = np.asarray(scale, np.float32)
+    if not (np.isfinite(steps).all() and (steps > 0).all()):
+        raise ModelError(site, "its scale is not a positive, finite number", "calibrate the quantizer again")
+    levels = np.rint(np.asarray(zero, np.float64))
+    if not (np.isfinite(levels).all() and (levels >= spec.qmin).all() and (levels <= spec.qmax).all()):
+        raise ModelError(site, f"its zero point is outside {spec.qmin}…{spec.qmax}", "calibrate the quantizer again")
+    return QParams(steps, levels.astype(np.int32), ORIGIN)
+
+
+def check_shape(marker: Marker, shape: tuple[int | str | None, ...] | None) -> None:
+    """Raise ModelError when scale and zero point do not fit a tensor of this shape; unknown dims fit anything."""
+    grain, found = marker.spec.granularity, marker.qparams.scale.shape
+    if isinstance(grain, PerTensor):
+        if found != ():
+            raise ModelError(marker.site, f"scale of shape {found} and no axis", "give the axis of its channels")
+        return
+    if shape is None:
+        return
+    if not -len(shape) <= grain.axis < len(shape):
+        raise ModelError(marker.site, f"axis {grain.axis} of a tensor of shape {list(shape)}", "use an axis it has")
+    axis = grain.axis % len(shape)
+    size = grain.size if isinstance(grain, PerBlock) else 0
+    if size:
+        wanted = [-(-d // size) if k == axis and isinstance(d, int) else d for k, d in enumerate(shape)]
+    else:
+        wanted = [shape[axis]]
+    if len(wanted) != len(found) or any(isinstance(w, int) and w != f for w, f in zip(wanted, found, strict=True)):
+        raise ModelError(
+            marker.site, f"scale of shape {found} for a tensor of shape {list(shape)} on axis {grain.axis}",
+            "calibrate the quantizer again",
+        )  # fmt: skip
