@@ -9,6 +9,7 @@ pact        learned clipping level
 dorefa      weights through tanh, activations in [0, 1]
 adaround    learned rounding
 upkeep      what a training loop owes them after each step
+marker      what they leave in an ONNX export
 statistics  the bridge to onnxq.observers
 limits      what targets can hold
 groups      tensor, channel and block

@@ -17,6 +17,7 @@ from onnxq.sites import Role
 from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.quantizers import groups, limits
+from torch_frontend.quantizers.marker import mark
 from torch_frontend.quantizers.statistics import Statistics, range_statistics
 
 Option = float | int | str | bool
@@ -212,7 +213,12 @@ class Quantizer(nn.Module):
     # -- forward -----------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> Tensor:
-        """x on its levels when active and calibrated, else x; observed first when observing."""
+        """x on its levels when active and calibrated, else x; observed first when observing.
+
+        Inside torch.onnx.export: x through the node that stands for this quantizer.
+        """
+        if torch.onnx.is_in_onnx_export():
+            return self.marked(x)
         if self.observing:
             self.observe(x)
         if not (self.active and self.calibrated):
@@ -233,6 +239,41 @@ class Quantizer(nn.Module):
         if scale is None or zero is None:
             raise CalibrationError(self.site, "has no scale yet", "calibrate first, or load a calibrated state")
         return scale, zero
+
+    # -- export ------------------------------------------------------------------------------------------------
+
+    def marked(self, x: Tensor) -> Tensor:
+        """x through a marker with this quantizer's site and numbers; x itself where it is off.
+
+        Raises CalibrationError naming an uncalibrated site.
+        """
+        if not self.active:
+            return x
+        held = self._buffers
+        scale, zero = held.get("marked_scale"), held.get("marked_zero_point")
+        if scale is None or zero is None:
+            scale, zero = self._numbers()
+            x = self.bake(x)
+        weight = held.get("marked_weight")
+        return mark(x if weight is None else weight, scale, zero, self.spec, site=self.site, role=self.role)
+
+    def prepare_marker(self, weight: Tensor | None = None) -> None:
+        """Fix what the marker will hold: plain numbers instead of what they are computed from, and a baked weight.
+
+        Raises CalibrationError naming the site if there are no numbers, or none that can be stored.
+        """
+        numbers = self.qparams()
+        held = {"scale": torch.from_numpy(np.array(numbers.scale, np.float32)), "weight": weight}
+        held["zero_point"] = torch.from_numpy(np.array(numbers.zero_point, np.float32))
+        for name, value in held.items():
+            if value is not None:
+                self.register_buffer(f"marked_{name}", value.to(self._anchor.device), persistent=False)
+
+    def forget_marker(self) -> None:
+        """Undo `prepare_marker`."""
+        for name in ("scale", "zero_point", "weight"):
+            if f"marked_{name}" in self._buffers:
+                delattr(self, f"marked_{name}")
 
     # -- plumbing ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,54 @@
+"""Several files of one export: all of them, or none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import onnx
+
+from onnxq.errors import OutputError
+from onnxq.files import check_free, write_text
+from onnxq.graph import save_model
+
+
+def beside(path: Path, what: str, suffix: str) -> Path:
+    """`net.onnx` -> `net.<what><suffix>`."""
+    return path.with_name(f"{path.stem}.{what}{suffix}")
+
+
+def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, overwrite: bool) -> tuple[Path, ...]:
+    """Write everything into folders beside the targets, then move it into place. Returns the files, data files too.
+
+    Raises OutputError when something is in the way, cannot be written, or does not fit; nothing is left then.
+    """
+    check_free("", *models, *texts, force=overwrite)
+    staged: dict[Path, Path] = {}
+    folders: list[Path] = []
+    try:
+        for path, model in models.items():
+            folder = _folder(path, folders)
+            save_model(model, folder / path.name)
+            staged |= {file: path.with_name(file.name) for file in folder.iterdir()}
+        for path, text in texts.items():
+            folder = _folder(path, folders)
+            write_text(folder / path.name, text)
+            staged[folder / path.name] = path
+        # Data before models: a model must never stand without what it refers to.
+        for file in sorted(staged, key=lambda file: not file.name.endswith(".data")):
+            os.replace(file, staged[file])
+    except OSError as error:
+        subject = str(next(iter(models), ""))
+        raise OutputError(subject, error.strerror or str(error), "free space or choose another folder") from error
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+    return tuple(staged.values())
+
+
+def _folder(path: Path, folders: list[Path]) -> Path:
+    """A fresh folder beside `path`, on the same disk."""
+    folders.append(Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent)))
+    return folders[-1]

@@ -1,0 +1,131 @@
+"""torch.onnx.export with markers in, and its result made fit to be kept: names that say where, no paths of sources."""
+
+from __future__ import annotations
+
+import ast
+import io
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import onnx
+import torch
+from onnx import GraphProto
+from torch import Tensor, nn
+
+from onnxq.errors import ModelError
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_KEPT = ("namespace",)
+
+
+def marked_model(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    opset: int | None,
+    optimize: bool,
+    dynamic_shapes: Any,
+    input_names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+) -> onnx.ModelProto:
+    """The model as torch exports it, markers included. Raises ModelError when torch cannot."""
+    names: dict[str, Any] = {}
+    if input_names is not None:
+        names["input_names"] = list(input_names)
+    if output_names is not None:
+        names["output_names"] = list(output_names)
+    with _quietly():
+        try:
+            program = torch.onnx.export(
+                model, args, kwargs=kwargs or None, dynamo=True, optimize=optimize, opset_version=opset,
+                dynamic_shapes=dynamic_shapes, verbose=False, external_data=False, **names,
+            )  # fmt: skip
+        except Exception as error:  # whatever torch meets in the user's forward
+            raise ModelError(
+                type(model).__name__,
+                f"torch.onnx.export failed: {_reason(error)}",
+                "see the error above; torch.export has to trace the model's forward",
+            ) from error
+    if program is None:  # pragma: no cover - only with a file given
+        raise ModelError(type(model).__name__, "torch.onnx.export gave nothing", "update torch")
+    proto: onnx.ModelProto = program.model_proto
+    return tidied(proto)
+
+
+def batch_dims(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Dynamic shapes in which the first axis of every tensor is one batch size."""
+    batch = torch.export.Dim("batch")
+
+    def dims(value: Any) -> Any:
+        return {0: batch} if isinstance(value, Tensor) and value.dim() else None
+
+    if kwargs:
+        raise ModelError("dynamic_batch", "inputs given by name have no order here", "pass dynamic_shapes instead")
+    return tuple(dims(value) for value in args)
+
+
+def tidied(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """In place: nodes named `<module path>/<operator>`; of torch's metadata only the scopes that viewers group by."""
+    del proto.graph.metadata_props[:]
+    counts: Counter[str] = Counter()
+    for graph in _graphs(proto):
+        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            del value.metadata_props[:]
+            value.doc_string = ""
+        for node in graph.node:
+            base = _place(node)
+            node.name = f"{base}_{counts[base]}" if counts[base] else base
+            counts[base] += 1
+            kept = [entry for entry in node.metadata_props if entry.key in _KEPT]
+            del node.metadata_props[:]
+            node.metadata_props.extend(kept)
+            node.doc_string = ""
+    return proto
+
+
+def _place(node: onnx.NodeProto) -> str:
+    """The module whose forward made the node, and the operator."""
+    scopes = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "[]")
+    try:
+        path = [str(name) for name in ast.literal_eval(scopes)]
+    except (SyntaxError, ValueError):
+        path = []
+    module = path[-2] if len(path) > 1 and not path[-2].startswith("_empty_nn_module_stack") else ""
+    return f"{module}/{node.op_type}" if module else node.op_type
+
+
+def _graphs(proto: onnx.ModelProto) -> Iterator[GraphProto]:
+    waiting = [proto.graph]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        for node in graph.node:
+            waiting.extend(attr.g for attr in node.attribute if attr.type == onnx.AttributeProto.GRAPH)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the innermost cause that says something."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the exporter's progress on the terminal, its notes on torchvision, and warnings about its own code."""
+    logger = logging.getLogger("torch.onnx._internal.exporter")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            for category in (DeprecationWarning, FutureWarning):
+                warnings.simplefilter("ignore", category)
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,125 @@
+"""From a quantized module to ONNX: the float network, the plan its quantizers learned, and the two put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import nn
+
+import onnxq
+from onnxq.files import check_free
+from onnxq.plan import Plan, to_json
+from onnxq.sites import Site
+from onnxq.spec import PerBlock
+from torch_frontend.export.files import beside, write_all
+from torch_frontend.export.graph import batch_dims, marked_model
+from torch_frontend.export.marking import active_quantizers, marking
+from torch_frontend.quant_model import QuantModel, State
+from torch_frontend.quantizers import Quantizer
+from torch_frontend.tracing import as_inputs
+
+# float16 pairs, and the types below a byte or above it, are no older.
+_WIDE_OPSET = 21
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """model: quantized. float_model: the same network without a pair. plan: what makes one of the other.
+
+    sites: where each quantizer stands in them. files: what was written.
+    """
+
+    model: onnx.ModelProto
+    float_model: onnx.ModelProto
+    plan: Plan
+    sites: Mapping[str, tuple[Site, ...]]
+    files: tuple[Path, ...] = ()
+
+
+def to_onnx(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    target: str | None = None,
+    opset: int | None = None,
+    optimize: bool = True,
+    dynamic_batch: bool = False,
+    dynamic_shapes: Any = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    name: str = "",
+) -> Exported:
+    """Export a QuantModel, or any module with calibrated quantizers in it.
+
+    example_inputs: one batch: a tensor, a tuple of positions, or a mapping by name. target: "ort", "trt" or "virtual";
+    None: the QuantModel's own, "ort" for other modules. opset: None takes what the quantizers need. optimize: the
+    exporter's own optimizer. dynamic_batch: the first axis of every input has any size; dynamic_shapes: as
+    torch.export takes them.
+
+    Every quantizer that is on leaves a marker in the graph, from which onnxq reads where it stood: the set of sites
+    found there must be that of the quantizers. The model itself is not changed.
+    Raises PlanError before calibration, CalibrationError for numbers that cannot be stored, ModelError naming a
+    quantizer that the graph lost or when torch cannot export.
+    """
+    inner, wanted = _begun(model, target)
+    quantizers = active_quantizers(inner)
+    args, kwargs = as_inputs(example_inputs)
+    shapes = batch_dims(args, kwargs) if dynamic_batch and dynamic_shapes is None else dynamic_shapes
+    with marking(inner, quantizers, args, kwargs):
+        proto = marked_model(
+            inner, args, kwargs, opset=opset or _opset(inner, quantizers), optimize=optimize, dynamic_shapes=shapes,
+            input_names=input_names, output_names=output_names,
+        )  # fmt: skip
+    sites = [quantizer.site for quantizer in quantizers]
+    marked = onnxq.strip_markers(proto, target=wanted, quantizers=sites, name=name)
+    done = onnxq.apply(marked.model, marked.plan)
+    return Exported(done.model, marked.model, marked.plan, marked.sites)
+
+
+def export_onnx(
+    model: nn.Module,
+    path: str | Path,
+    example_inputs: Any,
+    *,
+    float_path: str | Path | None = None,
+    plan_path: str | Path | None = None,
+    overwrite: bool = False,
+    **options: Any,
+) -> Exported:
+    """`to_onnx`, written to files: `net.onnx`, and beside it `net.float.onnx` and `net.plan.json`, all or none.
+
+    `onnxq apply net.float.onnx --plan net.plan.json` makes the quantized model again, also of the float model after
+    other tools rewrote it. options: those of `to_onnx`.
+    Raises OutputError for a file that is there already (unless overwrite) or cannot be written; else as `to_onnx`.
+    """
+    whole = Path(path)
+    bare = Path(float_path) if float_path is not None else beside(whole, "float", ".onnx")
+    plan = Path(plan_path) if plan_path is not None else beside(whole, "plan", ".json")
+    check_free("", whole, bare, plan, force=overwrite)
+    done = to_onnx(model, example_inputs, **{"name": bare.name, **options})
+    files = write_all({bare: done.float_model, whole: done.model}, {plan: to_json(done.plan)}, overwrite=overwrite)
+    if isinstance(model, QuantModel):
+        model.mark_exported()
+    return replace(done, files=files)
+
+
+def _begun(model: nn.Module, target: str | None) -> tuple[nn.Module, str]:
+    """The module to export and the target, with a QuantModel's own word on whether it may be exported."""
+    if not isinstance(model, QuantModel):
+        return model, target or "ort"
+    model.begin_export()
+    if model.state is State.CALIBRATED:
+        model.set_quant()
+    return model.model, target or model.config.target
+
+
+def _opset(model: nn.Module, quantizers: Sequence[Quantizer]) -> int | None:
+    """None leaves the choice to torch."""
+    half = any(parameter.dtype == torch.float16 for parameter in model.parameters())
+    wide = any(q.spec.bits == 16 or q.spec.bits <= 4 or isinstance(q.spec.granularity, PerBlock) for q in quantizers)
+    return _WIDE_OPSET if half or wide else None
