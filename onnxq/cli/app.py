@@ -30,6 +30,7 @@ Exit codes:
         "import-calibration": "onnxq.cli.import_calibration",
         "inspect": "onnxq.cli.inspect",
         "annotate-bits": "onnxq.cli.annotate_bits",
+        "build-kernels": "onnxq.cli.build_kernels",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EPILOG,

@@ -3,22 +3,38 @@
 abi       the argument of every entry point
 layout    a tensor's memory as [outer, channels, inner]
 launch    which CUDA kernels run, on which grid
+sources   cuda/ of a checkout or of an installed wheel
+cache     compiled files per user, built once and checked before use
+host      the CPU twin, compiled by the C++ compiler of this machine
+nvrtc     NVIDIA's run-time compiler
+device    code for a GPU, from a wheel, nvcc or NVRTC
+build     all of it ahead of time
 """
 
 from onnxq.kernels.abi import Call, Divisor, DType, Flag
+from onnxq.kernels.build import Built, build_kernels
+from onnxq.kernels.device import DeviceImage, device_image
+from onnxq.kernels.host import host_library, host_reason, load_host
 from onnxq.kernels.launch import THREADS, Launch, Plan, backward_plan, forward_plan
 from onnxq.kernels.layout import Layout, layout_of
 
 __all__ = [
     "THREADS",
+    "Built",
     "Call",
     "DType",
+    "DeviceImage",
     "Divisor",
     "Flag",
     "Launch",
     "Layout",
     "Plan",
     "backward_plan",
+    "build_kernels",
+    "device_image",
     "forward_plan",
+    "host_library",
+    "host_reason",
     "layout_of",
+    "load_host",
 ]

@@ -3,6 +3,7 @@
 from onnxq.report.diffs import difference_json, show_difference
 from onnxq.report.document import report_json, to_json
 from onnxq.report.imports import import_json, show_import
+from onnxq.report.kernels import kernels_json, show_kernels
 from onnxq.report.live import Progress, Task, progress, silent
 from onnxq.report.model import Latency, OpCount, OutputCheck, Report, SiteLine, StageCost
 from onnxq.report.pairs import inspection_json, show_inspection
@@ -23,6 +24,7 @@ __all__ = [
     "difference_json",
     "import_json",
     "inspection_json",
+    "kernels_json",
     "profile_json",
     "progress",
     "proof_json",
@@ -30,6 +32,7 @@ __all__ = [
     "show_difference",
     "show_import",
     "show_inspection",
+    "show_kernels",
     "show_plan",
     "show_profile",
     "show_proof",

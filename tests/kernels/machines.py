@@ -24,7 +24,7 @@ class Case:
     layout: Layout
     qmin: int
     qmax: int
-    flags: Flag = Flag(0)
+    flags: int = 0
     dy: np.ndarray | None = None
     grad_scale: float = 1.0
     zero_point_grad_scale: float = 1.0
@@ -47,7 +47,7 @@ class Case:
         return call
 
 
-def case(shape, axis, block, dtype, qmin, qmax, seed, *, flags=Flag(0), zero_point=True, order=None) -> Case:
+def case(shape, axis, block, dtype, qmin, qmax, seed, *, flags=0, zero_point=True, order=None) -> Case:
     """Values around the levels, exact ties among them, a few far outside; order: dimensions from slow to fast."""
     rng = np.random.default_rng(seed)
     order = tuple(range(len(shape))) if order is None else order

@@ -1,0 +1,50 @@
+"""onnxq build-kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from onnxq.cli import options
+from onnxq.errors import MissingDependencyError
+
+
+@click.command("build-kernels", short_help="Compile the kernels of the torch front end ahead of time.")
+@click.option(
+    "--arch",
+    "archs",
+    multiple=True,
+    metavar="ARCH",
+    help="GPU to compile for: sm_90 or 9.0; repeatable. [default: all that nvcc knows, from sm_75 on]",
+)
+@click.option(
+    "--output",
+    "-o",
+    "out",
+    metavar="FOLDER",
+    help="Build into FOLDER, for machines of the same kind (x86-64-v3), not for this processor into your cache.",
+)
+@click.option("--force", is_flag=True, help="Build again what is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+@options.quiet
+def command(archs: tuple[str, ...], out: str | None, force: bool, as_json: bool, quiet: bool) -> None:
+    """Compile the fake-quant kernels: for the CPU with the C++ compiler, for GPUs with nvcc, or else with NVRTC.
+
+    They are compiled on first use anyway; this does it before, and for GPUs that are not in this machine.
+
+    \b
+    Examples:
+      onnxq build-kernels
+      onnxq build-kernels --arch 8.6 --arch 9.0
+    """
+    from onnxq import report
+    from onnxq.kernels import build_kernels
+
+    built = build_kernels(archs, output=None if out is None else Path(out), force=force)
+    report.show_kernels(built, as_json=as_json, quiet=quiet)
+    missing = [one for one in built if one.state == "missing"]
+    asked = [one for one in missing if one.kernels == "CUDA"] if archs else []
+    if asked or len(missing) == len(built):
+        one = (asked or missing)[0]
+        raise MissingDependencyError(f"{one.kernels} kernels", one.reason)
