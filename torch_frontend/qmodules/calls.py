@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -21,9 +22,26 @@ class Call(nn.Module):
             return getattr(args[0], self.target)(*args[1:], **kwargs)
         return self.target(*args, **kwargs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Functions by where they are found: torch makes some that pickle cannot name."""
+        return {**self.__dict__, "target": _reference(self.target)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        held = state["target"]
+        found = getattr(importlib.import_module(held[0]), held[1]) if isinstance(held, tuple) else held
+        super().__setstate__({**state, "target": found})
+
     def extra_repr(self) -> str:
         """The call's target."""
         return f".{self.target}" if isinstance(self.target, str) else getattr(self.target, "__name__", "?")
+
+
+def _reference(target: Any) -> Any:
+    for place in ("torch.nn.functional", "torch", "operator"):
+        for name, value in vars(importlib.import_module(place)).items():
+            if value is target:
+                return place, name
+    return target
 
 
 class Add(nn.Module):

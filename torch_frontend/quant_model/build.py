@@ -66,7 +66,8 @@ def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> 
     wishes = Wishes(config)
     opaque = [(r.subject, convert(model.get_submodule(r.subject), config, wishes, r.subject)) for r in traced.opaque]
     wishes.find_paths(model.graph)
-    plan = draft(model.graph, find_units(model, config, traced.skipped), config, wishes)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    plan = draft(model.graph, find_units(model, config, traced.skipped), config, wishes, shapes)
     _check_rules(model, wishes, plan, [converted for _, converted in opaque])
     paths = attach(model, plan, config)
     inner: list[Refusal] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -12,6 +12,7 @@ from onnxq.errors import OnnxqError
 from onnxq.sites import Refusal, Role
 from onnxq.spec import ObserverSpec, QuantSpec
 from onnxq.targets import Output, describe, target
+from torch_frontend.quant_model.keep import cut_for_attention, kept_float
 from torch_frontend.quant_model.places import REDUNDANT
 from torch_frontend.quant_model.residual import backbone, op_of
 from torch_frontend.quant_model.slots import Slot
@@ -62,10 +63,12 @@ class Draft:
     float_units: set[str] = field(default_factory=set)
 
 
-def draft(graph: fx.Graph, found: Found, config: Config, wishes: Wishes) -> Draft:
-    """Decide for every tensor of the graph. Nothing is changed."""
+def draft(
+    graph: fx.Graph, found: Found, config: Config, wishes: Wishes, shapes: Mapping[str, tuple[int, ...]]
+) -> Draft:
+    """Decide for every tensor of the graph. Nothing is changed. shapes: parameter -> its shape."""
     out = Draft(refusals=list(found.refusals))
-    chosen = _chosen(found, config, wishes, out)
+    chosen = _chosen(found, config, wishes, shapes, out)
     readers = _readers(found, chosen, config, wishes)
     order = {node: k for k, node in enumerate(graph.nodes)}
     for value in sorted(readers, key=order.__getitem__):
@@ -96,11 +99,15 @@ def _sites(unit: Unit) -> Iterable[tuple[Role, str]]:
         yield Role.WEIGHT, unit.weight.site
 
 
-def _chosen(found: Found, config: Config, wishes: Wishes, out: Draft) -> set[fx.Node]:
+def _chosen(
+    found: Found, config: Config, wishes: Wishes, shapes: Mapping[str, tuple[int, ...]], out: Draft
+) -> set[fx.Node]:
     """Compute units that nobody wants float, then the followers between them."""
     chosen, candidates = set(), []
     for unit in found.units:
         refusal = _unwanted(unit, config, wishes)
+        if refusal is None and config.mode != "weight-only" and not _forced(unit, wishes):
+            refusal = kept_float(found, unit, config.target, shapes)
         if refusal is not None:
             if unit.place.compute or refusal.rule == "configuration":
                 out.refusals.append(refusal)
@@ -122,8 +129,7 @@ def _unwanted(unit: Unit, config: Config, wishes: Wishes) -> Refusal | None:
     """Why this unit stays float: a rule, what the target cannot hold, what must be asked for; or None."""
     engine = target(config.target, config.mode)
     attention = config.attention == "quantized"
-    forced = any(wishes.forced(role, site, unit.asker) for role, site in _sites(unit))
-    if unit.place.attention and not (attention or forced):
+    if unit.place.attention and not (attention or _forced(unit, wishes)):
         fix = "write `attention: quantized`, or force it with a rule that sets `quantize: true`"
         return Refusal(unit.name.path, "attention stays float unless asked for", fix, "attention")
     floats = []
@@ -141,6 +147,10 @@ def _unwanted(unit: Unit, config: Config, wishes: Wishes) -> Refusal | None:
     if floats and (len(floats) == total or engine.name != "virtual"):
         return Refusal(unit.name.path, f"left float by {floats[0][1]}", "", "configuration")
     return None
+
+
+def _forced(unit: Unit, wishes: Wishes) -> bool:
+    return any(wishes.forced(role, site, unit.asker) for role, site in _sites(unit))
 
 
 def _unheld(unit: Unit, role: Role, answer: Answer, config: Config) -> Refusal | None:
@@ -194,6 +204,7 @@ def _readers(found: Found, chosen: set[fx.Node], config: Config, wishes: Wishes)
     if config.mode == "weight-only":
         return {}
     out: dict[fx.Node, list[Edge] | None] = {}
+    closed: list[fx.Node] = []
     for unit in found.units:
         if unit.node not in chosen:
             continue
@@ -201,14 +212,13 @@ def _readers(found: Found, chosen: set[fx.Node], config: Config, wishes: Wishes)
             if unit.place.joins or _left_float(unit, value, wishes):
                 continue
             edges = out.setdefault(value, [])
-            if edges is not None:
-                edges.append((unit.node, slot))
-        if unit.place.output is Output.PAIR and is_float(unit.out):
-            out[unit.out] = None
-    for unit in found.units:
-        if unit.node in chosen and unit.place.output is Output.PAIR and unit.out in out:
-            out[unit.out] = None
-    return out
+            assert edges is not None
+            edges.append((unit.node, slot))
+        if is_float(unit.out) and (
+            unit.place.output is Output.PAIR or (unit.place.cut and cut_for_attention(unit.node))
+        ):
+            closed.append(unit.out)
+    return {**out, **dict.fromkeys(closed)}
 
 
 def _left_float(unit: Unit, value: fx.Node, wishes: Wishes) -> bool:

@@ -23,6 +23,7 @@ class Place:
     compute: worth quantizing for; the others follow where all they read and somebody who reads them is quantized.
     shares: inputs and output have one scale. joins: only where pairs are there for others' sake.
     activations: the number of computed operands it must have (None: any); other calls of the operator stay float.
+    attention: only when asked for. cut: its result needs a pair where it is cut into operands of attention.
     """
 
     inputs: Literal["all", "skip", "none"] = "all"
@@ -33,6 +34,7 @@ class Place:
     joins: bool = False
     activations: int | None = None
     attention: bool = False
+    cut: bool = False
 
 
 _LAYER = Place(compute=True)
@@ -58,8 +60,8 @@ ORT: Mapping[str, Place] = {
 
 TRT: Mapping[str, Place] = {
     "conv": _LAYER,
-    "linear": _LAYER,
-    "matmul": Place(compute=True, activations=1),
+    "linear": Place(compute=True, cut=True),
+    "matmul": Place(compute=True, activations=1, cut=True),
     "attention": Place(compute=True, attention=True),
     "add": Place(inputs="skip"),
     "cat": Place(inputs="none", shares=True, joins=True),
