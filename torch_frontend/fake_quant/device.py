@@ -19,7 +19,7 @@ Images = Callable[[str], bytes]
 class CudaKernels(PlannedKernels):
     """Kernels from the images that `images` finds or builds.
 
-    `ready` loads those of a device ahead of time; a CUDA graph can only be captured after that or after a first call.
+    `ready` must have loaded those of a device before anything is launched on it.
     """
 
     def __init__(self, driver: Driver, images: Images) -> None:
@@ -29,7 +29,10 @@ class CudaKernels(PlannedKernels):
         self._lock = threading.Lock()
 
     def ready(self, device: torch.device) -> None:
-        """Load the kernels of `device`. Raises OSError or RuntimeError if they cannot be had."""
+        """Load the kernels of `device` unless they are.
+
+        Raises what `images` does, DriverError, and RuntimeError while a graph is captured: loading is not for graphs.
+        """
         with self._lock, torch.cuda.device(device):
             index = torch.cuda.current_device()
             if index in self._modules:
@@ -43,9 +46,7 @@ class CudaKernels(PlannedKernels):
 
     def launch(self, kernel: str, grid: int, call: Call, device: torch.device) -> None:
         """Start a kernel on the current stream of `device`."""
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        if index not in self._modules:
-            self.ready(device)
+        index = torch.cuda.current_device() if device.index is None else device.index
         if torch.cuda.current_device() == index:
             self._start(index, kernel, grid, call)
         else:

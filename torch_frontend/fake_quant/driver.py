@@ -12,12 +12,16 @@ from onnxq.kernels import THREADS, Call
 _NAMES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
 
 
+class DriverError(RuntimeError):
+    """A call of the driver failed, with CUDA's own words."""
+
+
 class Driver:
     """cuModuleLoadData, cuModuleGetFunction and cuLaunchKernel in the context that is current.
 
     library: the system's driver by default.
     torch makes the primary context of its current device current; `enter` does so on threads where nothing has yet.
-    Raises OSError if there is no driver, RuntimeError with CUDA's own words if a call fails.
+    Raises OSError if there is no driver, DriverError if a call fails.
     """
 
     def __init__(self, library: ctypes.CDLL | None = None) -> None:
@@ -58,7 +62,7 @@ class Driver:
         if code:
             text = ctypes.c_char_p()
             self._library.cuGetErrorString(code, ctypes.byref(text))
-            raise RuntimeError(f"{name} failed: {(text.value or b'unknown error').decode()} ({code})")
+            raise DriverError(f"{name} failed: {(text.value or b'unknown error').decode()} ({code})")
 
 
 def _sizes(first: int) -> tuple[ctypes.c_uint, ctypes.c_uint, ctypes.c_uint]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from onnxq.errors import OnnxqError
+from onnxq.kernels import device_image, host_reason, load_host
 from torch_frontend.fake_quant import reference
+from torch_frontend.fake_quant.device import CudaKernels
+from torch_frontend.fake_quant.driver import Driver, DriverError
 from torch_frontend.fake_quant.grid import Grid, Needed
+from torch_frontend.fake_quant.host import HostKernels
 
 
 class SlowFakeQuantWarning(UserWarning):
@@ -39,15 +46,18 @@ class ReferenceKernels:
 
 def kernels_for(x: Tensor) -> Kernels:
     """The implementation for x's device."""
-    return _on_cuda() if x.device.type == "cuda" else _on_host()
+    if x.device.type != "cuda":
+        return _on_host()
+    return _on_cuda(torch.cuda.current_device() if x.device.index is None else x.device.index)
 
 
 def available() -> dict[str, str]:
-    """What computes fake_quantize on "cpu" and "cuda": "compiled", or "reference: " and why.
+    """What computes fake_quantize on "cpu" and on the current "cuda" device: "compiled", or "reference: " and why.
 
-    Builds or loads the kernels if they are not there yet.
+    Builds and loads the kernels if they are not there yet.
     """
-    return {"cpu": _state(_on_host()), "cuda": _state(_on_cuda()) if torch.cuda.is_available() else "reference: no GPU"}
+    gpu = _state(_on_cuda(torch.cuda.current_device())) if torch.cuda.is_available() else "reference: no GPU"
+    return {"cpu": _state(_on_host()), "cuda": gpu}
 
 
 def _state(kernels: Kernels) -> str:
@@ -56,13 +66,37 @@ def _state(kernels: Kernels) -> str:
 
 @cache
 def _on_host() -> Kernels:
-    return _composed("CPU", "not attached")
+    try:
+        library = load_host()
+    except OnnxqError as error:
+        return _composed("the CPU", str(error))
+    return HostKernels(library) if library is not None else _composed("the CPU", host_reason())
 
 
 @cache
-def _on_cuda() -> Kernels:
-    return _composed("CUDA", "not attached")
+def _on_cuda(index: int) -> Kernels:
+    try:
+        kernels = _cuda_kernels()
+        kernels.ready(torch.device("cuda", index))
+    except (OnnxqError, OSError, DriverError) as error:
+        return _composed("CUDA", str(error))
+    return kernels
+
+
+@cache
+def _cuda_kernels() -> CudaKernels:
+    # The CUDA packages that torch's wheel depends on are found anyhow; older wheels carry NVRTC in their own folder.
+    own = Path(torch.__file__).parent / "lib"
+    return CudaKernels(Driver(), lambda arch: device_image(arch, (own,)).data)
 
 
 def _composed(device: str, reason: str) -> Kernels:
+    _warn_once(
+        f"fake_quantize on {device} runs as composed torch operators: the same numbers, many times slower. {reason}"
+    )
     return ReferenceKernels(reason)
+
+
+@cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, SlowFakeQuantWarning, stacklevel=2)
