@@ -10,6 +10,7 @@ batch_norm    batch norms that stay as they are
     with qat.observing(model):
         for x, _ in few_batches:
             model(x)
+    model.init_qat()
     optimizer = torch.optim.SGD(qat.parameter_groups(model, lr=0.01, weight_decay=1e-4), momentum=0.9)
     pacer = qat.Pacer(model, qat.Schedule(freeze_batch_norms=1000, freeze_scales=1500))
     pacer.attach(optimizer)

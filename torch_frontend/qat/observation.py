@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from onnxq.errors import CalibrationError, OnnxqError
 from onnxq.sites import Role
+from torch_frontend.quant_model import QuantModel
 from torch_frontend.quantizers import Quantizer, quantizers_of
 
 
@@ -19,10 +20,19 @@ from torch_frontend.quantizers import Quantizer, quantizers_of
 def observing(module: nn.Module) -> Iterator[None]:
     """Inside, quantizers without numbers observe what passes, and nothing is rounded; leaving it, they have numbers.
 
+    A QuantModel is calibrated, all of it, by its own steps; go on with its `init_qat()`.
+
     Batch norms keep their averages if the module is in evaluation mode. Under torch.distributed every rank runs its
     own batches, and all ranks leave with the same numbers, those of all batches together. Raises CalibrationError
     naming the first site that no batch reached.
     """
+    if isinstance(module, QuantModel):
+        module.prepare_calibration(keep_inputs=False)
+        with torch.no_grad():
+            yield
+        _merge(module.quantizers.values())
+        module.calc_qparams()
+        return
     everything = quantizers_of(module)
     asked = [found for found in everything if found.active and not found.calibrated]
     before = [found.enabled for found in everything]
@@ -38,18 +48,17 @@ def observing(module: nn.Module) -> Iterator[None]:
             found.enabled = enabled
         for found in asked:
             found.observing = False
-    _numbers(asked)
-
-
-def _numbers(asked: list[Quantizer]) -> None:
-    if not (dist.is_available() and dist.is_initialized()):
-        for found in asked:
-            found.calc_qparams()
-        return
+    _merge(asked)
     for found in asked:
-        if found.role is not Role.WEIGHT:  # weights are the same on every rank
-            found.merge_observations(_from_all(found))
         found.calc_qparams()
+
+
+def _merge(asked: Iterable[Quantizer]) -> None:
+    """What all ranks have seen, on each; weights are the same everywhere."""
+    if dist.is_available() and dist.is_initialized():
+        for found in asked:
+            if found.role is not Role.WEIGHT and found.disabled_reason is None:
+                found.merge_observations(_from_all(found))
 
 
 def _from_all(found: Quantizer) -> list[Any]:
