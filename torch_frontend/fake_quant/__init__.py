@@ -18,9 +18,9 @@ from torch import Tensor
 
 from torch_frontend.fake_quant import op as _op  # registers the operators
 from torch_frontend.fake_quant import reference
-from torch_frontend.fake_quant.kernels import available
+from torch_frontend.fake_quant.kernels import SlowFakeQuantWarning, available
 
-__all__ = ["available", "fake_quantize", "reference"]
+__all__ = ["SlowFakeQuantWarning", "available", "fake_quantize", "reference"]
 
 del _op
 
