@@ -199,9 +199,11 @@ def test_an_operator_is_quantized_where_it_reads_and_learns(name: str) -> None:
     assert sqnr_db(model(x).detach().numpy(), result.detach().numpy()) > 25
     given = x.clone().requires_grad_()
     quantized(given).square().sum().backward()
-    assert given.grad is not None and given.grad.abs().sum() > 0
+    assert given.grad is not None
+    assert given.grad.abs().sum() > 0
     for site, weight in quantized.weights().items():
-        assert weight.grad is not None and weight.grad.abs().sum() > 0, site
+        assert weight.grad is not None, site
+        assert weight.grad.abs().sum() > 0, site
 
 
 @pytest.mark.parametrize("name", PASSED_ON)

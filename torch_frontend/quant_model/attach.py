@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 
 from torch import fx, nn
@@ -32,10 +31,12 @@ def attach(model: fx.GraphModule, draft: Draft, config: Config) -> dict[str, str
     for pair in draft.pairs:
         if pair.weight is None:
             paths[pair.site] = _put(model, holder, pair, made[pair.site])
-    for site, group in itertools.groupby(
-        [p for p in draft.pairs if p.weight is not None and not p.weight.module], key=lambda p: p.site
-    ):
-        paths[site] = _put_shared(model, holder, list(group), made[site])
+    parameters: dict[str, list[Pair]] = {}
+    for pair in draft.pairs:
+        if pair.weight is not None and not pair.weight.module:
+            parameters.setdefault(pair.site, []).append(pair)
+    for site, group in parameters.items():
+        paths[site] = _put_shared(model, holder, group, made[site])
     paths.update(_layers(model, [p for p in draft.pairs if p.weight is not None and p.weight.module], config))
     model.graph.lint()
     model.recompile()
@@ -45,6 +46,11 @@ def attach(model: fx.GraphModule, draft: Draft, config: Config) -> dict[str, str
 def _make(pair: Pair, config: Config, made: dict[str, Quantizer]) -> Quantizer:
     if pair.leader != pair.site:
         return Follower(made[pair.leader], pair.site, contributes=pair.contributes)
+    return new_quantizer(pair, config)
+
+
+def new_quantizer(pair: Pair, config: Config) -> Quantizer:
+    """The quantizer of a site that has its own numbers."""
     quantizer = create_quantizer(
         pair.quantizer.name,
         pair.spec,
@@ -55,6 +61,7 @@ def _make(pair: Pair, config: Config, made: dict[str, Quantizer]) -> Quantizer:
         target=config.target,
     )
     quantizer.disabled_reason = pair.disabled
+    quantizer.group = ""  # type: ignore[assignment]
     return quantizer
 
 

@@ -1,0 +1,261 @@
+"""Where quantizers stand: by target, by rules, by multi-input policies, and as the engine would place them."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn
+
+from onnxq import graph
+from onnxq.config import load_config
+from onnxq.errors import ConfigError
+from onnxq.passes.prepare import prepare
+from onnxq.planner.build import draft
+from onnxq.sites import Role
+from tests.torch.nets import Dense, Encoder, Mobile, ResNet, images, settled
+from torch_frontend.quant_model import QuantModel
+
+TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]])
+CASES: dict[str, tuple[type[nn.Module], Tensor]] = {
+    "resnet": (ResNet, images(2)),
+    "mobile": (Mobile, images(2)),
+    "dense": (Dense, images(2)),
+    "encoder": (Encoder, TOKENS),
+}
+
+
+def active(model: QuantModel, role: Role) -> list[str]:
+    return [site for site, q in model.quantizers.items() if q.role is role and q.disabled_reason is None]
+
+
+def engine_sites(model: nn.Module, x: Tensor, config: Any) -> dict[Role, int]:
+    """How many sites of each role the engine plans for the float model's export, by weights' readers."""
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        buffer = io.BytesIO()
+        torch.onnx.export(model, (x,), buffer, dynamo=True, verbose=False)
+    logging.disable(logging.NOTSET)
+    buffer.seek(0)
+    import onnx
+
+    ready = prepare(graph.name_nodes(onnx.load(buffer)), target=config.target)
+    plan = draft(ready.proto, config).default()
+    found = {Role.ACTIVATION: 0, Role.WEIGHT: 0}
+    for site in plan.sites:
+        role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role
+        if role in found:
+            found[role] += 1
+    return found
+
+
+@pytest.mark.parametrize("name", ["resnet", "mobile", "dense", "encoder"])
+def test_for_tensorrt_training_places_the_pairs_the_engine_would(name: str) -> None:
+    make, x = CASES[name]
+    torch.manual_seed(0)
+    model, config = settled(make()), load_config("trt-int8")
+    quantized = QuantModel(model, config, example_inputs=x)
+    theirs = engine_sites(model, x, config)
+    assert len(active(quantized, Role.ACTIVATION)) == theirs[Role.ACTIVATION]
+    # Embeddings stay float there; the head reads the same tensor.
+    assert len(active(quantized, Role.WEIGHT)) == theirs[Role.WEIGHT]
+
+
+def test_for_onnx_runtime_pairs_stand_behind_activations_and_the_stem_stays_float() -> None:
+    quantized = QuantModel(settled(ResNet()), "ort-int8", example_inputs=images())
+    assert active(quantized, Role.ACTIVATION) == [
+        "max_pool2d.out", "layer1.0.relu.out", "layer1.0.conv2.out", "layer1.0.relu@1.out", "layer1.1.relu.out",
+        "layer1.1.conv2.out", "layer1.1.down.0.out", "layer1.1.relu@1.out", "adaptive_avg_pool2d.out", "flatten.out",
+    ]  # fmt: skip
+    assert [(r.subject, r.rule) for r in quantized.refusals] == [("stem", "stem")]
+    assert not [d for d in quantized.decisions if d.rule != "fuse-bn"]
+
+
+def test_what_moves_values_shares_their_scale_on_onnx_runtime() -> None:
+    quantized = QuantModel(settled(ResNet()), "ort-int8", example_inputs=images())
+    assert quantized.quantizers["flatten.out"].group == "adaptive_avg_pool2d.out"
+    assert quantized.quantizers["layer1.0.conv2.out"].group == ""
+    quantized.prepare_calibration()
+    quantized(images())
+    quantized.calc_qparams()
+    pooled, flat = (quantized.quantizers[name] for name in ("adaptive_avg_pool2d.out", "flatten.out"))
+    assert flat.scale is pooled.scale
+    assert flat.qparams().scale == pooled.qparams().scale
+
+
+def test_a_rule_forces_the_stem() -> None:
+    config = {"extends": "ort-int8", "rules": [{"node": "stem", "set": {"quantize": True, "bits": 8}}]}
+    quantized = QuantModel(settled(ResNet()), config, example_inputs=images())
+    assert "stem.weight" in quantized.quantizers
+    assert not quantized.refusals
+
+
+def test_only_the_skip_branch_of_a_residual_sum_is_quantized_for_tensorrt() -> None:
+    quantized = QuantModel(settled(ResNet()), "trt-int8", example_inputs=images())
+    assert "layer1.1.down.0.out" in quantized.quantizers
+    assert "layer1.1.conv2.out" not in quantized.quantizers
+
+
+def test_attention_is_quantized_for_tensorrt_when_asked_for() -> None:
+    model = Encoder().eval()
+    left = QuantModel(model, "trt-int8", example_inputs=TOKENS)
+    assert [r.rule for r in left.refusals] == ["attention", "attention"]
+    asked = QuantModel(model, {"extends": "trt-int8", "attention": "quantized"}, example_inputs=TOKENS)
+    assert not asked.refusals
+    assert len(active(asked, Role.ACTIVATION)) == len(active(left, Role.ACTIVATION)) + 2 * 3
+
+
+def test_what_runs_as_one_kernel_is_not_cut_by_a_quantizer() -> None:
+    model = settled(ResNet())
+    quantized = QuantModel(model, target="virtual", example_inputs=images())
+    decided = {d.subject: d.reason for d in quantized.decisions if d.rule == "disable-redundant"}
+    assert decided["stem.out"] == "conv and relu run as one kernel"
+    assert decided["layer1.0.add.out"] == "add and relu run as one kernel"
+    assert all(quantized.quantizers[site].disabled_reason == reason for site, reason in decided.items())
+    whole = QuantModel(model, {"target": "virtual", "torch": {"disable_redundant": False}}, example_inputs=images())
+    assert not any(q.disabled_reason for q in whole.quantizers.values())
+
+
+class _Joins(nn.Module):
+    """A sum and a concat of two convolutions' results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.a(x), 3.0 * self.b(x)
+        return self.c(torch.cat([a, b], 1)) + (a + b)
+
+
+def policies(**how: Any) -> QuantModel:
+    torch.manual_seed(0)
+    made = QuantModel(_Joins().eval(), {"target": "virtual", "torch": {"multi_input": how}}, example_inputs=images())
+    made.prepare_calibration()
+    made(images())
+    return made.calc_qparams()
+
+
+def test_insert_gives_every_input_its_own_numbers() -> None:
+    found = policies(cat="insert", add="none").quantizers
+    assert "cat.out" in found
+    assert {q.group for q in found.values()} == {""}
+    assert not torch.equal(found["a.out"].scale, found["mul.out"].scale)
+
+
+def test_share_gives_all_inputs_and_the_joined_tensor_the_widest_range() -> None:
+    found = policies(cat="share", add="none").quantizers
+    assert [site for site, q in found.items() if q.group == "a.out"] == ["a.out", "mul.out", "cat.out"]
+    own = policies(cat="insert", add="none").quantizers
+    assert found["a.out"].scale is found["mul.out"].scale
+    torch.testing.assert_close(found["a.out"].scale, own["cat.out"].scale)
+
+
+def test_follow_takes_the_range_of_the_named_input() -> None:
+    own = policies(add="insert").quantizers
+    first, second = (policies(add={"follow": k}).quantizers for k in (0, 1))
+    assert torch.equal(first["mul.out"].scale, own["a.out"].scale)
+    assert torch.equal(second["a.out"].scale, own["mul.out"].scale)
+
+
+def test_none_leaves_the_inputs_to_their_other_readers() -> None:
+    found = policies(add="none", cat="none").quantizers
+    assert [site for site, q in found.items() if q.role is Role.ACTIVATION] == ["input:x", "cat.out"]
+
+
+def test_policies_name_known_operators_and_inputs() -> None:
+    with pytest.raises(ConfigError, match=r"multi_input: ad\b.*is no operator"):
+        policies(ad="insert")
+    with pytest.raises(ConfigError, match="2 computed inputs"):
+        policies(add={"follow": 2})
+
+
+def test_rules_match_modules_operators_in_both_tongues_and_sites() -> None:
+    config = {
+        "target": "virtual",
+        "rules": [
+            {"node": "fc", "role": "weight", "set": {"bits": 2}},
+            {"op": "Conv", "role": "weight", "set": {"bits": 3, "quantizer": "lsq"}},
+            {"op": "conv", "role": "activation", "set": {"bits": 5}},
+            {"tensor": "flatten.out", "set": {"bits": 7, "scheme": "symmetric"}},
+            {"node": "layer1.1.*", "set": {"float": True}},
+        ],
+    }
+    found = QuantModel(settled(ResNet()), config, example_inputs=images()).quantizers
+    assert found["fc.weight"].spec.bits == 2
+    assert (found["stem.weight"].spec.bits, found["stem.weight"].name) == (3, "lsq")
+    assert found["input:x"].spec.bits == 5
+    assert (found["flatten.out"].spec.bits, found["flatten.out"].spec.symmetric) == (7, True)
+    # Conv rules come first, so the last one leaves float what is no convolution.
+    assert "layer1.1.conv1.weight" in found
+    assert "layer1.1.down.0.out" not in found
+
+
+def test_between_selects_a_stretch() -> None:
+    config = {
+        "target": "virtual", "rules": [{"between": ["layer1.0.conv1", "layer1.0.add"], "set": {"float": True}}]
+    }  # fmt: skip
+    found = QuantModel(settled(ResNet()), config, example_inputs=images()).quantizers
+    assert "layer1.0.conv1.weight" not in found
+    assert "layer1.1.conv1.weight" in found
+
+
+@pytest.mark.parametrize(
+    ("rule", "hint"),
+    [
+        ({"node": "layer3.*", "set": {"bits": 4}}, "layer1"),
+        ({"op": "Covn", "set": {"bits": 4}}, "Conv"),
+        ({"tensor": "fc.weigth", "set": {"bits": 4}}, "fc.weight"),
+        ({"between": ["stem", "heed"], "set": {"bits": 4}}, "no module or site is called 'heed'"),
+        ({"between": ["fc", "stem"], "set": {"bits": 4}}, "no path leads"),
+    ],
+)
+def test_a_rule_that_matches_nothing_is_an_error_with_the_nearest_name(rule: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        QuantModel(settled(ResNet()), {"target": "virtual", "rules": [rule]})
+    assert hint in str(error.value)
+
+
+def test_a_target_that_cannot_hold_what_is_asked_says_so_at_once() -> None:
+    with pytest.raises(ConfigError, match="asymmetric"):
+        QuantModel(ResNet(), target="trt")
+    with pytest.raises(ConfigError, match="no configuration"):
+        QuantModel(ResNet(), 3)  # type: ignore[arg-type]
+
+
+def test_transposed_convolutions_are_refused_for_engines_without_a_kernel() -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(3, 4, 2))
+    for preset in ("ort-int8", "trt-int8"):
+        assert [(r.subject, r.rule) for r in QuantModel(model, preset).refusals] == [("0", "no-kernel")]
+    assert QuantModel(model, target="virtual").quantizers["0.weight"].spec.granularity.axis == 1
+
+
+def test_weight_only_leaves_activations_alone() -> None:
+    quantized = QuantModel(settled(ResNet()), {"target": "virtual", "mode": "weight-only"}, example_inputs=images())
+    assert {q.role for q in quantized.quantizers.values()} == {Role.WEIGHT}
+
+
+def test_integers_found_in_the_first_batch_are_left_alone() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.fc = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+        def forward(self, ids: Tensor, shift: Tensor) -> Tensor:
+            return self.fc(self.table(ids + shift))
+
+    ids = torch.tensor([[1, 2]])
+    quantized = QuantModel(Counts(), target="virtual")
+    quantized.prepare_calibration()
+    quantized(ids, ids)
+    quantized.calc_qparams()
+    off = {site for site, q in quantized.quantizers.items() if q.disabled_reason == "integers flow here"}
+    assert off == {"input:ids", "input:shift"}
+    assert off == {d.subject for d in quantized.decisions if d.rule == "integers"}

@@ -1,0 +1,237 @@
+"""From a float module to named calls: values stay, names do, and what cannot be followed is said."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from onnxq.errors import ConfigError, DataError
+from tests.torch.nets import Around, Block, Dense, Encoder, Mobile, ResNet, images, settled
+from torch_frontend.qmodules import Call, WeightQuantized, register_qmodule
+from torch_frontend.quant_model import QuantModel
+
+
+@pytest.mark.parametrize("make", [ResNet, Mobile, Dense])
+@pytest.mark.parametrize("target", ["ort", "virtual"])
+def test_conversion_changes_no_value_and_no_module_of_the_users(make: type[nn.Module], target: str) -> None:
+    torch.manual_seed(0)
+    model, x = settled(make()), images()
+    before = copy.deepcopy(model.state_dict())
+    expected = model(x)
+    quantized = QuantModel(model, target=target, example_inputs=x)
+    torch.testing.assert_close(quantized(x), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not any(isinstance(module, WeightQuantized) for module in model.modules())
+
+
+def test_parameters_keep_their_names_and_with_copy_false_their_identity() -> None:
+    model = settled(ResNet())
+    quantized = QuantModel(model, {"target": "virtual", "torch": {"fuse_bn": False}}, copy=False)
+    theirs = dict(quantized.model.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert theirs[name] is parameter
+    assert isinstance(quantized.model.get_submodule("layer1.0.conv1"), nn.Conv2d)
+
+
+def test_sites_are_named_after_modules_and_the_calls_of_one() -> None:
+    quantized = QuantModel(settled(ResNet()), target="virtual", example_inputs=images())
+    sites = list(quantized.quantizers)
+    assert sites[0] == "input:x"
+    assert {"layer1.0.relu.out", "layer1.0.relu@1.out", "layer1.0.add.out", "layer1.1.conv2.weight"} <= set(sites)
+    assert sites.index("fc.weight") == len(sites) - 1
+
+
+class _Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.other = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+        self.again, self.other.weight = self.conv, self.conv.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.again(self.conv(x)))
+
+
+def test_shared_layers_and_tied_weights_have_one_quantizer_and_a_site_for_each_call() -> None:
+    quantized = QuantModel(_Twice(), target="virtual")
+    assert list(quantized.quantizers) == ["input:x", "conv.out", "conv@1.out", "conv.weight"]
+    assert len({id(m) for m in quantized.modules() if isinstance(m, WeightQuantized)}) == 2
+    one, other = quantized.model.get_submodule("conv"), quantized.model.get_submodule("other")
+    assert one.weight is other.weight
+    assert one.weight_quantizer is other.weight_quantizer
+
+
+def test_a_tied_embedding_shares_the_quantizer_of_the_head() -> None:
+    quantized = QuantModel(Encoder().eval(), target="virtual")
+    assert "embed.weight" in quantized.quantizers
+    assert "head.weight" not in quantized.quantizers
+    assert quantized.model.get_submodule("head").weight is quantized.model.get_submodule("embed").weight
+
+
+class _Writes(nn.Module):
+    """In-place activations whose input is read again, as pre-activation networks have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu, self.conv = nn.ReLU(inplace=True), nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1.0
+        y = self.conv(self.relu(x))
+        z = functional.relu(y, inplace=True)
+        y = y + x
+        y.clamp_(max=1.0)
+        return y + z
+
+
+def test_what_an_in_place_call_wrote_is_what_later_readers_get() -> None:
+    model, x = _Writes(), images()
+    expected = model(x.clone())
+    given = x.clone()
+    quantized = QuantModel(model, target="virtual")
+    torch.testing.assert_close(quantized(given), expected, rtol=0, atol=0)
+    assert torch.equal(given, x)
+
+
+class _Drops(nn.Module):
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.fc, self.always = nn.Linear(16, 16), always
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(self.fc(x), 0.5, True if self.always else self.training)
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_a_functional_dropout_follows_the_mode(mode: bool) -> None:
+    x = torch.ones(8, 16)
+    quantized = QuantModel(_Drops(False).train(mode), target="virtual")
+    assert torch.equal(quantized.eval()(x), quantized(x))
+    assert (quantized.train()(x) == 0).any()
+
+
+def test_a_dropout_told_to_drop_always_does() -> None:
+    quantized = QuantModel(_Drops(True).eval(), target="virtual")
+    assert (quantized.eval()(torch.ones(8, 16)) == 0).any()
+
+
+class _Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 2.0) -> Tensor:
+        x = self.fc(x) * scale
+        return x if mask is None else x * mask
+
+
+def test_an_argument_nobody_passes_keeps_its_default_and_says_so() -> None:
+    model, x, mask = _Masked(), torch.randn(2, 4), torch.tensor([1.0, 0.0, 1.0, 0.0])
+    quantized = QuantModel(model, target="virtual", example_inputs=x)
+    assert torch.equal(quantized(x), model(x))
+    assert torch.equal(quantized(x, None, scale=2.0), model(x))
+    assert [d.subject for d in quantized.decisions if d.rule == "arguments"] == ["mask", "scale"]
+    for given in ({"mask": mask}, {"scale": 3.0}):
+        with pytest.raises(DataError, match="fixed at its default"):
+            quantized(x, **given)
+    masked = QuantModel(model, target="virtual", example_inputs={"x": x, "mask": mask})
+    assert torch.equal(masked(x, mask), model(x, mask))
+
+
+def test_an_example_that_does_not_fit_says_so() -> None:
+    with pytest.raises(DataError, match="do not fit"):
+        QuantModel(_Masked(), target="virtual", example_inputs=(1, 2, 3, 4))
+    with pytest.raises(DataError, match="does not run"):
+        QuantModel(_Masked(), target="virtual", example_inputs=torch.randn(2, 5))
+
+
+def test_skipped_modules_stay_float_and_are_a_decision() -> None:
+    config = {"target": "virtual", "torch": {"skip_trace": ["layer1.1", "fc"]}}
+    quantized = QuantModel(settled(ResNet()), config, example_inputs=images())
+    assert [site for site in quantized.quantizers if site.startswith(("layer1.1", "fc"))] == ["layer1.1.out"]
+    assert type(quantized.model.get_submodule("layer1.1")) is Block
+    assert [d.subject for d in quantized.decisions if d.rule == "skip-trace"] == ["layer1.1", "fc"]
+    assert not quantized.refusals
+
+
+def test_a_skip_pattern_without_a_module_is_a_typo() -> None:
+    with pytest.raises(ConfigError, match=r"layer2.*matches no module"):
+        QuantModel(ResNet(), {"target": "virtual", "torch": {"skip_trace": "layer2.*"}})
+
+
+def test_a_part_that_cannot_be_traced_is_named_and_its_layers_are_quantized() -> None:
+    model, x = Around().eval(), torch.randn(3, 16)
+    quantized = QuantModel(model, target="virtual", example_inputs=x)
+    assert torch.equal(quantized(x), model(x))
+    assert [(r.subject, "control flow" in r.reason) for r in quantized.refusals] == [("inside", True)]
+    inner = [site for site in quantized.quantizers if site.startswith("inside.")]
+    assert inner == ["inside.out", "inside.first.in", "inside.second.in", "inside.third.in", "inside.first.weight",
+                     "inside.second.weight", "inside.third.weight"]  # fmt: skip
+
+
+def _own(x: Tensor) -> Tensor:
+    return torch.special.expit(x) * x
+
+
+@register_qmodule(_own, op="silu")
+class _Own(Call):
+    """A function of the user's own, with its entry."""
+
+
+class _OwnLayer(nn.Linear):
+    pass
+
+
+@register_qmodule(_OwnLayer, op="linear")
+class _QOwnLayer(WeightQuantized, _OwnLayer):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.quantized_weight(), self.bias)
+
+
+torch.fx.wrap("_own")
+
+
+class _UsesOwn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = _OwnLayer(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _own(self.layer(x))
+
+
+def test_users_register_their_own_functions_and_layers() -> None:
+    quantized = QuantModel(_UsesOwn(), {"target": "virtual", "torch": {"disable_redundant": False}})
+    assert list(quantized.quantizers) == ["input:x", "layer.out", "layer.weight"]
+    assert isinstance(quantized.model.get_submodule("_own".strip("_")), _Own)
+
+
+def test_a_qmodule_for_another_class_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no subclass"):
+        register_qmodule(nn.Conv2d, op="conv")(Call)
+    with pytest.raises(ConfigError, match="not known"):
+        register_qmodule(torch.special.expit, op="sigmod")(Call)
+
+
+def test_a_subclass_that_computes_something_else_is_looked_into() -> None:
+    class Standardized(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+            return functional.conv2d(x, weight, self.bias, self.stride, self.padding)
+
+    model, x = nn.Sequential(Standardized(3, 4, 3)), images()
+    quantized = QuantModel(model, target="virtual", example_inputs=x)
+    assert list(quantized.quantizers) == ["input:input", "0.sub.out"]
+    assert torch.equal(quantized(x), model(x))
+    quantized.prepare_calibration()
+    quantized(x)
+    quantized.calc_qparams().set_quant()
+    weight = quantized.weights()["0.sub.out"]
+    torch.testing.assert_close(weight, model[0].weight - model[0].weight.mean((1, 2, 3), keepdim=True))
+    assert not torch.equal(quantized(x), model(x))
