@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxq.data import attended
 from onnxq.errors import VerificationError
 from onnxq.runtime import Session
 
@@ -79,7 +80,8 @@ def compare(
 ) -> dict[str, tuple[OutputError, ...]]:
     """Run each (reference, other) pair of sessions over the samples; per label, one result an output.
 
-    Sessions that appear in several pairs run once a sample. Only numeric outputs are compared.
+    Sessions that appear in several pairs run once a sample. Only numeric outputs are compared, and of outputs with a
+    position for each of the model's mask input only the positions that it does not leave out as padding.
     """
     sums: dict[str, dict[str, Comparison]] = {label: {} for label in pairs}
     for feeds in samples:
@@ -90,9 +92,14 @@ def compare(
             got = done[id(other)]
             for name, value in done[id(reference)].items():
                 if _numeric(value) and name in got:
-                    sums[label].setdefault(name, Comparison(name)).update(value, got[name])
+                    sums[label].setdefault(name, Comparison(name)).update(*_meant(feeds, value, got[name]))
         on_sample()
     return {label: tuple(one.result() for one in by_name.values()) for label, by_name in sums.items()}
+
+
+def _meant(feeds: Mapping[str, Array], value: Array, other: Array) -> tuple[Array, Array]:
+    mask = attended(feeds, value.shape)
+    return (value, other) if mask is None or value.shape != other.shape else (value[mask], other[mask])
 
 
 def _numeric(value: object) -> bool:

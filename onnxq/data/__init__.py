@@ -2,6 +2,7 @@
 
 from onnxq.data.dataset import Batch, Dataset
 from onnxq.data.load import load_data
+from onnxq.data.masks import attended
 from onnxq.data.synthetic import synthetic
 
-__all__ = ["Batch", "Dataset", "load_data", "synthetic"]
+__all__ = ["Batch", "Dataset", "attended", "load_data", "synthetic"]

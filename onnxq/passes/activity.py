@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from onnxq.calibrate import DEFAULT_MEMORY_LIMIT, Progress
 from onnxq.calibrate.taps import Taps
-from onnxq.data import Batch, Dataset
+from onnxq.data import Batch, Dataset, attended
 from onnxq.passes.smooth_core import Seen
 from onnxq.runtime import Feeds
 from onnxq.sites import TensorId
@@ -60,18 +60,6 @@ def observe_channels(
                     task.advance(part.count)
                     last = part.first_index
     return {tensor: seen for tensor, one in found.items() if (seen := one.result()) is not None}
-
-
-def attended(feeds: Feeds, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
-    """Where values of this shape count, [batch, positions], by the model's own mask input; None where all do.
-
-    Padding gets values too, which nobody reads. They would outweigh the text where samples are padded far.
-    """
-    masks = [value for name, value in feeds.items() if "mask" in name.lower() and value.dtype.kind in "iub"]
-    if len(masks) != 1 or masks[0].ndim != 2 or shape[:2] != masks[0].shape or len(shape) != 3:
-        return None
-    meant = masks[0] != 0
-    return meant if bool(np.isin(masks[0], (0, 1)).all()) and bool(meant.any()) else None
 
 
 def _volume(batch: Batch) -> int:

@@ -3,10 +3,15 @@
 round_by_moments   Frantar et al. 2022, "GPTQ" (arXiv 2210.17323), with the scales given: columns in descending order of
                    their second moment, each column's rounding error spread over those still to come. Damping 0.1 of
                    the mean diagonal (measured on 8-bit CNNs: .01 28.9 dB, .03 29.7, .1 30.1).
-refit              W' = W (C + l I) (H + l I)^-1 with l = 0.1 mean(diag H): the weights that, on the quantized model's
-                   inputs, come nearest to what the float weights make of the float inputs. Only with at least
-                   100 positions a column; with fewer it fits the samples (17 to 20 dB where 23 were possible).
-corrected_bias     b' = b + W mean(x) - W^ mean(y): the mean error of each output channel goes into the bias.
+refit              W' = W (C + l I) (H + l I)^-1: the weights that, on the quantized model's inputs, come nearest to
+                   what the float weights make of the float inputs. chosen_ridge takes l, in units of mean(diag H), by
+                   the error of weights fitted to half of the samples on the other half, both ways; no re-fit where
+                   that does not fall on both. (With a fixed l it took 100 positions a column not to fit the samples,
+                   17 to 20 dB where 23 were possible.) EfficientNet-Lite0, int8 symmetric, 24 samples: 19.1 dB with
+                   l = 0.1 and 100 positions a column, 20.0 so.
+corrected_bias     b' = b + f (W mean(x) - W^ mean(y)): the mean error of each output channel goes into the bias, as far
+                   as samples agree on it: f = max(0, 1 - variance of that mean / its square), James and Stein 1961.
+                   8 samples on EfficientNet-Lite0 17.9 -> 18.5 dB, PP-OCRv4's recogniser 16.6 -> 18.1; nothing at 28.
 """
 
 from __future__ import annotations
@@ -21,8 +26,8 @@ from onnxq.passes.moments_core import Moments
 Array = NDArray[Any]
 
 DAMPING = 0.1
-RIDGE = 0.1
-POSITIONS_PER_COLUMN = 100
+RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+POSITIONS_PER_COLUMN = 30
 _BLOCK = 128
 _ENOUGH = 0.01
 
@@ -76,7 +81,7 @@ def layer_error(w: Array, levels: Array, scale: Array, zero: Array, h: Array) ->
     return np.asarray(np.einsum("grk,grk->gr", gap @ h, gap), np.float64)
 
 
-def refit(w: Array, moments: Moments, *, ridge: float = RIDGE) -> NDArray[np.float32]:
+def refit(w: Array, moments: Moments, *, ridge: float) -> NDArray[np.float32]:
     """W (C + l I) (H + l I)^-1, l = ridge * mean(diag H), group by group; w: [groups, rows, K]."""
     size = moments.h.shape[-1]
     mean = np.einsum("gii->gi", moments.h).mean(axis=1)
@@ -86,16 +91,47 @@ def refit(w: Array, moments: Moments, *, ridge: float = RIDGE) -> NDArray[np.flo
     return np.asarray(solved.transpose(0, 2, 1), np.float32)
 
 
-def may_refit(moments: Moments) -> bool:
-    """True with enough positions to fit weights to them."""
-    return bool(moments.c.size) and moments.count >= POSITIONS_PER_COLUMN * moments.h.shape[-1]
+def chosen_ridge(w: Array, one: Moments, other: Moments) -> float | None:
+    """The ridge whose weights, fitted to either half of the samples, are the best on the other; None: leave w.
+
+    w: [groups, rows, K]. A re-fit must help both halves, and each must have `POSITIONS_PER_COLUMN` / 2 a column.
+    """
+    if not may_refit(one) or not may_refit(other):
+        return None
+    wide = np.asarray(w, np.float64)
+    gains = np.array([[_gain(wide, a, b, ridge) for a, b in ((one, other), (other, one))] for ridge in RIDGES])
+    totals = np.where((gains > 0).all(axis=1), gains.sum(axis=1), 0.0)
+    best = int(np.argmax(totals))
+    return RIDGES[best] if totals[best] > 0 else None
+
+
+def _gain(w: NDArray[np.float64], fitted: Moments, judged: Moments, ridge: float) -> float:
+    """By how much weights re-fitted to the one lower E|W x - W' y|^2 on the other."""
+    step = refit(w, fitted, ridge=ridge).astype(np.float64) - w
+    crossed = w @ (judged.c - judged.h)
+    return float(2.0 * np.sum(step * crossed) - np.sum((step @ judged.h) * step))
+
+
+def may_refit(half: Moments) -> bool:
+    """True with enough positions in one of two halves to fit weights to them."""
+    return bool(half.c.size) and 2 * half.count >= POSITIONS_PER_COLUMN * half.h.shape[-1]
 
 
 def corrected_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> NDArray[np.float64]:
-    """b + W mean(x) - W^ mean(y): [groups, rows]; w, rounded: [groups, rows, K]."""
-    wanted = np.einsum("grk,gk->gr", np.asarray(w, np.float64), moments.mean_x)
-    got = np.einsum("grk,gk->gr", np.asarray(rounded, np.float64), moments.mean_y)
-    return np.asarray(np.asarray(bias, np.float64) + wanted - got)
+    """b + f (W mean(x) - W^ mean(y)): [groups, rows]; w, rounded: [groups, rows, K]."""
+    wide, levels = np.asarray(w, np.float64), np.asarray(rounded, np.float64)
+    mean = _mean_error(wide, levels, moments.mean_x, moments.mean_y)
+    shares = np.array([count for count, _, _ in moments.parts], np.float64) / max(moments.count, 1)
+    shrink: Array | float = 1.0
+    if len(shares) > 1:
+        gaps = np.stack([_mean_error(wide, levels, x, y) - mean for _, x, y in moments.parts])
+        spread = np.einsum("s,sgr->gr", shares**2, gaps**2) * len(shares) / (len(shares) - 1)
+        shrink = np.maximum(1.0 - spread / np.maximum(mean**2, np.finfo(np.float64).tiny), 0.0)
+    return np.asarray(np.asarray(bias, np.float64) + shrink * mean)
+
+
+def _mean_error(w: Array, rounded: Array, x: Array, y: Array) -> Array:
+    return np.asarray(np.einsum("grk,gk->gr", w, x) - np.einsum("grk,gk->gr", rounded, y))
 
 
 def _spread(h: NDArray[np.float64], damping: float) -> NDArray[np.float32]:

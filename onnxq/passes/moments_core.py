@@ -45,7 +45,7 @@ class Geometry:
 class Moments:
     """h, c: float64 [groups, K, K], c empty where no re-fit is possible; mean_x, mean_y: float64 [groups, K].
 
-    count: positions seen.
+    count: positions seen. parts: the same for each sample, means only: (positions, mean_x, mean_y).
     """
 
     h: Array
@@ -53,6 +53,7 @@ class Moments:
     mean_x: Array
     mean_y: Array
     count: int
+    parts: tuple[tuple[int, Array, Array], ...] = ()
 
 
 def position_limit(groups: int, size: int) -> int:
@@ -130,6 +131,7 @@ class Accumulator:
         self._x, self._y = np.zeros((groups, size)), np.zeros((groups, size))
         self._shift: tuple[Array, Array] | None = None
         self._waiting: list[tuple[Array, Array]] = []
+        self._parts: list[tuple[int, Array, Array]] = []
         self._count = self._pending = 0
 
     @property
@@ -142,9 +144,10 @@ class Accumulator:
         self._cross, self._c = False, self._c[:, :0, :0]
 
     def update(self, x: NDArray[np.float32], y: NDArray[np.float32]) -> None:
-        """Add rows: x and y float32 [groups, rows, K], the same positions of both models."""
+        """Add a sample's rows: x and y float32 [groups, rows, K], the same positions of both models."""
         if not x.shape[1]:
             return
+        self._parts.append((x.shape[1], x.mean(axis=1, dtype=np.float64), y.mean(axis=1, dtype=np.float64)))
         if self._shift is None:
             self._shift = (x.mean(axis=1, keepdims=True), y.mean(axis=1, keepdims=True))
         # Few rows at a time would spend all the time adding K x K sums.
@@ -183,4 +186,18 @@ class Accumulator:
             c -= x[:, :, None] * y[:, None, :]
         if self._shift is not None:
             x, y = x + self._shift[0][:, 0], y + self._shift[1][:, 0]
-        return Moments(h, c, x, y, self._count)
+        return Moments(h, c, x, y, self._count, tuple(self._parts))
+
+
+def together(one: Moments, other: Moments) -> Moments:
+    """Moments of the samples of both."""
+    n = max(one.count + other.count, 1)
+    a, b = one.count / n, other.count / n
+    x, y = (a * one.mean_x + b * other.mean_x), (a * one.mean_y + b * other.mean_y)
+    dx, dy = one.mean_x - other.mean_x, one.mean_y - other.mean_y
+    h, c = one.h[:, :0], one.c[:, :0]
+    if one.h.size and other.h.size:
+        h = a * one.h + b * other.h + a * b * dy[:, :, None] * dy[:, None, :]
+    if one.c.size and other.c.size:
+        c = a * one.c + b * other.c + a * b * dx[:, :, None] * dy[:, None, :]
+    return Moments(h, c, x, y, one.count + other.count, (*one.parts, *other.parts))

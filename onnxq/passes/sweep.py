@@ -18,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.calibrate import Progress
+from onnxq.data import attended
 from onnxq.emit import emit
 from onnxq.graph import GraphIndex, opset_of, structural_ids, upgrade_opset
 from onnxq.numerics import bias_qparams, dequantize, fake_quant, floor_weight_scale, quantize, weight_qparams
@@ -25,12 +26,21 @@ from onnxq.numerics.rounding import align
 from onnxq.passes.gptq_core import (
     DAMPING,
     POSITIONS_PER_COLUMN,
+    chosen_ridge,
     corrected_bias,
-    may_refit,
     refit,
     round_by_moments,
 )
-from onnxq.passes.moments_core import Accumulator, Moments, columns, position_limit, positions, sampled
+from onnxq.passes.moments_core import (
+    Accumulator,
+    Geometry,
+    Moments,
+    columns,
+    position_limit,
+    positions,
+    sampled,
+    together,
+)
 from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.passes.sweep_walk import Changes, Walk
 from onnxq.plan import BiasPlan, Plan, SitePlan
@@ -41,6 +51,8 @@ Array = NDArray[Any]
 
 # Largest H and C: two of 2**25 float64 are half a GiB. Operators beyond keep nearest rounding.
 _MATRIX = 1 << 25
+# Largest for which there are two of each, to re-fit weights on one half of the samples and judge them on the other.
+_FITTED = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -106,7 +118,7 @@ class _State:
     """Both models on their way through the graph, and the numbers found so far."""
 
     def __init__(self, plan: Plan, index: GraphIndex, proto: onnx.ModelProto, feeds: Sequence[Feeds]) -> None:
-        self.plan, self.index, self.count = plan, index, max(len(feeds), 1)
+        self.plan, self.index, self.feeds = plan, index, feeds
         pairs = replace(plan, sites=tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT)))
         paired = emit(proto, pairs)
         self.paired = GraphIndex(paired)
@@ -118,15 +130,17 @@ class _State:
 
     def treat(self, one: Operator, damping: float) -> None:
         """Moments, re-fit, rounding and bias of one operator."""
-        moments = self._moments(one)
+        halves = self._moments(one)
+        moments = together(*halves)
         if not moments.count:
             self.skipped.append(one.node.name)
             return
         weight, refitted, site = one.rows(one.weight), False, self.sites[one.site.site]
         rounded = one.alone and not site.spec.is_float and not site.group and moments.h.size > 0
         target = weight
-        if rounded and may_refit(moments):
-            target, refitted = refit(weight, moments), True
+        ridge = chosen_ridge(weight, *halves) if rounded else None
+        if ridge is not None:
+            target, refitted = refit(weight, moments, ridge=ridge), True
         if rounded:
             site = self._round(one, site, target, moments, damping, refitted=refitted)
         final = _weights(site, one.weight)
@@ -139,25 +153,28 @@ class _State:
             self._bias(one, site, bias.reshape(-1))
         self.done.append(Treatment(one.node.name, one.kind, rounded, refitted, corrected))
 
-    def _moments(self, one: Operator) -> Moments:
+    def _moments(self, one: Operator) -> tuple[Moments, Moments]:
+        """Of the even and of the odd samples."""
         self.real.advance(self.real.place(one.node.name))
         self.quantized.advance(self.quantized.place(one.node.name))
         node = self.paired.node(one.node.name)
         paired = self.paired.resolve(node.inputs[0], node.scope)
         groups, _, size = one.rows(one.weight).shape
-        each = -(-position_limit(groups, size) // self.count)
-        sums = Accumulator(groups, size, second=groups * size * size <= _MATRIX)
+        each = -(-position_limit(groups, size) // max(len(self.feeds), 1))
+        volume = groups * size * size
+        sums = [Accumulator(groups, size, second=volume <= _MATRIX) for _ in range(2)]
         if paired is None:
-            return sums.result()
-        both = zip(self.real.values(one.data), self.quantized.values(paired), strict=True)
-        for k, (x, y) in enumerate(both):
+            return sums[0].result(), sums[1].result()
+        both = zip(self.feeds, self.real.values(one.data), self.quantized.values(paired), strict=True)
+        for k, (feeds, x, y) in enumerate(both):
             if x.size and x.shape == y.shape:
-                rows = positions(x.shape, one.geometry)
-                if not sums.started and min(rows, each) * self.count < POSITIONS_PER_COLUMN * size:
-                    sums.without_cross()
-                chosen = sampled(rows, each, k)
-                sums.update(columns(x, one.geometry, chosen), columns(y, one.geometry, chosen))
-        return sums.result()
+                chosen = _rows(feeds, x.shape, one.geometry, each, k)
+                half = sums[k % 2]
+                few = len(chosen) * len(self.feeds) < POSITIONS_PER_COLUMN * size
+                if not half.started and (few or volume > _FITTED):
+                    half.without_cross()
+                half.update(columns(x, one.geometry, chosen), columns(y, one.geometry, chosen))
+        return sums[0].result(), sums[1].result()
 
     def _round(
         self, one: Operator, site: SitePlan, target: Array, moments: Moments, damping: float, *, refitted: bool
@@ -209,6 +226,15 @@ class _State:
             nodes.setdefault(node.name, ids.get(TensorId(node.outputs[0], node.scope), ""))
         plan = replace(self.plan, sites=sites, biases=tuple(self.biases), nodes=nodes)
         return Swept(plan, tuple(self.done), tuple(self.skipped))
+
+
+def _rows(feeds: Feeds, shape: tuple[int, ...], geometry: Geometry, most: int, seed: int) -> NDArray[np.int64]:
+    """At most so many positions of an input, none of padding."""
+    meant = None if geometry.kernel else attended(feeds, shape)
+    if meant is None:
+        return sampled(positions(shape, geometry), most, seed)
+    count = np.flatnonzero(meant.reshape(-1))
+    return count[sampled(len(count), most, seed)]
 
 
 def _weights(site: SitePlan, weight: Array) -> Array:

@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 
 from onnxq.calibrate import calibrate
-from onnxq.data import Dataset
+from onnxq.data import Dataset, attended
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.graph import GraphIndex, infer_shapes, structural_ids
 from onnxq.passes import PassReport
-from onnxq.passes.activity import attended, observe_channels
+from onnxq.passes.activity import observe_channels
 from onnxq.passes.equalize import channel_axes, equalized, equalizing_factors
 from onnxq.passes.smooth import quantized_groups, smoothed, smoothing_factors
 from onnxq.pipeline.prepared import EQUIVALENT_DB, PreparedModel

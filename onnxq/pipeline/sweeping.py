@@ -20,7 +20,7 @@ from onnxq.runtime import Session
 from onnxq.verify import compare
 
 NAME = "sweep"
-_SAMPLES = {"balanced": 8, "high": 16}
+_SAMPLES = {"balanced": 32, "high": 64}
 # Small samples give few positions and cost little: as many as make up this many input values, up to 64.
 _VALUES, _MOST = 1 << 18, 64
 # Above this an output is as good as float; one such output must not outweigh the others.

@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from onnxq.passes.gptq_core import (
+    POSITIONS_PER_COLUMN,
+    RIDGES,
+    chosen_ridge,
     corrected_bias,
     damped_moments,
     layer_error,
@@ -21,7 +24,16 @@ from onnxq.passes.gptq_core import (
     refit,
     round_by_moments,
 )
-from onnxq.passes.moments_core import Accumulator, Geometry, Moments, columns, position_limit, positions, sampled
+from onnxq.passes.moments_core import (
+    Accumulator,
+    Geometry,
+    Moments,
+    columns,
+    position_limit,
+    positions,
+    sampled,
+    together,
+)
 from onnxq.runtime import Session
 
 
@@ -226,7 +238,65 @@ def test_refit_undoes_what_can_be_undone() -> None:
     w = rng.standard_normal((1, 3, 4)).astype(np.float32)
     assert may_refit(moments)
     np.testing.assert_allclose(refit(w, moments, ridge=1e-9), 2 * w, rtol=1e-5)
-    assert not may_refit(Moments(moments.h, moments.c, moments.mean_x, moments.mean_y, 399))
+    assert not may_refit(Moments(moments.h, moments.c, moments.mean_x, moments.mean_y, 59))
+
+
+def halves(factor: tuple[float, float], noise: float, count: int = 4000) -> tuple[Moments, Moments]:
+    """Of x and y = factor * x + noise, the factor of each half of the samples its own."""
+    rng = np.random.default_rng(5)
+    found = []
+    for one in factor:
+        sums = Accumulator(1, 6)
+        x = rng.standard_normal((1, count, 6)).astype(np.float32)
+        y = one * x + noise * rng.standard_normal(x.shape)
+        sums.update(x, y.astype(np.float32))
+        found.append(sums.result())
+    return found[0], found[1]
+
+
+def test_a_refit_must_help_samples_it_did_not_see() -> None:
+    w = np.random.default_rng(6).standard_normal((1, 3, 6)).astype(np.float32)
+    assert chosen_ridge(w, *halves((0.5, 0.5), 0.1)) == min(RIDGES)
+    assert chosen_ridge(w, *halves((0.5, 2.0), 0.1)) is None
+    assert chosen_ridge(w, *halves((0.5, 0.5), 0.1, count=6 * POSITIONS_PER_COLUMN // 2 - 1)) is None
+
+
+def test_the_ridge_grows_where_there_is_little_to_learn_from() -> None:
+    w = np.random.default_rng(6).standard_normal((1, 3, 6)).astype(np.float32)
+    chosen = chosen_ridge(w, *halves((0.9, 0.9), 1.0, count=100))
+    assert chosen is None or chosen > min(RIDGES)
+
+
+def test_moments_of_two_halves_are_those_of_all() -> None:
+    rng = np.random.default_rng(7)
+    x = (rng.standard_normal((2, 900, 3)) + 5).astype(np.float32)
+    y = (x * 0.7 + 1).astype(np.float32)
+    whole, one, other = Accumulator(2, 3), Accumulator(2, 3), Accumulator(2, 3)
+    for first in range(0, 900, 300):
+        whole.update(x[:, first : first + 300], y[:, first : first + 300])
+        (one if first < 600 else other).update(x[:, first : first + 300], y[:, first : first + 300])
+    wanted, found = whole.result(), together(one.result(), other.result())
+    assert found.count == wanted.count
+    assert len(found.parts) == 3
+    for name in ("h", "c", "mean_x", "mean_y"):
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-4, atol=1e-5)
+    alone = together(wanted, Accumulator(2, 3).result())
+    np.testing.assert_allclose(alone.h, wanted.h)
+
+
+def test_a_bias_follows_samples_only_as_far_as_they_agree() -> None:
+    w = np.ones((1, 1, 1), np.float32)
+
+    def bias(errors: list[float]) -> float:
+        sums = Accumulator(1, 1)
+        for error in errors:
+            sums.update(np.full((1, 10, 1), 1.0, np.float32), np.full((1, 10, 1), 1.0 - error, np.float32))
+        return float(corrected_bias(np.zeros((1, 1)), w, w, sums.result())[0, 0])
+
+    assert bias([0.3] * 4) == pytest.approx(0.3, rel=1e-5)
+    assert bias([3.0, -3.0, 3.0, -2.9]) == 0.0
+    assert 0.1 < bias([0.3, 0.1, 0.3, 0.1]) < 0.2
+    assert bias([0.3]) == pytest.approx(0.3, rel=1e-5)
 
 
 def test_corrected_bias_takes_the_mean_error_away() -> None:

@@ -178,7 +178,7 @@ def test_a_rewrite_that_changes_the_function_is_rolled_back(monkeypatch: pytest.
 
 
 def test_masked_positions_do_not_count() -> None:
-    from onnxq.passes.activity import attended
+    from onnxq.data import attended
 
     mask = np.array([[1, 1, 0]])
     feeds = {"x": np.ones((1, 3, 2), F), "attention_mask": mask}
