@@ -8,7 +8,7 @@ computes what it says in ONNX Runtime with optimizations off; nothing is said ab
 
 from __future__ import annotations
 
-from onnxq.sites import Role
+from onnxq.sites import Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Target
 
@@ -35,9 +35,20 @@ def _product(c: Candidate) -> str | None:
 
 
 def _pair(c: Candidate) -> str | None:
+    readers = c.index.consumers(TensorId(c.node.outputs[0], c.node.scope))
+    if readers and all(c.index.node(reader.node).op_type == "Softmax" for reader in readers):
+        return "masks scores, maybe with -inf, which no range holds"
     if c.node.inputs[0] == c.node.inputs[1]:
         return "both operands are the same tensor"
     return _product(c)
+
+
+def _softmax(c: Candidate) -> str | None:
+    scores = c.tensor(0)
+    maker = None if scores is None else c.index.producer(scores)
+    if maker is not None and maker.op_type in ("Add", "Sub", "Where"):
+        return "reads scores that may be masked with -inf, which no range holds"
+    return _data(c)
 
 
 def _resize(c: Candidate) -> str | None:
@@ -90,12 +101,21 @@ RULES: tuple[PlacementRule, ...] = (
     ),
     PlacementRule(
         name="one-operand",
-        ops=("Softmax", "LayerNormalization", "AveragePool", "GlobalAveragePool", "ReduceMean"),
+        ops=("LayerNormalization", "AveragePool", "GlobalAveragePool", "ReduceMean"),
         kernel="",
         why="a pair on what it reads",
         output=Output.FLOAT,
         compute=True,
         check=_data,
+    ),
+    PlacementRule(
+        name="softmax",
+        ops=("Softmax",),
+        kernel="",
+        why="a pair on what it reads",
+        output=Output.FLOAT,
+        compute=True,
+        check=_softmax,
     ),
     PlacementRule(
         name="resize",

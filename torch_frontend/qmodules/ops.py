@@ -45,6 +45,7 @@ OPS: tuple[Op, ...] = (
     Op(name="cat", onnx=("Concat",), data=("tensors",), moves=True),
     Op(name="stack", onnx=("Concat",), data=("tensors",), moves=True),
     Op(name="where", onnx=("Where",), data=_PAIR, moves=True),
+    Op(name="masked_fill", onnx=("Where",)),
     Op(name="relu", onnx=("Relu",)),
     Op(name="relu6", onnx=("Clip",)),
     Op(name="clamp", onnx=("Clip",)),

@@ -136,6 +136,8 @@ def _activations_first(model: nn.Module, paths: dict[str, str]) -> dict[str, str
 
 def _graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
     """The traced modules in a tree of their own. Folders get the mode of the model, layers keep theirs."""
+    for node in graph.nodes:
+        node.type = None  # annotations may be words, which a pickled graph cannot import
     model = fx.GraphModule(root, graph, type(root).__name__)
     kept = {id(module) for module in root.modules()}
     for module in model.modules():

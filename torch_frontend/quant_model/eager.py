@@ -22,11 +22,12 @@ from torch_frontend.qmodules import (
     shallow,
     swapped,
 )
-from torch_frontend.quant_model.attach import WEIGHT
+from torch_frontend.quant_model.attach import WEIGHT, new_quantizer
+from torch_frontend.quant_model.draft import Pair
 from torch_frontend.quant_model.places import PLACES
 from torch_frontend.quant_model.units import Asker, asker_of
 from torch_frontend.quant_model.wishes import Wishes
-from torch_frontend.quantizers import Quantizer, create_quantizer
+from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing import Named
 
 INPUTS = "input_quantizers"
@@ -156,10 +157,8 @@ def _weight(
     made = swapped(module)
     key = (id(made._parameters["weight"]), spec, answer.quantizer)
     if key not in shared:
-        shared[key] = create_quantizer(
-            answer.quantizer.name, spec, site=site, role=Role.WEIGHT, observer=answer.wish.observer,
-            options=dict(answer.quantizer.options), target=config.target,
-        )  # fmt: skip
+        pair = Pair(site, Role.WEIGHT, spec, answer.wish.observer, answer.quantizer)
+        shared[key] = new_quantizer(pair, config)
         out.weights[site] = f"{path}.{WEIGHT}"
     made.add_module(WEIGHT, shared[key])
     return made
@@ -178,11 +177,9 @@ def _inputs(
         if answer.stays_float:
             continue
         position = entry.params.index(param)
-        quantizer = create_quantizer(
-            answer.quantizer.name, answer.wish.spec(entry.op.channel), site=site, role=Role.ACTIVATION,
-            observer=answer.wish.observer, options=dict(answer.quantizer.options), target=config.target,
-        )  # fmt: skip
-        held.add_module(f"{param}_{position}", quantizer)
+        spec = answer.wish.spec(entry.op.channel)
+        pair = Pair(site, Role.ACTIVATION, spec, answer.wish.observer, answer.quantizer)
+        held.add_module(f"{param}_{position}", new_quantizer(pair, config))
         out.activations[site] = f"{path}.{INPUTS}.{param}_{position}"
     if held._modules:
         module.add_module(INPUTS, held)

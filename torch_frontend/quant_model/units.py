@@ -18,6 +18,9 @@ from torch_frontend.quant_model.slots import Slot, slots
 from torch_frontend.quant_model.wishes import Asker
 from torch_frontend.tracing import Named, is_constant, is_float, named, site_of
 
+# What stands between the scores of attention and its softmax.
+_MASKING, _SCORED = ("add", "sub", "where"), ("softmax", "log_softmax")
+
 Data = tuple[tuple[Slot, fx.Node], ...]
 
 
@@ -136,8 +139,12 @@ def _unit(
     if place.activations is not None and len({value for _, value in data}) != place.activations:
         refused = place.compute and op.name == "matmul"
         return None, _wrong_operands(name, place, data) if refused else None
-    if op.name in ("add", "sub", "where") and policy is None and _masks_scores(node):
+    if op.name in _MASKING and policy is None and _masks_scores(node):
         return None, None
+    if op.name in _SCORED and policy is None and data and op_of(data[0][1]) in (*_MASKING, "masked_fill"):
+        reason = "reads scores that may be masked with -inf, which no range holds: it stays float"
+        fix = "where nothing is masked, write `torch: {multi_input: {softmax: insert}}`"
+        return None, Refusal(name.path, reason, fix, "masked-scores")
     if why is not None:
         return None, Refusal(name.path, why, "give it a plain weight", "weight")
     if _moves_nothing(model, node, op.name):
@@ -159,7 +166,7 @@ def _unit(
 def _masks_scores(node: fx.Node) -> bool:
     """True for what stands between the scores of attention and its softmax: masks hold -inf."""
     readers = [op_of(user) for user in node.users]
-    return bool(readers) and all(op in ("softmax", "log_softmax") for op in readers)
+    return bool(readers) and all(op in _SCORED for op in readers)
 
 
 def _place(place: Place | None, policy: MultiInput | None) -> Place | None:
