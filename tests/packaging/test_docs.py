@@ -141,3 +141,18 @@ def test_every_placement_rule_is_documented(name: str) -> None:
     assert [rule.name for rule in rules if f"`{rule.name}`" not in part.split("###")[0]] == []
     named = set(re.findall(r"^\| ((?:`[a-z-]+`(?:, )?)+) \|", part, re.MULTILINE))
     assert {one.strip("`") for row in named for one in row.split(", ")} - {rule.name for rule in rules} == set()
+
+
+def test_the_tests_that_documents_name_are_there() -> None:
+    named = {
+        (path, test)
+        for document in DOCUMENTS
+        for path, test in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", document.read_text(encoding="utf-8"))
+    }
+    assert named
+    lost = [
+        f"{path}::{test}"
+        for path, test in sorted(named)
+        if not (ROOT / path).is_file() or f"def {test}" not in (ROOT / path).read_text(encoding="utf-8")
+    ]
+    assert lost == []
