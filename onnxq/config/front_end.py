@@ -37,9 +37,9 @@ class MultiInput:
 def _quantizer(value: Any) -> Any:
     if isinstance(value, str):
         return QuantizerSpec(value)
-    if not isinstance(value, Mapping):
+    if isinstance(value, QuantizerSpec):
         return value
-    options = dict(value)
+    options = dict(value) if isinstance(value, Mapping) else {}
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise PydanticCustomError("quantizer", "a quantizer is a name, or a mapping with `name` and its options")

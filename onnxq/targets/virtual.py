@@ -1,9 +1,9 @@
 """No engine in particular: every bit width and scheme, for trying out and for training.
 
 Pairs stand on the activations and the constant weight of each product (Conv, ConvTranspose, Gemm, MatMul), on both
-operands of Add, Sub and Mul of two activations, on what Softmax, LayerNormalization, averaging and resizing read, and
-on the table that Gather looks values up in. No pair stands between a product and the activation behind it. The file
-computes what it says in ONNX Runtime with optimizations off; nothing is said about speed.
+operands of Add, Sub and Mul of two activations, and on what Softmax, LayerNormalization, averaging and resizing read.
+No pair stands between a product and the activation behind it, which engines run as one kernel. The file computes what
+it says in ONNX Runtime with optimizations off; nothing is said about speed.
 """
 
 from __future__ import annotations

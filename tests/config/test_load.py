@@ -46,6 +46,7 @@ EXPECTED = {
     "trt-int8": ("static", "percentile", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
     "trt-fp8": ("static", "minmax", QuantSpec(granularity=PerChannel(0), storage=FLOAT8)),
     "trt-int4-weights": ("weight-only", "percentile", QuantSpec(bits=4, granularity=PerBlock(0, 128), storage="int4")),
+    "virtual-int8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
 }
 
 
