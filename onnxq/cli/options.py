@@ -35,7 +35,9 @@ def together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 wishes = together(
     click.option(
-        "--target", type=click.Choice(["ort", "trt"]), help="The engine that will run the result. [default: ort]"
+        "--target",
+        type=click.Choice(["ort", "trt", "virtual"]),
+        help="The engine that will run the result; virtual: none. [default: ort]",
     ),
     click.option("--config", metavar="PRESET|FILE", help="A preset's name or a YAML file. [default: TARGET-int8]"),
     click.option(
