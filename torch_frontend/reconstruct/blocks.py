@@ -103,6 +103,11 @@ class Regions:
     def _is_quantizer(self, node: fx.Node) -> bool:
         return node.op == "call_module" and isinstance(self.model.get_submodule(str(node.target)), Quantizer)
 
+    def _is_disabled(self, node: fx.Node) -> bool:
+        """True for a quantizer that a pass switched off for good: an identity."""
+        found = self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        return isinstance(found, Quantizer) and found.disabled_reason is not None
+
     def _reads_weight(self, node: fx.Node) -> bool:
         if node.op == "call_module" and not self._is_quantizer(node):
             inside = quantizers_of(self.model.get_submodule(str(node.target)))
@@ -127,13 +132,16 @@ class Regions:
 
     def _closed(self, name: str, inside: set[fx.Node], exit_: fx.Node) -> Region:
         """With the activations behind and the input quantizers in front."""
-        nodes = set(inside)
-        while len(self.readers[exit_]) == 1:
-            reader = self.readers[exit_][0]
-            if reader.op == "output" or len(self.reads[reader]) != 1 or self._op(reader) not in _FOLLOW:
+        nodes, behind, last = set(inside), set[fx.Node](), exit_
+        while len(self.readers[last]) == 1:
+            last = self.readers[last][0]
+            if last.op == "output" or len(self.reads[last]) != 1:
                 break
-            nodes.add(reader)
-            exit_ = reader
+            behind.add(last)
+            if self._op(last) in _FOLLOW:
+                nodes, behind, exit_ = nodes | behind, set(), last
+            elif not self._is_disabled(last):
+                break
         fronts = {s for n in nodes for s in self.reads[n] if s not in nodes and self._is_quantizer(s)}
         plain = self._sizes(nodes | fronts)
         every = nodes | fronts | plain

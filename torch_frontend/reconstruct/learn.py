@@ -26,9 +26,9 @@ def learn(
 ) -> UnitResult:  # fmt: skip
     """Learn the unit's roundings on what the cache holds; every weight quantizer that is on must be an AdaRound.
 
-    Adam on v, and on the scales the unit owns if activation_lr is not 0; loss: squared error of the output, summed
-    over channels and averaged over the rest, plus the regulariser. If the error on all samples is not lower than with
-    rounding to nearest, that is put back. tell: iteration and loss, now and then.
+    Adam on v, and on the scales the unit owns if activation_lr is not 0; loss: squared error of the output over that
+    of rounding to nearest, plus the regulariser. If the error on all samples is not lower in the end, rounding to
+    nearest is put back. tell: iteration and mean squared error, now and then.
     """
     roundings = [found for found in unit.weights if isinstance(found, AdaRound)]
     moving = _moving(unit) if activation_lr else []
@@ -36,23 +36,29 @@ def learn(
     for rounding in roundings:
         rounding.forget()
     before = _error(unit, cache)
+    if not before:
+        return _result(unit, cache, before, before)
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_alone(unit.module, [scale for _, scale in moving]))
         _start(unit, roundings, cache)
-        _optimize(unit, cache, settings, roundings, moving, qdrop, activation_lr, tell)
+        _optimize(unit, cache, settings, roundings, moving, qdrop, activation_lr, before, tell)
     for rounding in roundings:
         rounding.finish()
     after = _error(unit, cache)
-    kept = after < before
-    if not kept:
+    if not after < before:
         for rounding in roundings:
             rounding.forget()
         for scale, value in start:
             scale.data.copy_(value)
+    return _result(unit, cache, before, after)
+
+
+def _result(unit: Unit, cache: Cache, before: float, after: float) -> UnitResult:
+    kept = after < before
     return UnitResult(
-        name=unit.name, sites=tuple(rounding.site for rounding in roundings), before=before,
-        after=after if kept else before, kept=kept, samples=cache.count, spilled=cache.spilled,
+        name=unit.name, sites=tuple(found.site for found in unit.weights if isinstance(found, AdaRound)),
+        before=before, after=after if kept else before, kept=kept, samples=cache.count, spilled=cache.spilled,
     )  # fmt: skip
 
 
@@ -101,7 +107,8 @@ def _start(unit: Unit, roundings: list[AdaRound], cache: Cache) -> None:
 
 def _optimize(
     unit: Unit, cache: Cache, settings: Settings, roundings: list[AdaRound],
-    moving: list[tuple[Quantizer, Tensor]], qdrop: float, activation_lr: float, tell: Callable[[int, float], None],
+    moving: list[tuple[Quantizer, Tensor]], qdrop: float, activation_lr: float, nearest: float,
+    tell: Callable[[int, float], None],
 ) -> None:  # fmt: skip
     seed = settings.seed ^ crc32(unit.name.encode())
     picks, drops = torch.Generator().manual_seed(seed), torch.Generator(cache.device).manual_seed(seed)
@@ -111,13 +118,15 @@ def _optimize(
         scale_steps, T_max=settings.iterations
     )  # fmt: skip
     mixed = cache.mixes()
+    factor = settings.regularization / sum(rounding.v.numel() for rounding in roundings)
     with _dropping(unit.module, qdrop, drops):
         for step in range(settings.iterations):
             drawn = cache.draw(settings.batch, picks, mixed)
-            loss = error = _loss(unit.run(*_mixed(drawn, qdrop, drops)), drawn.target)
+            error = (unit.run(*_mixed(drawn, qdrop, drops)) - drawn.target).square().mean()
+            loss = error / nearest
             beta = settings.beta_at(step)
             if beta is not None:
-                loss = error + settings.regularization * sum(rounding.regularizer(beta) for rounding in roundings)
+                loss = loss + factor * sum(rounding.regularizer(beta) for rounding in roundings)
             rounding_steps.zero_grad()
             if scale_steps is not None:
                 scale_steps.zero_grad()
@@ -130,12 +139,6 @@ def _optimize(
                     quantizer.keep_legal()
             if step % _EVERY == 0 or step == settings.iterations - 1:
                 tell(step + 1, float(error.detach()))
-
-
-def _loss(output: Tensor, target: Tensor) -> Tensor:
-    """Squared error summed over channels (the last axis of three, else the second), averaged over the rest."""
-    channels = target.shape[-1] if target.dim() == 3 else target.shape[1] if target.dim() > 1 else 1
-    return (output - target).square().mean() * channels
 
 
 def _error(unit: Unit, cache: Cache) -> float:

@@ -37,7 +37,8 @@ def reconstruct(
     """Learn how weights are rounded, up or down, so that layers or blocks give what they give in float.
 
     model: a calibrated QuantModel, or any module with calibrated quantizers inside. It is changed in place: weight
-        quantizers become AdaRound with the same scale. Float weights stay as they are.
+        quantizers become AdaRound with the same scale. Float weights stay as they are. Its state loads into a model
+        whose configuration asks for the weight quantizer adaround.
     data: batches as the model takes them (a tensor, a tuple, a mapping); the first `settings.samples` samples count.
     method: "adaround" learns layer by layer with the activations behind it (Nagel et al. 2020); "brecq" block by block,
         activation scales included (Li et al. 2021).

@@ -18,8 +18,10 @@ class Settings:
     iterations: Adam steps a unit; the papers take 10 000 (AdaRound) and 20 000 (BRECQ). batch: samples a step.
     lr: of the roundings. activation_lr: of activation scales, which follow a cosine to 0; None: 0 for adaround (they
         stay), 4e-5 for brecq.
-    regularization, warm_up, beta: factor of sum(1 - |2h - 1|**beta), share of the steps without it, and the values
-        between which beta falls afterwards.
+    regularization, warm_up, beta: factor of the mean of 1 - |2h - 1|**beta, share of the steps without it, and the
+        values between which beta falls afterwards. The papers add 0.01 times its sum to the squared error, which
+        does too little where outputs are large; here the error counts in units of that of rounding to nearest, so
+        that one factor fits layers of any size and scale.
     samples: how many of the data's samples are used. cache_bytes: what the inputs and targets of one unit may take in
         memory; the rest is kept in a temporary file, which is slower and as exact.
     max_layers: weights in one block; a region with more is taken apart into the regions inside it.
@@ -30,7 +32,7 @@ class Settings:
     batch: int = 32
     lr: float = 1e-2
     activation_lr: float | None = None
-    regularization: float = 0.01
+    regularization: float = 100.0
     warm_up: float = 0.2
     beta: tuple[float, float] = (20.0, 2.0)
     samples: int = 1024
@@ -56,7 +58,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the learning stands. unit: its name, the index-th of `units`; loss: its output's squared error now."""
+    """Where the learning stands. unit: its name, the index-th of `units`; loss: its output's mean squared error now."""
 
     unit: str
     index: int
