@@ -13,6 +13,7 @@ Exit codes:
        (the message says what and how)
   2    the command line is wrong
   3    done, but with refusals, and --strict was given
+  4    done, but --min-sqnr or --max-drop does not hold
   70   a defect of onnxq
   130  stopped with Ctrl-C; nothing half-written is left
 """

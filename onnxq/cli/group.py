@@ -14,7 +14,7 @@ import click
 from onnxq.errors import OnnxqError
 from onnxq.nearest import did_you_mean
 
-DONE, USER, USAGE, REFUSED, DEFECT, STOPPED = 0, 1, 2, 3, 70, 130
+DONE, USER, USAGE, REFUSED, UNMET, DEFECT, STOPPED = 0, 1, 2, 3, 4, 70, 130
 
 
 class LazyGroup(click.Group):

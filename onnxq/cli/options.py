@@ -63,6 +63,37 @@ effort = click.option(
     help="What accuracy may cost. fast: ranges only; balanced, high: rewrite channels and weights too. [default: fast]",
 )
 
+
+def seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """A time (90, 90s, 10m, 1.5h) in seconds."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([smh]?)", value.strip().lower())
+    amount = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
+    if amount <= 0:
+        raise click.BadParameter(f"{value!r} is no time; write it as 90s, 10m or 1.5h")
+    return amount
+
+
+wanting = together(
+    click.option("--min-sqnr", type=float, metavar="DB", help="Promote sites until every output keeps so many dB."),
+    click.option(
+        "--metric", metavar="FILE.py:FUNCTION", help="Promote sites until this metric, higher is better, drops no more…"
+    ),
+    click.option("--max-drop", metavar="X", help="…than this: 0.01, or 1% of the float model's. [default: 0]"),
+    click.option(
+        "--promote-to",
+        type=click.Choice(["float", "uint16"]),
+        help="What is promoted becomes float, or uint16 activations. [default: float]",
+    ),
+    click.option(
+        "--budget",
+        metavar="TIME",
+        callback=seconds,
+        help="Wall-clock time to keep to, e.g. 90s or 10m; passes get less.",
+    ),
+)
+
 running = together(
     click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Samples in one run."),
     click.option(

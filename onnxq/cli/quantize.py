@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from onnxq.cli import options
-from onnxq.cli.group import REFUSED
+from onnxq.cli.group import REFUSED, UNMET
 from onnxq.cli.outputs import beside
 from onnxq.files import check_free
 
@@ -17,6 +17,7 @@ from onnxq.files import check_free
 @options.data
 @options.wishes
 @options.effort
+@options.wanting
 @click.option("--output", "-o", "out", metavar="OUT", help="The quantized model. [default: MODEL.q.onnx beside MODEL]")
 @click.option("--plan", "plan_out", metavar="OUT.json", help="Also write the plan, for `onnxq apply`.")
 @options.running
@@ -36,6 +37,7 @@ def command(
     Examples:
       onnxq quantize model.onnx --data samples.npz
       onnxq quantize model.onnx --data images/ --config my.yaml -o small.onnx
+      onnxq quantize model.onnx --data samples.npz --min-sqnr 25
       onnxq quantize model.onnx --config ort-int8-weights
     """
     target = out if out is not None else str(beside(model, ".q.onnx"))
@@ -43,9 +45,13 @@ def command(
 
     from onnxq import pipeline, report
 
+    wished = any(wanted[name] is not None for name in ("min_sqnr", "metric"))
     result = pipeline.quantize(
         model, out=target, plan_out=plan_out, force=force, latency=False if no_latency else None,
         progress=report.silent if quiet else report.progress, **wanted,
     )  # fmt: skip
     report.show_report(result.report, as_json=as_json, verbose=verbose, quiet=quiet)
+    if result.report.promotion is not None and not result.report.promotion.met and wished:
+        click.echo(f"error: {result.report.promotion.line()}\n  the model is written all the same", err=True)
+        return UNMET
     return REFUSED if strict and result.report.refusals else 0

@@ -9,7 +9,7 @@ import inspect
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,17 @@ def call(path: Path, function: str) -> Any:
     Raises DataError for a file that does not run, a function that is not there or wants arguments.
     """
     where = f"{path}:{function}"
+    found = find_function(path, function)
+    wants = [p for p in inspect.signature(found).parameters.values() if p.default is p.empty]
+    if any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in wants):
+        raise DataError(where, "the function wants arguments; it is called without", "give them defaults")
+    with user_code(where, path.parent):
+        return found()
+
+
+def find_function(path: Path, function: str) -> Callable[..., Any]:
+    """The function of a file, which is run for that. DataError when it does not run or has no such function."""
+    where = f"{path}:{function}"
     with user_code(where, path.parent):
         spec = importlib.util.spec_from_file_location(f"_onnxq_data_{path.stem}", path)
         if spec is None or spec.loader is None:
@@ -40,15 +51,11 @@ def call(path: Path, function: str) -> Any:
             spec.loader.exec_module(module)
         finally:
             del sys.modules[spec.name]
-    found = getattr(module, function, None)
-    if not callable(found):
+    found: Callable[..., Any] | None = getattr(module, function, None)
+    if found is None or not callable(found):
         names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise DataError(where, "the file has no such function", did_you_mean(function, names))
-    wants = [p for p in inspect.signature(found).parameters.values() if p.default is p.empty]
-    if any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in wants):
-        raise DataError(where, "the function wants arguments; it is called without", "give them defaults")
-    with user_code(where, path.parent):
-        return found()
+    return found
 
 
 @contextmanager
@@ -62,7 +69,7 @@ def user_code(where: str, folder: Path | None = None) -> Iterator[None]:
     except OnnxqError:
         raise
     except Exception as error:
-        raise DataError(where, f"raised {type(error).__name__}: {error}", "mend the data code") from error
+        raise DataError(where, f"raised {type(error).__name__}: {error}", "mend that code") from error
     finally:
         if added and str(folder) in sys.path:
             sys.path.remove(str(folder))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -39,6 +40,11 @@ def quantize(
     holdout: int | None = None,
     threads: int | None = None,
     latency: bool | None = None,
+    min_sqnr: float | None = None,
+    metric: str | Callable[[Any], float] | None = None,
+    max_drop: float | str | None = None,
+    promote_to: str | None = None,
+    budget: float | None = None,
     out: str | Path | None = None,
     plan_out: str | Path | None = None,
     force: bool = False,
@@ -52,23 +58,22 @@ def quantize(
     arrays or a `file.py:function`; None calibrates on seeded synthetic inputs and warns.
     config: preset name, YAML file or Config; the options named here override it, None leaves it as it is.
     memory_limit: bytes of tapped tensors kept of one run. holdout: samples kept back for the check.
-    threads: of the check and the timing (0: all). out, plan_out: files to write; `force` overwrites them.
+    threads: of the check and the timing (0: all).
+    min_sqnr: dB that every output shall keep; or metric: `file.py:function` or a function of a model (see MetricModel)
+    that gives a number, higher is better, and max_drop: what it may fall by, 0.01 or "1%" of float's. What costs most
+    is promoted to `promote_to`, "float" or "uint16", until that holds; `.report.promotion.met` says whether it does.
+    budget: seconds of wall-clock time; passes get less or are left out, and `.report.accounts` says which.
+    out, plan_out: files to write; `force` overwrites them.
 
     Returns a Result with `.model`, `.plan`, `.report` and `.save()`.
     Raises a subclass of OnnxqError for whatever the caller can mend; nothing is written then.
     """
     _free(force, model, out, plan_out)
     options = Options(
-        samples=samples,
-        seed=seed,
-        batch=batch,
-        memory_limit=memory_limit,
-        placement=placement,
-        effort=effort,
-        holdout=holdout,
-        threads=threads,
-        latency=latency,
-    )
+        samples=samples, seed=seed, batch=batch, memory_limit=memory_limit, placement=placement, effort=effort,
+        holdout=holdout, threads=threads, latency=latency, min_sqnr=min_sqnr, metric=metric, max_drop=max_drop,
+        promote_to=promote_to, budget=budget,
+    )  # fmt: skip
     result = run.quantize(model, data, config, target=target, options=options, progress=progress)
     return _written(result, out, plan_out, force, external_data, bits_attribute)
 

@@ -19,14 +19,25 @@ _MAY_COST_DB = 1.0
 _GOOD_DB = 25.0
 
 
+def without_attention(whole: Plan, plain: Plan) -> Plan:
+    """`plain`, whose sites are among those of `whole`, with the numbers of `whole`."""
+    held = {site.site: site for site in whole.sites}
+    sites = tuple(
+        replace(site, qparams=held[site.site].qparams, values=held[site.site].values) if site.site in held else site
+        for site in plain.sites
+    )
+    return replace(
+        plain, sites=sites, biases=whole.biases, nodes={**whole.nodes, **plain.nodes}, data=whole.data,
+        warnings=whole.warnings, scalings=whole.scalings,
+    )  # fmt: skip
+
+
 def settle_attention(prepared: PreparedModel, whole: Plan, plain: Plan, held: Dataset, *, threads: int = 1) -> Plan:
     """`whole`, with attention quantized, if it answers as well as `plain`, without; else `plain` with its numbers.
 
     whole: calibrated. plain: the same choice without attention; its sites are among those of `whole`.
     """
-    numbers = {site.site: site.qparams for site in whole.sites}
-    sites = tuple(replace(site, qparams=numbers.get(site.site)) for site in plain.sites)
-    plain = replace(plain, sites=sites, data=whole.data, warnings=whole.warnings, scalings=whole.scalings)
+    plain = without_attention(whole, plain)
     reference = Session(prepared.named, threads=threads)
     pairs = {
         name: (reference, Session(realise(prepared, plan), optimize=False, threads=threads))

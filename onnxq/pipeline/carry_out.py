@@ -11,10 +11,12 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, fingerprint
+from onnxq.pipeline.finish import finish
+from onnxq.pipeline.inputs import read_data
 from onnxq.pipeline.prepared import load
 from onnxq.pipeline.realise import realise
 from onnxq.pipeline.result import Result
-from onnxq.pipeline.run import DEFAULT_OPTIONS, Options, configured, finish, read_data
+from onnxq.pipeline.run import DEFAULT_OPTIONS, Options, configured
 from onnxq.pipeline.scaled import rescaled
 from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan, from_json

@@ -15,8 +15,9 @@ from onnxq.errors import CalibrationError, ConfigError
 from onnxq.graph import GraphIndex
 from onnxq.interop import Absent, Cache, Findings, Imported, consumers_of, match, read_cache, with_scales
 from onnxq.nearest import did_you_mean
+from onnxq.pipeline.inputs import Inputs, read_data
 from onnxq.pipeline.prepared import PreparedModel, load
-from onnxq.pipeline.run import DEFAULT_OPTIONS, Inputs, Options, configured, look, read_data
+from onnxq.pipeline.run import DEFAULT_OPTIONS, Options, configured, look
 from onnxq.plan import Plan
 from onnxq.report import Progress, silent
 from onnxq.sites import Refusal

@@ -33,7 +33,7 @@ EQUIVALENT_DB = 60.0
 _EQUIVALENT_HALF_DB = 35.0
 _WIDEN = "float32-compute"
 # Passes of later stages, which `skip` may name too.
-_LATER = frozenset({"equalize", "smooth", "sweep"})
+_LATER = frozenset({"equalize", "smooth", "sweep", "promote"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +50,17 @@ class PreparedModel:
     def passes(self) -> tuple[str, ...]:
         """Names of the passes that changed something, in order."""
         return tuple(report.name for report in self.reports if report.changed)
+
+    @property
+    def accounts(self) -> tuple[str, ...]:
+        """A line for each pass of a later stage: what it did, or why it was rolled back."""
+        lines = []
+        for report in self.reports:
+            if report.name in _LATER:
+                reasons = [one.reason for one in report.skipped if one.reason.startswith("rolled back")]
+                said = report.changed[0] if report.changed else reasons[0] if reasons else "nothing to gain"
+                lines.append(f"{report.name}: {said}")
+        return tuple(lines)
 
     @property
     def rewrites(self) -> tuple[str, ...]:

@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import onnx
 
-from onnxq import targets
 from onnxq.calibrate import calibrate
 from onnxq.config import Config, check_limits, load_config
-from onnxq.data import Dataset, load_data
+from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.graph import GraphIndex
-from onnxq.pipeline import check
-from onnxq.pipeline.attention import settle_attention
+from onnxq.pipeline.budget import Budget
+from onnxq.pipeline.candidates import FLOAT, UINT16
+from onnxq.pipeline.finish import finish
+from onnxq.pipeline.improve import Improving, improved
+from onnxq.pipeline.inputs import Inputs, read_data
 from onnxq.pipeline.measured import choose_measured
+from onnxq.pipeline.metric import load_metric, parse_drop
 from onnxq.pipeline.prepared import PreparedModel, load, prove_equal
+from onnxq.pipeline.promotion import Wish
 from onnxq.pipeline.realise import realise
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.scaled import Scene, scale_channels
 from onnxq.pipeline.stages import Stages
-from onnxq.pipeline.sweeping import swept
 from onnxq.plan import Plan, Scaling
 from onnxq.planner import Draft, draft
-from onnxq.report import Progress, Report, silent, site_line
+from onnxq.report import Progress, silent
 from onnxq.runtime import observe_shapes
 from onnxq.sites import Role
-from onnxq.verify import Array, check_interface
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
 _SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
 _EQUALITY_SAMPLES = 2
 _TIMING_SAMPLES = 8
-_MOST_HELD = 16
+# Share of the time that is left, where there is a budget.
+_SCALING = 0.3
 SYNTHETIC = (
     "SYNTHETIC DATA: no samples were given; ranges that come from random inputs make answers nobody can trust. "
     "Pass --data with real samples."
@@ -55,6 +59,23 @@ class Options:
     holdout: int | None = None
     threads: int | None = None
     latency: bool | None = None
+    min_sqnr: float | None = None
+    metric: str | Callable[[Any], float] | None = None
+    max_drop: float | str | None = None
+    promote_to: str | None = None
+    budget: float | None = None
+
+    def wish(self) -> Wish:
+        """What was asked of the accuracy. Raises ConfigError for what does not go together."""
+        if self.metric is None and self.max_drop is not None:
+            raise ConfigError("max_drop", "says nothing without a metric", "give --metric file.py:function as well")
+        if self.metric is not None and self.min_sqnr is not None:
+            raise ConfigError("min_sqnr", "and a metric were given: promotion goes by one figure", "give one of them")
+        if self.promote_to not in (None, FLOAT, UINT16):
+            raise ConfigError(f"promote_to: {self.promote_to}", "is no type to promote to", f"use {FLOAT} or {UINT16}")
+        metric = None if self.metric is None else load_metric(self.metric)
+        drop = parse_drop(0.0 if self.max_drop is None else self.max_drop)
+        return Wish(self.min_sqnr, metric, drop, self.promote_to or FLOAT)
 
 
 DEFAULT_OPTIONS = Options()
@@ -80,48 +101,6 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
         if (value := getattr(options, name)) is not None:
             update[name] = value
     return check_limits(given.model_copy(update=update) if update else given)
-
-
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """The samples in three sets: for ranges and rewrites, for choosing between plans, for the figures reported.
-
-    They share no sample while there are enough; `trial` is `held` where nothing is chosen. seen: what the samples in
-    `held` were also used for, in words, "" where nothing was.
-    """
-
-    calibration: Dataset
-    trial: Dataset
-    held: Dataset
-    seen: str
-    first: Mapping[str, Array]
-    description: str
-    synthetic: bool
-
-
-def read_data(prepared: PreparedModel, data: object, config: Config) -> Inputs:
-    """Load the samples; hold some back for the check, and others for what has to be chosen."""
-    dataset = load_data(data, prepared.before.inputs, config.data, prepared.named)
-    count, holdout, seed = len(dataset), config.verify.holdout, config.data.seed
-    usual = min(_MOST_HELD, count // 8)
-    if holdout is None:
-        holdout = max(1, usual)
-    seen = "calibration" if holdout == 0 or count == 1 else ""
-    # Two samples disagree less about a choice than one; a quarter is as much as calibration can spare.
-    choice = max(1, usual, min(2, count // 4)) if _chooses(config) and holdout else 0
-    calibration, held = dataset.split(holdout + choice, seed)
-    trial = held
-    if choice and len(held) > 1:
-        trial, held = held.split(holdout, seed) if len(held) > holdout else held.split(1, seed)
-    elif choice:
-        trial = calibration
-    first = next(iter(held.samples()))
-    return Inputs(calibration, trial, held, seen, first, dataset.describe(), dataset.synthetic)
-
-
-def _chooses(config: Config) -> bool:
-    """True when plans are compared on samples."""
-    return config.effort != "fast" or config.attention == "auto"
 
 
 def look(prepared: PreparedModel, inputs: Inputs, config: Config, name: str) -> Draft:
@@ -173,67 +152,77 @@ def quantize(
     seeded synthetic inputs and a warning. config: preset name, YAML file or Config.
     Raises an OnnxqError subclass for everything the caller can mend.
     """
-    stages = Stages()
-    wished = configured(config, target, options)
+    stages, budget = Stages(), Budget(options.budget)
+    wished, wish = configured(config, target, options), options.wish()
     with stages.run("prepare"):
         prepared = load(model, skip=wished.skip, target=wished.target)
-        inputs = read_data(prepared, data, wished)
+        inputs = read_data(prepared, data, wished, choosing=wish.asked)
+        if inputs.synthetic and wish.asked:
+            raise ConfigError("data", "no samples were given: made-up inputs say nothing of accuracy", "pass --data")
         prove_equal(prepared, islice(inputs.trial.samples(), _EQUALITY_SAMPLES))
-    prepared, scalings = _scaled(prepared, inputs, wished, options, stages, progress)
+    budget.prepared()
+    prepared, scalings = _scaled(prepared, inputs, wished, options, stages, progress, budget)
     with stages.run("plan"):
-        plan, plain = _placed(prepared, inputs, wished, _name(model), progress)
+        draft, plan, plain = _placed(prepared, inputs, wished, _name(model), progress)
     plan = replace(plan, data=inputs.description, warnings=_warnings(plan, inputs), scalings=scalings)
+
+    def calibrated(samples: Dataset, shown: Progress) -> Plan:
+        limit = options.memory_limit
+        return calibrate(prepared.proto, plan, samples, batch=wished.data.batch, memory_limit=limit, progress=shown)
+
     with stages.run("calibrate"):
-        plan = calibrate(
-            prepared.proto,
-            plan,
-            inputs.calibration,
-            batch=wished.data.batch,
-            memory_limit=options.memory_limit,
-            progress=progress,
-        )
+        plan = budget.fitting("calibration", inputs.calibration, wished.data.seed, progress, calibrated)
+    _demand_numbers(plan)
+    scene = Improving(inputs, wished, wish, budget, stages, progress, options.memory_limit)
+    prepared, plan, promotion = improved(prepared, plan, plain, draft, scene)
+    with stages.run("emit"):
+        quantized = realise(prepared, plan)
+    return finish(prepared, plan, quantized, inputs, wished, stages, source=model, promotion=promotion, budget=budget)
+
+
+def _demand_numbers(plan: Plan) -> None:
+    """CalibrationError for the first site that calibration left without numbers."""
     missing = [site for site in plan.sites if site.qparams is None]
     if missing:
         reasons = {refusal.subject: refusal.reason for refusal in plan.refusals}
         subject = str(missing[0].site)
         cause = reasons.get(subject, "no sample of the calibration data reached it")
         raise CalibrationError(subject, cause, "give samples that reach it, or leave it float with a rule")
-    if plain is not None:
-        with stages.run("attention"):
-            plan = settle_attention(prepared, plan, plain, inputs.trial, threads=wished.verify.threads)
-    if wished.effort != "fast":
-        with stages.run("sweep"):
-            prepared, plan = swept(
-                prepared, plan, inputs.calibration, inputs.trial,
-                effort=wished.effort, skip=wished.skip, seed=wished.data.seed, progress=progress,
-            )  # fmt: skip
-    with stages.run("emit"):
-        quantized = realise(prepared, plan)
-    return finish(prepared, plan, quantized, inputs, wished, stages, source=model)
 
 
 def _scaled(
-    prepared: PreparedModel, inputs: Inputs, config: Config, options: Options, stages: Stages, progress: Progress
+    prepared: PreparedModel,
+    inputs: Inputs,
+    config: Config,
+    options: Options,
+    stages: Stages,
+    progress: Progress,
+    budget: Budget,
 ) -> tuple[PreparedModel, tuple[Scaling, ...]]:
     """The prepared model with its channels scaled, where the effort and the mode ask for it."""
     if config.effort == "fast" or config.mode != "static":
         return prepared, ()
-    scene = Scene(
-        calibration=inputs.calibration,
-        held=inputs.trial,
-        place=lambda model: look(model, inputs, config, "").default(),
-        progress=progress,
-        batch=config.data.batch,
-        memory_limit=options.memory_limit,
-    )
-    with stages.run("scale channels"):
+
+    def work(shown: Progress) -> tuple[PreparedModel, tuple[Scaling, ...]]:
+        scene = Scene(
+            calibration=inputs.calibration,
+            held=inputs.trial,
+            place=lambda model: look(model, inputs, config, "").default(),
+            progress=shown,
+            batch=config.data.batch,
+            memory_limit=options.memory_limit,
+        )
         return scale_channels(prepared, scene, skip=config.skip)
+
+    with stages.run("scale channels"):
+        nothing: tuple[PreparedModel, tuple[Scaling, ...]] = (prepared, ())
+        return budget.tried("scaling of channels", _SCALING, progress, work, nothing)
 
 
 def _placed(
     prepared: PreparedModel, inputs: Inputs, config: Config, name: str, progress: Progress
-) -> tuple[Plan, Plan | None]:
-    """The plan of the rules, or of the placement that ran fastest here; and the plan to fall back on, if there is one.
+) -> tuple[Draft, Plan, Plan | None]:
+    """The draft, the plan of the rules or of the placement that ran fastest here, and the plan to fall back on, if any.
 
     With `attention: auto` the first one quantizes attention and the second does not.
     """
@@ -242,11 +231,11 @@ def _placed(
         plain = drafted.default()
         whole = drafted.default(attention=True) if config.attention != "float" else plain
         differs = {site.site for site in whole.sites} != {site.site for site in plain.sites}
-        return whole, plain if differs and config.attention == "auto" else None
+        return drafted, whole, plain if differs and config.attention == "auto" else None
     few = inputs.calibration.take(_TIMING_SAMPLES, config.data.seed)
     threads = config.verify.threads or 1
     chosen = choose_measured(drafted, prepared, few, inputs.first, threads=threads, progress=progress)
-    return chosen, None
+    return drafted, chosen, None
 
 
 def _warnings(plan: Plan, inputs: Inputs) -> tuple[str, ...]:
@@ -256,60 +245,6 @@ def _warnings(plan: Plan, inputs: Inputs) -> tuple[str, ...]:
 
 def _name(model: object) -> str:
     return Path(model).name if isinstance(model, (str, Path)) else "model"
-
-
-def finish(
-    prepared: PreparedModel,
-    plan: Plan,
-    model: onnx.ModelProto,
-    inputs: Inputs | None,
-    config: Config,
-    stages: Stages,
-    *,
-    source: object,
-) -> Result:
-    """Check the finished model and write the account."""
-    check_interface(prepared.source.proto, model)
-    engine = targets.target(plan.target)
-    trial, timing = None, None
-    if inputs is not None:
-        with stages.run("check"):
-            samples, threads = inputs.held.samples(), config.verify.threads
-            trial = check.try_out(prepared.named, model, samples, threads=threads, optimized=engine.times_itself)
-        if config.verify.latency and engine.times_itself and plan.sites:
-            with stages.run("time"):
-                timing = check.time_both(prepared.named, model, inputs.first, threads=config.verify.threads or 1)
-    index = GraphIndex(prepared.proto)
-    account = Report(
-        source=str(source) if isinstance(source, (str, Path)) else "",
-        target=plan.target,
-        config=config.source,
-        placement=_placement(plan),
-        data=plan.data,
-        synthetic=inputs.synthetic if inputs is not None else False,
-        source_bytes=prepared.source.size_bytes,
-        output_bytes=model.ByteSize(),
-        checks=trial.outputs if trial else (),
-        checked=trial.samples if trial else 0,
-        seen=inputs.seen if inputs is not None else "",
-        latency=timing,
-        pairs=len(plan.sites),
-        roles=tuple(sorted(plan.by_role().items())),
-        ops=check.op_counts(index, plan),
-        sites=tuple(site_line(site) for site in plan.sites),
-        refusals=plan.refusals,
-        rewrites=prepared.rewrites,
-        kept=plan.kept,
-        warnings=(*prepared.source.notes, *plan.warnings, *((trial.note,) if trial and trial.note else ())),
-        stages=tuple(stages.done),
-    )
-    return Result(model, plan, account)
-
-
-def _placement(plan: Plan) -> str:
-    chosen, attention = plan.choice.get("chosen"), plan.choice.get("attention")
-    how = plan.choice.get("placement", "rules")
-    return (f"{how}: {chosen}" if chosen else how) + (f"; attention {attention}" if attention else "")
 
 
 def make_plan(
@@ -325,6 +260,14 @@ def make_plan(
     wished = configured(config, target, options)
     prepared = load(model, skip=wished.skip, target=wished.target)
     inputs = read_data(prepared, data, wished)
-    whole, plain = _placed(prepared, inputs, wished, _name(model), progress)
+    _, whole, plain = _placed(prepared, inputs, wished, _name(model), progress)
     plan = whole if plain is None else plain
-    return replace(plan, data=inputs.description, warnings=_warnings(plan, inputs))
+    told = (_left_out(wished.effort),) if wished.effort != "fast" else ()
+    return replace(plan, data=inputs.description, warnings=(*_warnings(plan, inputs), *told))
+
+
+def _left_out(effort: str) -> str:
+    return (
+        f"effort {effort!r} is not in this plan: scaling of channels, the sweep and promotion need a calibrated model. "
+        "`onnxq quantize` runs them, and `--plan` writes the plan with what they did; `onnxq apply` only calibrates"
+    )

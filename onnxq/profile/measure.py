@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,12 +20,16 @@ class Errors:
     """One setting's outputs against the float model's, summed over samples."""
 
     outputs: dict[str, Comparison] = field(default_factory=dict)
+    _each: dict[str, list[float]] = field(default_factory=dict)
 
     def update(self, reference: Mapping[str, Array], got: Mapping[str, Array]) -> None:
         """Add one run. Sequences and strings do not count."""
         for name, value in reference.items():
             if getattr(value, "dtype", None) is not None and value.dtype.kind in "fiub" and name in got:
-                self.outputs.setdefault(name, Comparison(name)).update(value, got[name])
+                sums = self.outputs.setdefault(name, Comparison(name))
+                before = sums.noise
+                sums.update(value, got[name])
+                self._each.setdefault(name, []).append(sums.noise - before)
 
     def noise(self) -> float:
         """Noise power over signal power, the mean of all outputs; inf when an output is not finite."""
@@ -38,6 +43,20 @@ class Errors:
     def worst_db(self) -> float:
         """dB of the worst output; inf when nothing differs."""
         return min(self.sqnr_db().values(), default=math.inf)
+
+    def likely_db(self) -> float:
+        """What as many other samples are likely to have, dB of the worst output: the mean noise and one standard error.
+
+        One sample says nothing of others: twice its noise.
+        """
+        found = [math.inf]
+        for name, one in self.outputs.items():
+            each, plain = self._each[name], one.result().sqnr_db
+            mean = math.fsum(each) / len(each)
+            error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else mean
+            worse = 10.0 * math.log10(1.0 + error / mean) if mean > 0 else 0.0
+            found.append(plain - worse)
+        return min(found)
 
 
 def measure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from onnxq.report.promotions import Promotion
 from onnxq.sites import Refusal
 
 # Below this the answers are usually broken; every model that kept its metric in development stayed above it.
@@ -84,7 +85,8 @@ class Report:
 
     source, output: paths as given ("" when only in memory). data: what calibration ran on, in words.
     synthetic: ranges come from made-up inputs; shown as a banner. pairs: Q/DQ pairs written.
-    rewrites: what preparation changed, a line each. kept: pairs the model already had.
+    rewrites: what preparation changed, a line each. accounts: what each accuracy pass did, or why it was rolled back or
+    left out. promotion: what was promoted for a wish. kept: pairs the model already had.
     checked: number of samples behind `checks`; seen: what else they were used for, "" where nothing was chosen on them.
     """
 
@@ -107,6 +109,8 @@ class Report:
     sites: tuple[SiteLine, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     rewrites: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    promotion: Promotion | None = None
     kept: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     stages: tuple[StageCost, ...] = ()

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from onnxq.report.document import report_json
 from onnxq.report.model import Report
+from onnxq.report.promotions import promotion_rows
 from onnxq.report.terminal import decibel, milliseconds, seconds, sheet, show, size, table, write
 from onnxq.sites import Refusal
 
@@ -92,6 +93,10 @@ def _rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableType]]
         yield "pairs", Text(f"{report.pairs} Q/DQ pairs" + (f": {roles}" if roles else ""))
     if report.ops:
         yield "quantized", Text(", ".join(f"{op.op} {op.quantized}/{op.total}" for op in report.ops))
+    if report.accounts:
+        yield "passes", Text("\n".join(report.accounts))
+    if report.promotion is not None:
+        yield "promoted", promotion_rows(report.promotion)
     lists: tuple[tuple[str, Sequence[str]], ...] = (("prepared", report.rewrites), ("kept", report.kept))
     for label, lines in lists:
         if lines:

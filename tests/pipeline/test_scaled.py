@@ -65,7 +65,7 @@ def worst(result: onnxq.Result) -> float:
 
 
 def told(result: onnxq.Result, name: str) -> bool:
-    return any(line.startswith(f"{name}: ") for line in result.report.rewrites)
+    return any(line.startswith(f"{name}: ") for line in result.report.accounts)
 
 
 def test_equalization_saves_an_imbalanced_network() -> None:

@@ -58,7 +58,7 @@ def test_four_bit_weights_lose_less(done: onnxq.Result) -> None:
     plain = onnxq.quantize(residual(), images(32), FOUR.model_copy(update={"effort": "fast"}), latency=False)
     fresh = images(64, seed=9)
     assert error(done.model, residual(), fresh) < 0.5 * error(plain.model, residual(), fresh)
-    assert any(line.startswith("sweep: ") and "rounded by moments" in line for line in done.report.rewrites)
+    assert any(line.startswith("sweep: ") and "rounded by moments" in line for line in done.report.accounts)
     weights = [site for site in done.plan.sites if site.role is Role.WEIGHT]
     assert all(site.values is not None and abs(site.values).max() <= 7 for site in weights)
 
@@ -100,7 +100,7 @@ def test_fast_skip_and_made_up_samples_leave_the_plan(done: onnxq.Result) -> Non
     ):
         found = onnxq.quantize(residual(), data, config, latency=False)
         assert all(site.values is None for site in found.plan.sites)
-        assert not any(line.startswith("sweep: ") for line in found.report.rewrites)
+        assert not any(line.startswith("sweep: ") for line in found.report.accounts)
 
 
 def test_what_makes_it_worse_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_what_makes_it_worse_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sweeping, "sweep", harmful)
     after, kept = sweeping.swept(prepared, plan, data, data, effort="balanced", progress=silent)
     assert kept is plan
-    assert "rolled back" in after.rewrites[-1]
+    assert "rolled back" in after.accounts[-1]
 
 
 def test_parts_that_help_are_kept_when_the_whole_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_parts_that_help_are_kept_when_the_whole_does_not(monkeypatch: pytest.Mo
     after, kept = sweeping.swept(prepared, plan, data, data, effort="balanced", progress=silent)
     swept_weights = {str(s.site) for s in kept.sites if s.values is not None and s.role is Role.WEIGHT}
     assert swept_weights == {"w0", "w1", "w2"}
-    assert "by stretches" in after.rewrites[-1]
+    assert "by stretches" in after.accounts[-1]
 
 
 MATMULS = """g (float[N,6,32] x) => (float[N,6,16] y) {

@@ -1,0 +1,156 @@
+"""A wall-clock budget: who gets how much of it, who goes without, and a line for each.
+
+In the order in which things are done each may use a share of what is then left. What takes longer is given up, for what
+there was before it; calibration takes fewer samples, promotion keeps the steps it has made, the check looks at fewer
+samples. Always done: loading, planning, a calibration on some samples, writing, a check on one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from onnxq.data import Dataset
+from onnxq.report import Progress, Task, duration
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+# Writing and checking, as a multiple of what loading and preparing took, and at least so many seconds.
+_END, _LEAST_END = 2.0, 0.3
+# Beginning something with less than this is of no use.
+_USELESS = 0.2
+
+
+class OutOfTime(Exception):
+    """A pass has used up its share. Not an OnnxqError: nothing is wrong, and nobody but the budget may catch it."""
+
+
+@dataclass(eq=False)
+class Budget:
+    """seconds: None for no limit. lines: what was shortened or left out. clock: monotonic seconds.
+
+    reserve: seconds kept for writing and checking.
+    """
+
+    seconds: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    lines: list[str] = field(default_factory=list)
+    reserve: float = _LEAST_END
+    begun: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begun = self.clock()
+
+    @property
+    def limited(self) -> bool:
+        """True when there is a limit."""
+        return self.seconds is not None
+
+    def prepared(self) -> None:
+        """Loading is done: what it took says what the end will take."""
+        self.reserve = max(_LEAST_END, _END * (self.clock() - self.begun))
+
+    def left(self) -> float:
+        """Seconds until the end must begin; inf without a limit."""
+        if self.seconds is None:
+            return math.inf
+        return self.seconds - self.reserve - (self.clock() - self.begun)
+
+    def spent(self) -> float:
+        """Seconds since the beginning."""
+        return self.clock() - self.begun
+
+    def over(self) -> bool:
+        """True when all of it is spent, the reserve too."""
+        return self.seconds is not None and self.clock() - self.begun >= self.seconds
+
+    def tried(self, name: str, share: float, progress: Progress, work: Callable[[Progress], T], otherwise: T) -> T:
+        """What `work` gives within this share of the time left, else `otherwise`, and a line that says so."""
+        if not self.limited:
+            return work(progress)
+        time_left = self.left()
+        if time_left * share < _USELESS:
+            self.lines.append(f"{name}: left out, {self._short()}")
+            return otherwise
+        try:
+            return work(self.within(time_left * share, progress))
+        except OutOfTime:
+            self.lines.append(f"{name}: given up after its {duration(time_left * share)} of the {self._all()}")
+            return otherwise
+
+    def within(self, seconds: float, progress: Progress) -> Progress:
+        """The progress, whose tasks raise OutOfTime once so many seconds have passed."""
+        return _timed(progress, self.clock, self.clock() + seconds) if self.limited else progress
+
+    def fitting(
+        self, name: str, samples: Dataset, seed: int, progress: Progress, work: Callable[[Dataset, Progress], T]
+    ) -> T:
+        """What `work` gives on all samples, or on as many as half of the time left is enough for."""
+        if not self.limited:
+            return work(samples, progress)
+        few = samples
+        for _ in range(3):
+            count = [0, 0]
+            share = self.left() / 2
+            if share < _USELESS or len(few) <= 1:
+                break
+            try:
+                done_all = work(few, _timed(progress, self.clock, self.clock() + share, count))
+                self._told(name, few, samples)
+                return done_all
+            except OutOfTime:
+                # As many as were done in this half, for half of what is left.
+                done = len(few) * count[0] / max(count[1], 1)
+                few = samples.take(max(1, int(done * max(self.left() / 2, 0.0) / share * 0.8)), seed)
+        few = few if self.left() > 0 else samples.take(1, seed)
+        self._told(name, few, samples)
+        return work(few, progress)
+
+    def _told(self, name: str, few: Dataset, samples: Dataset) -> None:
+        if len(few) < len(samples):
+            self.lines.append(f"{name}: {len(few)} of {len(samples)} samples, {self._short()}")
+
+    def while_left(self, name: str, samples: Iterable[S]) -> Iterator[S]:
+        """Samples as long as there is time, one in any case."""
+        for k, sample in enumerate(samples):
+            if k and self.over():
+                self.lines.append(f"{name}: {k} sample{'s' if k > 1 else ''} only, {self._short()}")
+                return
+            yield sample
+
+    def _all(self) -> str:
+        return f"budget of {duration(self.seconds or 0.0)}"
+
+    def _short(self) -> str:
+        return f"the {self._all()} leaves no time for more"
+
+
+def _timed(progress: Progress, clock: Callable[[], float], deadline: float, count: list[int] | None = None) -> Progress:
+    """A progress that watches the clock. count: [steps done, steps in all] so far, kept up to date."""
+
+    @contextmanager
+    def watching(description: str, total: int | None = None) -> Iterator[Task]:
+        if count is not None:
+            count[1] += total or 0
+        with progress(description, total) as task:
+            yield _Watched(task, clock, deadline, count)
+
+    return watching
+
+
+class _Watched:
+    def __init__(self, task: Task, clock: Callable[[], float], deadline: float, count: list[int] | None) -> None:
+        self._task, self._clock, self._deadline, self._count = task, clock, deadline, count
+
+    def advance(self, steps: int = 1) -> None:
+        """Count, then look at the clock."""
+        self._task.advance(steps)
+        if self._count is not None:
+            self._count[0] += steps
+        if self._clock() > self._deadline:
+            raise OutOfTime

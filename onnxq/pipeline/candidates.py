@@ -1,0 +1,205 @@
+"""What may be promoted, and the plan that comes of it: operators to float, or activations to uint16.
+
+A pair goes only where the operators on both sides of it leave integers, so promoting a tensor means all operators that
+make or read it. Which others no longer pay then (or are left without a partner) is the planner's business: every
+promotion is planned anew with its rules, and what it costs and brings is read off the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from onnxq.calibrate import calibrate
+from onnxq.data import Dataset
+from onnxq.graph import GraphIndex
+from onnxq.pipeline.prepared import PreparedModel
+from onnxq.plan import Plan, SitePlan
+from onnxq.planner import Choice, Draft
+from onnxq.profile import Setting, Switch, Switchboard
+from onnxq.sites import Edge, Refusal, Role, Site, TensorId
+from onnxq.spec import QuantSpec
+
+FLOAT, UINT16 = "float", "uint16"
+_STRETCHES = (2, 4, 8, 16)
+_OPSET_16 = 21
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """keys: operators, or for uint16 activation sites as reports call them."""
+
+    name: str
+    keys: frozenset[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Ways:
+    """How a calibrated plan can be promoted. attention: its rules are on. to: "float" or "uint16"."""
+
+    draft: Draft
+    plan: Plan
+    to: str = FLOAT
+    attention: bool = False
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Single operators, the operators around one tensor, and stretches of the network; no two alike."""
+        found: dict[frozenset[str], Candidate] = {}
+        for one in (*self._single(), *self._stretches()):
+            if one.keys:
+                found.setdefault(one.keys, one)
+        return tuple(found.values())
+
+    def _single(self) -> Iterable[Candidate]:
+        if self.to == UINT16:
+            for site in self.plan.sites:
+                if self._widens(site):
+                    alike = [s for s in self.plan.sites if site.group and s.group == site.group] or [site]
+                    yield Candidate(str(site.site), frozenset(str(s.site) for s in alike))
+            return
+        computing = operators_of(self.draft, self.plan)
+        for name in computing:
+            yield Candidate(name, frozenset([name]))
+        for site in self.plan.sites:
+            if site.role in (Role.ACTIVATION, Role.OUTPUT) and isinstance(site.site, TensorId):
+                yield Candidate(str(site.site), frozenset(self._touching(site.site)).intersection(computing))
+
+    def _touching(self, tensor: TensorId) -> list[str]:
+        maker = self.draft.units.by_out.get(tensor)
+        readers = [unit.name for _, unit in self.draft.units.consumers(tensor) if unit is not None]
+        return readers + ([maker.name] if maker is not None else [])
+
+    def _stretches(self) -> Iterable[Candidate]:
+        names = [str(s.site) for s in self.plan.sites if self._widens(s)]
+        names = names if self.to == UINT16 else list(operators_of(self.draft, self.plan))
+        for parts in _STRETCHES:
+            size = -(-len(names) // parts)
+            for k in range(0, len(names), size) if size > 1 else ():
+                part = names[k : k + size]
+                yield Candidate(f"{part[0]} … {part[-1]}", frozenset(part))
+
+    def _widens(self, site: SitePlan) -> bool:
+        return site.role is Role.ACTIVATION and site.spec.bits <= 8 and not site.spec.is_float
+
+    def placed(self, keys: frozenset[str]) -> Plan:
+        """The plan with these promoted; sites that are as before keep their numbers."""
+        if not keys:
+            return self.plan
+        if self.to == UINT16:
+            return self._widened(keys)
+        reason = "promoted to float: it cost the outputs most"
+        refused = {name: Refusal(name, reason, "ask for less accuracy", "promoted") for name in keys}
+        left = replace(self.draft, refused={**self.draft.refused, **refused})
+        # The model is the same, so its structural ids are; they take longer than planning does.
+        vars(left)["ids"] = self.draft.ids
+        if self.plan.choice.get("placement") == "measured":
+            taken = self.draft.candidates()[self.plan.choice["chosen"]].difference(keys)
+            told = tuple(r for r in self.plan.refusals if r.rule == "measured")
+            made = left.placed(Choice(taken, (*told, *refused.values())), self.plan.choice)
+        else:
+            made = left.default(attention=self.attention)
+        return _carried(self.plan, made, self.draft.units.index)
+
+    def _widened(self, keys: frozenset[str]) -> Plan:
+        wide = {str(site.site) for site in self.plan.sites if self._widens(site) and str(site.site) in keys}
+        moved = {site.site for site in self.plan.sites if str(site.site) in wide}
+        # Finer inputs make finer biases, which must not overflow: weights that only calibration scaled are scaled anew.
+        scaled = {site.derived[1] for site in self.plan.sites if site.derived is not None and site.derived[0] in moved}
+        sites = []
+        for site in self.plan.sites:
+            if site.site in moved:
+                spec = QuantSpec(bits=16, signed=site.spec.signed, symmetric=site.spec.symmetric)
+                site = replace(site, spec=spec, qparams=None)
+            elif site.derived is not None and site.derived[0] in moved:
+                site = replace(site, qparams=None, values=None)
+            elif site.site in scaled and site.values is None:
+                site = replace(site, qparams=None)
+            sites.append(site)
+        return replace(self.plan, sites=tuple(sites), opset=max(self.plan.opset, _OPSET_16))
+
+    def setting(self, board: Switchboard, plan: Plan) -> Setting:
+        """What stays on of a board made from `self.plan` when `plan` takes its place."""
+        kept = {str(site.site) for site in plan.sites if self._spec(site.site) == site.spec}
+        computing = set(operators_of(self.draft, plan))
+
+        def stays(one: Switch) -> bool:
+            # A corrected bias has no site: it goes with its operator.
+            return one.site in kept or (one.site not in self._known and bool(computing.intersection(one.readers)))
+
+        return frozenset(one for one in board.switches if stays(one))
+
+    def _spec(self, site: Site) -> QuantSpec | None:
+        return next((one.spec for one in self.plan.sites if one.site == site), None)
+
+    @property
+    def _known(self) -> set[str]:
+        return {str(site.site) for site in self.plan.sites}
+
+    def lost(self, plan: Plan) -> tuple[str, ...]:
+        """Operators that compute in integers now and would not with `plan`; for uint16 those that read a wide one."""
+        before = operators_of(self.draft, self.plan)
+        if self.to == FLOAT:
+            after = set(operators_of(self.draft, plan))
+            return tuple(name for name in before if name not in after)
+        wide = [site for site in plan.sites if site.spec != self._spec(site.site)]
+        readers = {edge.node for site in wide for edge in _readers(self.draft.units.index, site)}
+        return tuple(name for name in before if name in readers)
+
+
+def operators_of(draft: Draft, plan: Plan) -> tuple[str, ...]:
+    """Computing operators whose weight, or whose every activation, is quantized, in the order they run."""
+    weights = {edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
+    read: dict[str, set[int]] = {}
+    for site in plan.sites:
+        if site.role in (Role.ACTIVATION, Role.OUTPUT):
+            for edge in _readers(draft.units.index, site):
+                read.setdefault(edge.node, set()).add(edge.index)
+    found = []
+    for unit in draft.units.units:
+        whole = unit.weight is None and {edge.index for edge, _ in unit.data} <= read.get(unit.name, set())
+        if unit.rule.compute and (unit.name in weights or whole):
+            found.append(unit.name)
+    return tuple(found)
+
+
+def _readers(index: GraphIndex, site: SitePlan) -> tuple[Edge, ...]:
+    if site.consumers is not None:
+        return site.consumers
+    return index.consumers(site.site) if isinstance(site.site, TensorId) else (site.site,)
+
+
+def _carried(old: Plan, new: Plan, index: GraphIndex) -> Plan:
+    """`new` with the numbers of `old` where a site is the same."""
+    before: Mapping[Site, SitePlan] = {site.site: site for site in old.sites}
+    sites = []
+    for site in new.sites:
+        held = before.get(site.site)
+        if held is not None and (held.spec, held.role) == (site.spec, site.role):
+            same = held.derived == site.derived
+            site = replace(site, qparams=held.qparams if same else None, values=held.values if same else None)
+        sites.append(site)
+    computing = {edge.node for site in new.sites for edge in site.consumers or () if site.role is Role.WEIGHT}
+    biases = tuple(bias for bias in old.biases if computing.intersection(_owners(index, bias.edge)))
+    nodes = {**{bias.edge.node: old.nodes.get(bias.edge.node, "") for bias in biases}, **new.nodes}
+    return replace(
+        new, sites=tuple(sites), biases=biases, nodes=nodes, scalings=old.scalings, data=old.data,
+        warnings=old.warnings, choice=old.choice,
+    )  # fmt: skip
+
+
+def _owners(index: GraphIndex, edge: Edge) -> set[str]:
+    """The operator whose bias this is: the node itself, or the MatMul in front of the Add."""
+    node = index.node(edge.node)
+    found = {node.name}
+    for name in node.inputs if node.op_type == "Add" else ():
+        tensor = index.resolve(name, node.scope)
+        maker = None if tensor is None else index.producer(tensor)
+        found.update([maker.name] if maker is not None else [])
+    return found
+
+
+def finished(prepared: PreparedModel, plan: Plan, samples: Dataset, *, batch: int | None, limit: int | None) -> Plan:
+    """The plan with numbers at every site that a promotion left without."""
+    if plan.calibrated:
+        return plan
+    return calibrate(prepared.proto, plan, samples, batch=batch, memory_limit=limit)

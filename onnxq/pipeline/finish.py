@@ -1,0 +1,99 @@
+"""The end of a run: the finished model checked against the float one, and the account of everything."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from onnxq import targets
+from onnxq.config import Config
+from onnxq.graph import GraphIndex
+from onnxq.pipeline import check
+from onnxq.pipeline.budget import Budget
+from onnxq.pipeline.inputs import Inputs
+from onnxq.pipeline.prepared import PreparedModel
+from onnxq.pipeline.result import Result
+from onnxq.pipeline.stages import Stages
+from onnxq.plan import Plan
+from onnxq.report import Promotion, Report, duration, site_line
+from onnxq.verify import check_interface
+
+# What timing both models takes, about.
+_TIMING_SECONDS = 4.0
+
+
+def finish(
+    prepared: PreparedModel,
+    plan: Plan,
+    model: onnx.ModelProto,
+    inputs: Inputs | None,
+    config: Config,
+    stages: Stages,
+    *,
+    source: object,
+    promotion: Promotion | None = None,
+    budget: Budget | None = None,
+) -> Result:
+    """Check the finished model and write the account. promotion: for a wish, whose outcome the check decides."""
+    budget = Budget() if budget is None else budget
+    check_interface(prepared.source.proto, model)
+    engine = targets.target(plan.target)
+    trial, timing = None, None
+    if inputs is not None:
+        with stages.run("check"):
+            samples, threads = budget.while_left("check", inputs.held.samples()), config.verify.threads
+            trial = check.try_out(prepared.named, model, samples, threads=threads, optimized=engine.times_itself)
+        if config.verify.latency and engine.times_itself and plan.sites:
+            if budget.left() + budget.reserve < _TIMING_SECONDS:
+                budget.lines.append("timing: left out, the budget leaves no time for it")
+            else:
+                with stages.run("time"):
+                    timing = check.time_both(prepared.named, model, inputs.first, threads=config.verify.threads or 1)
+    if budget.over():
+        budget.lines.append(f"the budget was too small: {duration(budget.spent())} is what the least of it takes")
+    index = GraphIndex(prepared.proto)
+    account = Report(
+        source=str(source) if isinstance(source, (str, Path)) else "",
+        target=plan.target,
+        config=config.source,
+        placement=_placement(plan),
+        data=plan.data,
+        synthetic=inputs.synthetic if inputs is not None else False,
+        source_bytes=prepared.source.size_bytes,
+        output_bytes=model.ByteSize(),
+        checks=trial.outputs if trial else (),
+        checked=trial.samples if trial else 0,
+        seen=inputs.seen if inputs is not None else "",
+        latency=timing,
+        pairs=len(plan.sites),
+        roles=tuple(sorted(plan.by_role().items())),
+        ops=check.op_counts(index, plan),
+        sites=tuple(site_line(site) for site in plan.sites),
+        refusals=plan.refusals,
+        rewrites=tuple(line for line in prepared.rewrites if line not in prepared.accounts),
+        accounts=(*prepared.accounts, *(f"budget: {line}" for line in budget.lines)),
+        promotion=None if promotion is None else _decided(promotion, trial, engine.times_itself),
+        kept=plan.kept,
+        warnings=(*prepared.source.notes, *plan.warnings, *((trial.note,) if trial and trial.note else ())),
+        stages=tuple(stages.done),
+    )
+    return Result(model, plan, account)
+
+
+def _placement(plan: Plan) -> str:
+    chosen, attention = plan.choice.get("chosen"), plan.choice.get("attention")
+    how = plan.choice.get("placement", "rules")
+    return (f"{how}: {chosen}" if chosen else how) + (f"; attention {attention}" if attention else "")
+
+
+def _decided(promotion: Promotion, trial: check.Trial | None, optimized: bool) -> Promotion:
+    """The account with what the finished model shows on samples that nothing was chosen on."""
+    if promotion.unit != "dB":
+        return promotion
+    checks = trial.outputs if trial is not None else ()
+    values = [min(one.sqnr_db) if optimized and one.optimized else one.sqnr_db[0] for one in checks]
+    worst = min(values, default=math.inf)
+    return replace(promotion, value=worst, met=worst >= promotion.least)

@@ -1,0 +1,126 @@
+"""From calibrated to as good as it gets: attention, the sweep, promotion; each judged on samples kept for that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from onnxq.calibrate import calibrate
+from onnxq.config import Config
+from onnxq.pipeline.attention import settle_attention, without_attention
+from onnxq.pipeline.budget import Budget
+from onnxq.pipeline.inputs import Inputs
+from onnxq.pipeline.prepared import PreparedModel
+from onnxq.pipeline.promotion import Ground, Outcome, Wish, promoted
+from onnxq.pipeline.stages import Stages
+from onnxq.pipeline.sweeping import Trial, swept
+from onnxq.plan import Plan
+from onnxq.planner import Draft
+from onnxq.report import Progress, Promotion
+from onnxq.runtime import Session
+from onnxq.sites import Role
+
+# Shares of the time that is left, where there is a budget.
+_SWEEP, _PROMOTION = 0.6, 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class Improving:
+    """What the passes after calibration work with."""
+
+    inputs: Inputs
+    config: Config
+    wish: Wish
+    budget: Budget
+    stages: Stages
+    progress: Progress
+    memory_limit: int | None = None
+
+
+Better = tuple[PreparedModel, Plan]
+
+
+def improved(
+    prepared: PreparedModel, plan: Plan, plain: Plan | None, draft: Draft, scene: Improving
+) -> tuple[PreparedModel, Plan, Promotion | None]:
+    """The plan after attention, sweep and promotion, the model with their accounts, and what was promoted.
+
+    plan: calibrated. plain: the same without attention, where that is to be tried.
+    """
+    before, bare = prepared, plan
+    prepared, plan = _swept(prepared, plan, scene, "sweep")
+    if plain is not None:
+        with scene.stages.run("attention"):
+            threads = scene.config.verify.threads
+            plan = settle_attention(before, plan, plain, scene.inputs.trial, threads=threads)
+        if {site.site for site in plan.sites} != {site.site for site in bare.sites}:
+            # What was swept went by attention in integers; it is in float now.
+            bare = replace(without_attention(bare, plain), refusals=plan.refusals, choice=plan.choice)
+            prepared, plan = _best(before, (prepared, plan), bare, scene, "sweep without attention")
+    outcome = _promoted(prepared, plan, draft, scene)
+    if outcome.promotion is not None and outcome.promotion.steps:
+        bare = _bare(prepared, outcome.plan, scene)
+        prepared, plan = _best(before, (prepared, outcome.plan), bare, scene, "sweep after promotion")
+        return prepared, plan, outcome.promotion
+    return prepared, outcome.plan, outcome.promotion
+
+
+def _swept(prepared: PreparedModel, plan: Plan, scene: Improving, name: str) -> Better:
+    config, inputs = scene.config, scene.inputs
+    if config.effort == "fast":
+        return prepared, plan
+
+    def work(progress: Progress) -> Better:
+        return swept(
+            prepared, plan, inputs.calibration, inputs.trial,
+            effort=config.effort, skip=config.skip, seed=config.data.seed, progress=progress,
+        )  # fmt: skip
+
+    with scene.stages.run(name):
+        return scene.budget.tried(name, _SWEEP, scene.progress, work, (prepared, plan))
+
+
+def _best(before: PreparedModel, held: Better, bare: Plan, scene: Improving, name: str) -> Better:
+    """`held`, or `bare` swept anew, whichever answers better. before: the model without accounts of a sweep."""
+    again, plan = _swept(before, bare, scene, name)
+    if plan is bare:
+        return held
+    trial = Trial(before, scene.inputs.trial, Session(before.proto, optimize=False))
+    return (again, plan) if trial.score(plan) > trial.score(held[1]) else held
+
+
+def _bare(prepared: PreparedModel, plan: Plan, scene: Improving) -> Plan:
+    """The plan with numbers as calibration gives them: weights rounded to nearest, biases the model's own."""
+    sites = tuple(
+        replace(site, qparams=None, values=None) if site.role in (Role.WEIGHT, Role.BIAS) else site
+        for site in plan.sites
+    )
+    return calibrate(prepared.proto, replace(plan, sites=sites, biases=()), scene.inputs.calibration)
+
+
+def _promoted(prepared: PreparedModel, plan: Plan, draft: Draft, scene: Improving) -> Outcome:
+    """The plan with what the wish takes promoted; without a wish only from balanced effort on, and on real samples."""
+    config, wish = scene.config, scene.wish
+    if not plan.sites or (not wish.asked and (config.effort == "fast" or "promote" in config.skip)):
+        return Outcome(plan)
+    if scene.inputs.synthetic and not wish.asked:
+        return Outcome(plan)
+    quantized = config.attention == "quantized" or plan.choice.get("attention", "").startswith("quantized")
+
+    def work(progress: Progress) -> Outcome:
+        ground = Ground(
+            prepared=prepared,
+            draft=draft,
+            calibration=scene.inputs.calibration,
+            trial=scene.inputs.trial,
+            progress=progress,
+            attention=quantized,
+            threads=config.verify.threads,
+            seed=config.data.seed,
+            batch=config.data.batch,
+            memory_limit=scene.memory_limit,
+            expired=lambda: scene.budget.left() <= 0,
+        )
+        return promoted(ground, plan, wish)
+
+    with scene.stages.run("promote"):
+        return scene.budget.tried("promotion", _PROMOTION, scene.progress, work, Outcome(plan))

@@ -1,0 +1,58 @@
+"""The samples of a run: read, and parted by what they serve for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnxq.config import Config
+from onnxq.data import Dataset, load_data
+from onnxq.pipeline.prepared import PreparedModel
+from onnxq.verify import Array
+
+_MOST_HELD = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The samples in three sets: for ranges and rewrites, for choosing between plans, for the figures reported.
+
+    They share no sample while there are enough; `trial` is `held` where nothing is chosen. seen: what the samples in
+    `held` were also used for, in words, "" where nothing was.
+    """
+
+    calibration: Dataset
+    trial: Dataset
+    held: Dataset
+    seen: str
+    first: Mapping[str, Array]
+    description: str
+    synthetic: bool
+
+
+def read_data(prepared: PreparedModel, data: object, config: Config, *, choosing: bool = False) -> Inputs:
+    """Load the samples; hold some back for the check, and others for what has to be chosen.
+
+    choosing: something is, whatever the configuration says.
+    """
+    dataset = load_data(data, prepared.before.inputs, config.data, prepared.named)
+    count, holdout, seed = len(dataset), config.verify.holdout, config.data.seed
+    usual = min(_MOST_HELD, count // 8)
+    if holdout is None:
+        holdout = max(1, usual)
+    seen = "calibration" if holdout == 0 or count == 1 else ""
+    # Two samples disagree less about a choice than one; a quarter is as much as calibration can spare.
+    choice = max(1, usual, min(2, count // 4)) if (choosing or _chooses(config)) and holdout else 0
+    calibration, held = dataset.split(holdout + choice, seed)
+    trial = held
+    if choice and len(held) > 1:
+        trial, held = held.split(holdout, seed) if len(held) > holdout else held.split(1, seed)
+    elif choice:
+        trial = calibration
+    first = next(iter(held.samples()))
+    return Inputs(calibration, trial, held, seen, first, dataset.describe(), dataset.synthetic)
+
+
+def _chooses(config: Config) -> bool:
+    """True when plans are compared on samples."""
+    return config.effort != "fast" or config.attention == "auto"

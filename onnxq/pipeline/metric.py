@@ -1,0 +1,110 @@
+"""A person's own metric, from `file.py:function`, and what a metric may drop."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxq.data.scripts import find_function, user_code
+from onnxq.errors import ConfigError, DataError
+from onnxq.graph import save_model
+from onnxq.runtime import Feeds, Session
+from onnxq.verify import Array
+
+
+class MetricModel:
+    """What a metric function is given: one model, to run in whichever way suits the function.
+
+    model(feeds) -> {output name: array}; model.path: an ONNX file; model.session: an onnxruntime.InferenceSession.
+    It lives as long as the call.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, folder: Path, *, optimize: bool, threads: int) -> None:
+        self._proto, self._folder, self._optimize, self._threads = proto, folder, optimize, threads
+
+    @cached_property
+    def path(self) -> str:
+        """The model as a file, written when it is first asked for."""
+        target = self._folder / "model.onnx"
+        save_model(self._proto, target)
+        return str(target)
+
+    @cached_property
+    def _session(self) -> Session:
+        return Session(self._proto, optimize=self._optimize, threads=self._threads)
+
+    @property
+    def session(self) -> Any:
+        """An onnxruntime.InferenceSession."""
+        return self._session.native
+
+    def __call__(self, feeds: Mapping[str, Any] | Feeds) -> dict[str, Array]:
+        """All outputs by name for one dictionary of inputs."""
+        return {str(name): value for name, value in self._session.run(feeds).items()}
+
+
+@dataclass(frozen=True)
+class Drop:
+    """What a metric may fall by: absolute, or relative to the float model's ("1%")."""
+
+    amount: float
+    relative: bool = False
+
+    def least(self, before: float) -> float:
+        """The smallest value that is still good enough."""
+        return before - (abs(before) * self.amount if self.relative else self.amount)
+
+    def __str__(self) -> str:
+        return f"{100 * self.amount:g}%" if self.relative else f"{self.amount:g}"
+
+
+def parse_drop(value: float | str) -> Drop:
+    """0.01 or "0.01": absolute; "1%": relative to float. Raises ConfigError for anything else, and below 0."""
+    text = str(value).strip()
+    try:
+        amount = float(text.removesuffix("%"))
+    except ValueError:
+        amount = math.nan
+    if not amount >= 0 or math.isinf(amount):
+        raise ConfigError(f"max_drop: {text!r}", "is no drop", "write 0.01 (absolute) or 1% (of the float model's)")
+    return Drop(amount / 100, True) if text.endswith("%") else Drop(amount)
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """A function of a MetricModel that gives a number, higher is better."""
+
+    name: str
+    function: Callable[[MetricModel], float]
+
+    def __call__(self, proto: onnx.ModelProto, *, optimize: bool = True, threads: int = 1) -> float:
+        """The metric of one model. Raises DataError when the function raises or gives no finite number."""
+        with tempfile.TemporaryDirectory(prefix="onnxq-") as folder, user_code(self.name):
+            value: Any = self.function(MetricModel(proto, Path(folder), optimize=optimize, threads=threads))
+        try:
+            found = math.nan if isinstance(value, (bool, str)) else float(value)
+        except (TypeError, ValueError):
+            found = math.nan
+        if not math.isfinite(found):
+            raise DataError(self.name, f"gave {str(value)[:60]}", "return a finite number, higher is better")
+        return found
+
+
+def load_metric(source: str | Callable[[Any], float]) -> Metric:
+    """`file.py:function`, or a function. The file is run, so only ever one the person named.
+
+    Raises ConfigError for another form, DataError for a file that does not run or lacks the function.
+    """
+    if not isinstance(source, str):
+        return Metric(getattr(source, "__name__", "metric"), source)
+    path, parted, name = source.rpartition(":")
+    if not parted or not path.endswith(".py") or not name.isidentifier():
+        raise ConfigError(f"metric: {source!r}", "is not file.py:function", "write e.g. evaluate.py:accuracy")
+    return Metric(source, find_function(Path(path), name))
