@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -22,6 +22,7 @@ from torch_frontend.tracing import as_inputs, evaluating
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 # Those whose forward is the nearest level of a fixed scale once that scale is learned.
 _NEAREST = (Uniform, LSQ, LSQPlus)
+_ACTIVATION_LR = {"adaround": 0.0, "brecq": 4e-5}
 
 
 def reconstruct(
@@ -64,11 +65,10 @@ def reconstruct(
     refusals = _learnable(model)
     batches = _collected(data, settings.samples)
     units = _units(model, method, blocks, settings)
-    rate = settings.activation_lr
-    rate = (4e-5 if method == "brecq" else 0.0) if rate is None else rate
+    rate = _ACTIVATION_LR[method] if settings.activation_lr is None else settings.activation_lr
     done: list[UnitResult] = []
     learned: dict[int, str] = {}
-    with evaluating(model):
+    with evaluating(model), quantizing(quantizers_of(model), True):
         for index, unit in enumerate(units):
             own = [found for found in unit.weights if isinstance(found, AdaRound)]
             again = [found for found in own if id(found) in learned]
@@ -79,15 +79,21 @@ def reconstruct(
             if not own or again:
                 continue
             learned.update((id(found), unit.name) for found in own)
-
-            def tell(step: int, loss: float, unit: Unit = unit, index: int = index) -> None:
-                if progress is not None:
-                    progress(Progress(unit.name, index, len(units), step, settings.iterations, loss))
-
-            with Cache(settings.cache_bytes) as cache, quantizing(quantizers_of(model), True):
+            tell = _telling(progress, unit.name, index, len(units), settings.iterations)
+            with Cache(settings.cache_bytes) as cache:
                 _fill(cache, model, unit, batches, floats=qdrop > 0)
                 done.append(learn(unit, cache, settings, qdrop=qdrop, activation_lr=rate, tell=tell))
     return Reconstruction(method=method, units=tuple(done), refusals=tuple(refusals))
+
+
+def _telling(
+    progress: Report | None, unit: str, index: int, units: int, iterations: int
+) -> Callable[[int, float], None]:
+    def tell(step: int, loss: float) -> None:
+        if progress is not None:
+            progress(Progress(unit, index, units, step, iterations, loss))
+
+    return tell
 
 
 def as_adaround(quantizer: Quantizer) -> AdaRound | None:
