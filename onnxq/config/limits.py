@@ -81,7 +81,11 @@ ONNXRUNTIME: tuple[Limit, ...] = (
     Limit("attention", lambda c: c.attention == "float", "ONNX Runtime on the CPU is slower with attention in int8",
           "write `attention: float`"),
 )  # fmt: skip
-LIMITS: Mapping[str, tuple[Limit, ...]] = {"ort": ONNXRUNTIME, "trt": TENSORRT}
+VIRTUAL: tuple[Limit, ...] = (
+    Limit("placement", lambda c: c.placement == "rules", "placements are timed in ONNX Runtime, and this target is no "
+          "engine", "write `placement: rules`"),
+)  # fmt: skip
+LIMITS: Mapping[str, tuple[Limit, ...]] = {"ort": ONNXRUNTIME, "trt": TENSORRT, "virtual": VIRTUAL}
 
 
 def check_limits(config: Config) -> Config:

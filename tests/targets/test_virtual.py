@@ -10,6 +10,7 @@ import pytest
 
 import onnxq
 from onnxq.config import load_config
+from onnxq.errors import ConfigError
 from onnxq.metrics import sqnr_db
 from onnxq.runtime import Session
 from onnxq.sites import Role
@@ -86,3 +87,8 @@ def test_it_accepts_what_no_engine_does() -> None:
         wish = load_config("virtual-int8", {"weights": {"bits": 3, "scheme": "asymmetric", "signed": None}}).weights
         assert engine.capability(wish.spec(1), role, "Anything") is not None
     assert target("virtual", "weight-only") is engine
+
+
+def test_placements_are_not_timed_for_no_engine() -> None:
+    with pytest.raises(ConfigError, match="no engine"):
+        load_config("virtual-int8", {"placement": "measured"})

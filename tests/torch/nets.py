@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stem, three blocks, functional pooling, classifier. Input [N, 3, 16, 16]."""
+    """Stem, two blocks, functional pooling, classifier. Input [N, 3, 16, 16]."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -155,6 +155,17 @@ def test_ranges_are_those_of_all_batches_and_weights_those_of_their_tensors() ->
     np.testing.assert_allclose(made.quantizers["fc.weight"].qparams().scale, weight / 7, rtol=1e-6)
 
 
+@pytest.mark.parametrize("top", [6.0, 0.7, 3.3])
+def test_levels_stay_inside_a_fused_clip_so_that_the_engine_drops_it(top: float) -> None:
+    net = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Hardtanh(0.0, top), nn.Conv2d(8, 8, 3)).eval()
+    made, x = QuantModel(net, target="ort").prepare_calibration(), 40.0 * torch.randn(2, 8, 8, 8)
+    made(x)
+    made.calc_qparams()
+    low, high = made.quantizers["1.out"].dequantized_range()
+    assert low == 0.0
+    assert float(np.nextafter(np.float32(top), np.float32(0))) * 0.999 < high <= np.float32(top)
+
+
 class _Chain(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -235,3 +235,25 @@ def test_a_subclass_that_computes_something_else_is_looked_into() -> None:
     weight = quantized.weights()["0.sub.out"]
     torch.testing.assert_close(weight, model[0].weight - model[0].weight.mean((1, 2, 3), keepdim=True))
     assert not torch.equal(quantized(x), model(x))
+
+
+class _Modes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.dropout(self.drop(self.fc(x)), 0.1, self.training)
+        return x * 2.0 if self.training else x
+
+
+def test_a_forward_that_differs_between_train_and_eval_says_so() -> None:
+    for mode, lost in ((False, "train"), (True, "eval")):
+        (refusal,) = QuantModel(_Modes().train(mode), target="virtual").refusals
+        assert (refusal.subject, refusal.rule) == ("_Modes", "mode")
+        assert f"other things in {lost} mode" in refusal.reason
+    model = settled(ResNet())
+    model.bn.train()
+    quantized = QuantModel(model, {"target": "virtual", "torch": {"fuse_bn": False}}, copy=False)
+    assert not quantized.refusals
+    assert (model.training, model.bn.training, model.stem.training) == (False, True, False)

@@ -62,6 +62,7 @@ def new_quantizer(pair: Pair, config: Config) -> Quantizer:
     )
     quantizer.disabled_reason = pair.disabled
     quantizer.group = ""  # type: ignore[assignment]
+    quantizer.bound = pair.bound  # type: ignore[assignment]
     return quantizer
 
 

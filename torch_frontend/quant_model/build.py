@@ -77,7 +77,7 @@ def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> 
         paths |= {site: f"{path}.{inside}" for site, inside in found.items()}
         inner += converted.refusals
     model.recompile()
-    refusals = _by_subject([*traced.opaque, *plan.refusals, *inner])
+    refusals = _by_subject([*traced.modes, *traced.opaque, *plan.refusals, *inner])
     return Built(model, _activations_first(model, paths), refusals, (*decisions, *plan.decisions))
 
 

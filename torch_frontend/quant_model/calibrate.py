@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from onnxq.errors import CalibrationError, OnnxqError
+from onnxq.numerics import qparams_from_range
 from onnxq.sites import Role
+from onnxq.spec import PerTensor
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quant_model.follower import Follower
 from torch_frontend.quantizers import Quantizer
@@ -47,6 +49,7 @@ def activations(quantizers: Iterable[Quantizer]) -> None:
             continue
         try:
             quantizer.calc_qparams()
+            keep_bound(quantizer)
         except CalibrationError as error:
             if "saw no value" not in error.cause:
                 raise
@@ -55,6 +58,22 @@ def activations(quantizers: Iterable[Quantizer]) -> None:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         fix = "run batches between prepare_calibration() and calc_qparams(), or disable() what none can reach"
         raise CalibrationError(shown, "no batch reached it", fix)
+
+
+def keep_bound(quantizer: Quantizer) -> None:
+    """Lower a scale by the last bit where its top level would lie beyond what the activation in front promises.
+
+    ONNX Runtime drops a Clip only when every level lies inside it.
+    """
+    bound = getattr(quantizer, "bound", (None, None))
+    if bound == (None, None) or not quantizer.calibrated:
+        return
+    held = quantizer.qparams()
+    low, high = (end.cpu().numpy() for end in quantizer.dequantized_range())
+    lowest, highest = bound
+    inside = (lowest is None or low >= lowest) and (highest is None or high <= highest)
+    if not inside and quantizer.spec.granularity == PerTensor():
+        quantizer.load_qparams(qparams_from_range(low, high, quantizer.spec, origin=held.origin, bound=bound))
 
 
 def check_numbers(quantizers: Iterable[Quantizer]) -> None:
@@ -145,6 +164,7 @@ class Walk:
         for quantizer in fresh:
             quantizer.observing = False
             quantizer.calc_qparams()
+            keep_bound(quantizer)
         for quantizer in inside:
             quantizer.enabled = self.activations
 

@@ -9,6 +9,8 @@ from torch import fx
 
 from onnxq.config import Config, QuantizerSpec
 from onnxq.errors import OnnxqError
+from onnxq.plan import Bound
+from onnxq.planner.place import tightest
 from onnxq.sites import Refusal, Role
 from onnxq.spec import ObserverSpec, QuantSpec
 from onnxq.targets import Output, describe, target
@@ -37,7 +39,8 @@ class Pair:
     """One quantizer to be. readers: the arguments that get the quantized value; None: all of them.
 
     leader: the site whose numbers it uses; its own name when it has its own. contributes: what passes here counts for
-    the leader's range.
+    the leader's range. bound: what a fused activation in front promises; levels keep inside it, so that the engine can
+    drop the activation.
     """
 
     site: str
@@ -51,6 +54,7 @@ class Pair:
     leader: str = ""
     contributes: bool = True
     disabled: str | None = None
+    bound: Bound = (None, None)
 
 
 @dataclass
@@ -240,7 +244,15 @@ def _activation(value: fx.Node, edges: list[Edge] | None, found: Found, chosen: 
     unit = (*near, *makers)[0]
     spec = _spec(answer, unit, Role.ACTIVATION)
     return Pair(
-        site, Role.ACTIVATION, spec, answer.wish.observer, answer.quantizer, value=value, readers=edges, leader=site
+        site,
+        Role.ACTIVATION,
+        spec,
+        answer.wish.observer,
+        answer.quantizer,
+        value=value,
+        readers=edges,
+        leader=site,
+        bound=makers[0].bound if makers else (None, None),
     )
 
 
@@ -288,6 +300,7 @@ def _group(out: Draft, found: Found, chosen: set[fx.Node], readers: dict[fx.Node
     for top, group in members.items():
         named_leader = next((lead for old, lead in leads.items() if find(old) is top), None)
         first = pairs[named_leader] if named_leader in pairs else group[0]
+        first.bound = tightest(pair.bound for pair in group)
         for pair in group:
             pair.leader = first.site
             pair.spec = first.spec

@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from onnxq.config import Config, MultiInput, did_you_mean
 from onnxq.errors import ConfigError
+from onnxq.plan import Bound
 from onnxq.sites import Refusal
 from onnxq.targets import Output, target
 from torch_frontend.qmodules import Op, WeightQuantized, convertible, op_names
@@ -48,6 +49,7 @@ class Unit:
     out: fx.Node
     weight: Weight | None = None
     policy: MultiInput | None = None
+    bound: Bound = (None, None)
 
     @property
     def asker(self) -> Asker:
@@ -160,7 +162,9 @@ def _unit(
         return None, None
     _check_leader(name, policy, data, config)
     out = _behind(node, place)
-    return Unit(node, name, place, data, out, weight, policy), None
+    return Unit(
+        node, name, place, data, out, weight, policy, bound_of(model, out) if out is not node else (None, None)
+    ), None
 
 
 def _masks_scores(node: fx.Node) -> bool:
@@ -244,6 +248,22 @@ def _behind(node: fx.Node, place: Place) -> fx.Node:
             break
         left.remove("batch_norm")
     return at
+
+
+def bound_of(model: fx.GraphModule, node: fx.Node) -> Bound:
+    """What the activation at `node` promises of its values."""
+    op = op_of(node)
+    if op == "relu":
+        return (0.0, None)
+    if op == "relu6":
+        return (0.0, 6.0)
+    if op != "clamp":
+        return (None, None)
+    module = model.get_submodule(str(node.target))
+    given = dict(zip(("input", "min", "max"), node.args, strict=False)) | node.kwargs
+    ends = [getattr(module, f"{end}_val", given.get(end, given.get(f"{end}_val"))) for end in ("min", "max")]
+    low, high = (float(end) if isinstance(end, (int, float)) else None for end in ends)
+    return (low, high) if (low or 0.0) <= 0.0 <= (high or 0.0) else (None, None)
 
 
 def _bounds(node: fx.Node, op: str) -> bool:

@@ -25,6 +25,7 @@ class Traced:
     """A graph over the modules of `root`.
 
     opaque: modules that could not be traced, and why. skipped: as asked. fixed: arguments that keep their defaults.
+    modes: what the other mode would have done.
     """
 
     root: nn.Module
@@ -32,6 +33,7 @@ class Traced:
     opaque: tuple[Refusal, ...] = ()
     skipped: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
+    modes: tuple[Refusal, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,29 @@ def trace(model: nn.Module, skip: Sequence[str] = (), given: Collection[str] | N
             continue
         called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
         refusals = [_refusal(name, why) for name, why in failed.items() if name in called]
-        return Traced(tracer.root, graph, tuple(refusals), tuple(tracer.skipped), tuple(fixed))
+        modes = _by_mode(root, tracer, graph)
+        return Traced(tracer.root, graph, tuple(refusals), tuple(tracer.skipped), tuple(fixed), modes)
     return Untraceable(f"{_TRIES} of its modules cannot be traced")
+
+
+def _by_mode(root: nn.Module, tracer: Tracer, graph: fx.Graph) -> tuple[Refusal, ...]:
+    """A Refusal when train and eval mode run different calls: a graph holds those of one."""
+    modes = [(module, module.training) for module in root.modules()]
+    try:
+        root.train(not root.training)
+        other = Tracer(tracer.skip, tracer.opaque, tracer.fixed).trace(root)
+    except Exception:  # the other mode cannot be traced: it differs
+        other = fx.Graph()
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    calls = [[(node.op, str(node.target), len(node.args)) for node in one.nodes] for one in (graph, other)]
+    if calls[0] == calls[1]:
+        return ()
+    kept, lost = ("train", "eval") if root.training else ("eval", "train")
+    reason = f"its forward does other things in {lost} mode, which are lost: it was traced in {kept} mode"
+    fix = "take `if self.training` out of its forward, or trace it in the mode you need"
+    return (Refusal(type(root).__name__, reason, fix, "mode"),)
 
 
 def check_patterns(model: nn.Module, skip: Sequence[str]) -> None:
