@@ -257,3 +257,22 @@ def test_a_forward_that_differs_between_train_and_eval_says_so() -> None:
     quantized = QuantModel(model, {"target": "virtual", "torch": {"fuse_bn": False}}, copy=False)
     assert not quantized.refusals
     assert (model.training, model.bn.training, model.stem.training) == (False, True, False)
+
+
+def test_parts_of_a_split_have_sites_of_their_own_and_constants_stay() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(3, 8, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            p, q = self.a(x).chunk(2, 1)
+            r = functional.interpolate(self.b(p) + self.c(q) * torch.full((1,), 2.0), size=x.shape[2:], mode="bilinear")
+            return {"out": r, "q": q}
+
+    model, x = Parts().eval(), images()
+    quantized = QuantModel(model, target="virtual", example_inputs=x)
+    assert {"chunk.out0", "chunk.out1"} <= set(quantized.quantizers)
+    assert not quantized.refusals
+    got, wanted = quantized(x), model(x)
+    assert all(torch.equal(got[name], wanted[name]) for name in ("out", "q"))

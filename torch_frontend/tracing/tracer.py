@@ -121,6 +121,7 @@ def trace(model: nn.Module, skip: Sequence[str] = (), given: Collection[str] | N
 def _by_mode(root: nn.Module, tracer: Tracer, graph: fx.Graph) -> tuple[Refusal, ...]:
     """A Refusal when train and eval mode run different calls: a graph holds those of one."""
     modes = [(module, module.training) for module in root.modules()]
+    before = set(vars(root))
     try:
         root.train(not root.training)
         other = Tracer(tracer.skip, tracer.opaque, tracer.fixed).trace(root)
@@ -129,7 +130,10 @@ def _by_mode(root: nn.Module, tracer: Tracer, graph: fx.Graph) -> tuple[Refusal,
     finally:
         for module, mode in modes:
             module.training = mode
-    calls = [[(node.op, str(node.target), len(node.args)) for node in one.nodes] for one in (graph, other)]
+        for name in set(vars(root)) - before:  # constants made in the forward, which fx keeps there
+            delattr(root, name)
+    # Constants are numbered on from trace to trace.
+    calls = [[(n.op, n.op == "get_attr" or str(n.target), len(n.args)) for n in one.nodes] for one in (graph, other)]
     if calls[0] == calls[1]:
         return ()
     kept, lost = ("train", "eval") if root.training else ("eval", "train")
