@@ -161,6 +161,19 @@ def test_a_weight_read_through_a_transpose_is_stored_turned() -> None:
     assert {t.name: list(t.dims) for t in marked.model.graph.initializer} == {"fc.weight": [4, 6]}
 
 
+def test_transposes_that_cancel_leave_a_weight_as_it_is() -> None:
+    net = Net()
+    w = net.mark(
+        net.weight("w", 4, 6), "w", QuantSpec(bits=8, granularity=PerChannel(1)), net.channels(6), role="weight"
+    )
+    there = net.op("Transpose", net.op("Transpose", w, perm=[1, 0]), perm=[1, 0])
+    same = net.op("Transpose", net.op("Gather", there, net.constant("which", np.array([2, 0, 1, 3]))), perm=[0, 1])
+    net.op("MatMul", net.input("x", "n", 4), same, out="y")
+    plan = by_site(check(net, "y", n=2))["w"]
+    assert plan.spec.granularity == PerChannel(1)
+    assert [edge.node for edge in plan.consumers] == ["n_t3"]
+
+
 def test_blocks_turn_with_their_weight() -> None:
     net = Net()
     spec = QuantSpec(bits=4, granularity=PerBlock(1, 2))

@@ -93,7 +93,7 @@ def export_onnx(
 ) -> Exported:
     """`to_onnx`, written to files: `net.onnx`, and beside it `net.float.onnx` and `net.plan.json`, all or none.
 
-    `onnxq apply net.float.onnx --plan net.plan.json` makes the quantized model again, also of the float model after
+    `onnxq apply net.float.onnx net.plan.json` makes the quantized model again, also of the float model after
     other tools rewrote it. options: those of `to_onnx`.
     Raises OutputError for a file that is there already (unless overwrite) or cannot be written; else as `to_onnx`.
     """

@@ -264,7 +264,8 @@ class Quantizer(nn.Module):
         """
         numbers = self.qparams()
         held = {"scale": torch.from_numpy(np.array(numbers.scale, np.float32)), "weight": weight}
-        held["zero_point"] = torch.from_numpy(np.array(numbers.zero_point, np.float32))
+        # Exporters merge equal constants: a float zero would be found among the biases.
+        held["zero_point"] = torch.from_numpy(np.array(numbers.zero_point, np.int32))
         for name, value in held.items():
             if value is not None:
                 self.register_buffer(f"marked_{name}", value.to(self._anchor.device), persistent=False)
