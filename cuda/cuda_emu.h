@@ -2,23 +2,27 @@
 // of a block as fibers that change hands at __syncthreads(), or, with EMU_THREADS defined, as threads of the operating
 // system, which lets ThreadSanitizer see two accesses that no barrier keeps apart.
 //
-// emu_run(kernel, grid, threads, argument) returns "" or what went wrong: a barrier that not all threads reached.
+// emu_run(kernel, first, grid, threads, argument) runs blocks first to grid - 1 and returns "" or what went wrong: a
+// barrier that not all threads reached (with EMU_THREADS the process ends there).
 // No warps, no atomics, one dimension: what the kernels use, and no more. Linux.
 #ifndef ONNXQ_CUDA_EMU_H
 #define ONNXQ_CUDA_EMU_H
 
 #include <cstddef>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #ifdef EMU_THREADS
-#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 #else
 #include <ucontext.h>
 #endif
+
+static const char EMU_PARTED[] = "a barrier was not reached by all threads of its block";
 
 #define __host__
 #define __device__
@@ -51,12 +55,15 @@ struct EmuBarrier {
     std::condition_variable moved;
     unsigned threads = 0, arrived = 0, round = 0;
     EmuStop first = EMU_END;
-    std::atomic<bool> parted{false};
 
     void wait(EmuStop stop) {
         std::unique_lock<std::mutex> lock(mutex);
         if (arrived == 0) first = stop;
-        if (stop != first) parted = true;
+        if (stop != first) {
+            // The others would wait for ever.
+            std::fprintf(stderr, "%s\n", EMU_PARTED);
+            std::_Exit(68);
+        }
         const unsigned mine = round;
         if (++arrived == threads) {
             arrived = 0;
@@ -72,21 +79,21 @@ static EmuBarrier emu_barrier;
 static inline void __syncthreads() { emu_barrier.wait(EMU_BARRIER); }
 
 template <class Argument>
-std::string emu_run(void (*kernel)(Argument), unsigned grid, unsigned threads, const Argument &argument) {
+std::string emu_run(void (*kernel)(Argument), unsigned first, unsigned grid, unsigned threads,
+                    const Argument &argument) {
     std::vector<std::thread> all;
     emu_barrier.threads = threads;
-    emu_barrier.parted = false;
     for (unsigned me = 0; me < threads; ++me)
         all.emplace_back([=] {
             threadIdx.x = me;
-            for (unsigned block = 0; block < grid && !emu_barrier.parted; ++block) {
+            for (unsigned block = first; block < grid; ++block) {
                 blockIdx.x = block;
                 kernel(argument);
                 emu_barrier.wait(EMU_END);
             }
         });
     for (std::thread &one : all) one.join();
-    return emu_barrier.parted ? "a barrier was not reached by all threads of its block" : "";
+    return "";
 }
 
 #else
@@ -113,12 +120,13 @@ static void emu_fiber() {
 }
 
 template <class Argument>
-std::string emu_run(void (*kernel)(Argument), unsigned grid, unsigned threads, const Argument &argument) {
+std::string emu_run(void (*kernel)(Argument), unsigned first, unsigned grid, unsigned threads,
+                    const Argument &argument) {
     emu.kernel = (const void *)&kernel;
     emu.argument = &argument;
     emu.body = [](const void *call, const void *with) { (*(void (*const *)(Argument))call)(*(const Argument *)with); };
     if (emu.fibers.size() != threads) emu.fibers = std::vector<EmuFiber>(threads);
-    for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
+    for (blockIdx.x = first; blockIdx.x < grid; ++blockIdx.x) {
         for (EmuFiber &fiber : emu.fibers) {
             fiber.stack.resize(64 << 10);
             fiber.done = false;
@@ -133,12 +141,12 @@ std::string emu_run(void (*kernel)(Argument), unsigned grid, unsigned threads, c
             const unsigned before = done;
             for (unsigned me = 0; me < threads; ++me) {
                 emu.running = &emu.fibers[me];
-                if (emu.running->done) return "a barrier was not reached by all threads of its block";
+                if (emu.running->done) return EMU_PARTED;
                 threadIdx.x = me;
                 swapcontext(&emu.scheduler, &emu.running->context);
                 done += emu.running->done;
             }
-            if (done != before && done != threads) return "a barrier was not reached by all threads of its block";
+            if (done != before && done != threads) return EMU_PARTED;
         }
     }
     return "";

@@ -75,13 +75,13 @@ void forward_span(const A *__restrict x, A *__restrict y, Index count, const FqL
 }
 
 // LANES elements; the first `skip` were added before.
-template <bool CLIP, bool DX, class A>
+template <bool CLIP, class A>
 inline __attribute__((always_inline)) void backward_lanes(const A *__restrict x, const A *__restrict dy,
                                                           A *__restrict dx, const FqLevels<A> levels,
                                                           A *__restrict scale, A *__restrict cut, int skip) {
     for (int j = 0; j < LANES; ++j) {
         const FqGradient<A> out = fq_backward(x[j], dy[j], levels, CLIP);
-        if (DX) dx[j] = out.dx;
+        dx[j] = out.dx;
         scale[j] += j < skip ? (A)0 : out.scale;
         cut[j] += j < skip ? (A)0 : out.cut;
     }
@@ -96,22 +96,22 @@ inline double fold(const A *lanes) {
     return (half[0] + half[1]) + (half[2] + half[3]);
 }
 
-template <bool CLIP, bool DX, class A>
+template <bool CLIP, class A>
 Sum backward_span(const A *__restrict x, const A *__restrict dy, A *__restrict dx, Index count,
                   const FqLevels<A> levels) {
     A scale[LANES] = {}, cut[LANES] = {};
     Index k = 0;
-    for (; k + LANES <= count; k += LANES) backward_lanes<CLIP, DX>(x + k, dy + k, dx + k, levels, scale, cut, 0);
+    for (; k + LANES <= count; k += LANES) backward_lanes<CLIP>(x + k, dy + k, dx + k, levels, scale, cut, 0);
     if (k < count && k > 0) {
         const Index last = count - LANES;
-        backward_lanes<CLIP, DX>(x + last, dy + last, dx + last, levels, scale, cut, (int)(k - last));
+        backward_lanes<CLIP>(x + last, dy + last, dx + last, levels, scale, cut, (int)(k - last));
     } else if (k < count) {
         // Where dy is 0 nothing is added.
         A in[LANES] = {}, gradient[LANES] = {}, out[LANES];
         std::memcpy(in, x, count * sizeof(A));
         std::memcpy(gradient, dy, count * sizeof(A));
-        backward_lanes<CLIP, true>(in, gradient, out, levels, scale, cut, 0);
-        if (DX) std::memcpy(dx, out, count * sizeof(A));
+        backward_lanes<CLIP>(in, gradient, out, levels, scale, cut, 0);
+        std::memcpy(dx, out, count * sizeof(A));
     }
     return Sum{fold(scale), fold(cut)};
 }
@@ -130,18 +130,18 @@ void forward_row(const A *__restrict x, A *__restrict y, Index count, const Colu
     for (Index k = 0; k < count; ++k) y[k] = fq_forward(x[k], columns.at(k));
 }
 
-template <bool CLIP, bool DX, class A>
+template <bool CLIP, class A>
 void backward_row(const A *__restrict x, const A *__restrict dy, A *__restrict dx, Index count,
                   const Columns<A> columns, A *__restrict scale, A *__restrict cut) {
     for (Index k = 0; k < count; ++k) {
         const FqGradient<A> out = fq_backward(x[k], dy[k], columns.at(k), CLIP);
-        if (DX) dx[k] = out.dx;
+        dx[k] = out.dx;
         scale[k] += out.scale;
         cut[k] += out.cut;
     }
 }
 
-// ---- the same for any type of tensor ----
+// ---- the same for any type of tensor, up to SPAN elements; dx may be null ----
 
 template <class T>
 struct Typed {
@@ -165,7 +165,7 @@ struct Typed {
             const Index part = std::min(BUFFER, count - k);
             widen(x + k, in, part);
             widen(dy + k, gradient, part);
-            body(in, gradient, dx ? out : nullptr, k, part);
+            body(in, gradient, out, k, part);
             if (dx) narrow(out, dx + k, part);
         }
     }
@@ -179,7 +179,8 @@ struct Direct {
     }
     template <class Body>
     static void backward(const A *x, const A *dy, A *dx, Index count, Body body) {
-        body(x, dy, dx, 0, count);
+        A unwanted[SPAN];
+        body(x, dy, dx ? dx : unwanted, 0, count);
     }
 };
 template <>
@@ -223,10 +224,12 @@ struct Pass {
                 (A)(call.zero_point_grad_scale * -(double)((const A *)call.scale)[index] * sum.cut);
     }
 
+    bool empty() const { return call.outer * call.channels * call.inner == 0; }
     bool wants_sums() const { return call.dscale || call.dzero_point; }
     Index blocks() const { return call.block ? up(call.channels, call.block) : 1; }
 
     void forward() const {
+        if (empty()) return;
         if (by_columns())
             each_tile([&](const Tile &tile) {
                 for (Index row = 0; row < tile.rows; ++row) {
@@ -245,16 +248,16 @@ struct Pass {
             });
     }
 
-    void backward() const { clip ? backward<true>() : backward<false>(); }
-
-    template <bool CLIP>
     void backward() const {
-        y ? backward<CLIP, true>() : backward<CLIP, false>();
-    }
-
-    template <bool CLIP, bool DX>
-    void backward() const {
-        by_columns() ? backward_columns<CLIP, DX>() : backward_spans<CLIP, DX>();
+        if (empty()) {
+            const Index scales = call.block ? call.outer * blocks() * call.inner : call.channels;
+            for (Index index = 0; index < scales; ++index) result(index, Sum());
+            return;
+        }
+        if (by_columns())
+            clip ? backward_columns<true>() : backward_columns<false>();
+        else
+            clip ? backward_spans<true>() : backward_spans<false>();
     }
 
     // ---- spans: pieces of runs of one scale ----
@@ -265,13 +268,13 @@ struct Pass {
     };
 
     Index longest() const { return call.block ? std::min(call.block, call.channels) : call.inner; }
-    Index pieces() const { return std::max<Index>(1, up(longest(), SPAN)); }
+    Index pieces() const { return up(longest(), SPAN); }
 
     // Calls body(span) for every span; the spans of one task in order, and of a block's run always in one task.
     template <class Body>
     void each_span(Body body) const {
         const Index per_run = pieces(), runs = call.outer * (call.block ? blocks() : call.channels), spans = runs * per_run;
-        Index together = std::max<Index>(1, TASK / std::max<Index>(1, std::min(longest(), SPAN)));
+        Index together = std::max<Index>(1, TASK / std::min(longest(), SPAN));
         if (call.block) together = up(together, per_run) * per_run;
         const Index tasks = up(spans, together);
 #pragma omp parallel for schedule(static) num_threads(threads)
@@ -287,22 +290,22 @@ struct Pass {
                     start = run * call.inner;
                     length = call.inner;
                 }
-                const Index count = std::max<Index>(0, std::min(SPAN, length - begin));
+                const Index count = std::max<Index>(0, std::min(SPAN, length - begin));  // 0: a short block
                 body(Span{start + begin, count, call.block ? run : run % call.channels, slot,
                           slot - run * per_run + 1 == per_run});
             }
     }
 
-    template <bool CLIP, bool DX>
+    template <bool CLIP>
     void backward_spans() const {
         const Index per_run = pieces();
         std::vector<Sum> sums(wants_sums() ? call.outer * (call.block ? blocks() : call.channels) * per_run : 0);
         each_span([&](const Span &span) {
             const FqLevels<A> at = levels(span.scale);
             Sum sum;
-            Typed<T>::backward(x + span.start, dy + span.start, DX ? y + span.start : nullptr, span.count,
+            Typed<T>::backward(x + span.start, dy + span.start, y ? y + span.start : nullptr, span.count,
                                [&](const A *in, const A *gradient, A *out, Index, Index part) {
-                                   sum += backward_span<CLIP, DX>(in, gradient, out, part, at);
+                                   sum += backward_span<CLIP>(in, gradient, out, part, at);
                                });
             if (!wants_sums()) return;
             sums[span.slot] = sum;
@@ -324,7 +327,6 @@ struct Pass {
     // ---- columns: where scales change from element to element ----
 
     bool by_columns() const {
-        if (call.outer * call.channels * call.inner == 0) return false;
         return call.block ? call.inner > 1 : call.inner < SHORT && call.outer >= FEW && call.channels > 1;
     }
 
@@ -387,7 +389,7 @@ struct Pass {
         }
     }
 
-    template <bool CLIP, bool DX>
+    template <bool CLIP>
     void backward_columns() const {
         const Index wide = width();
         std::vector<Sum> sums(wants_sums() && !call.block ? strips() * wide : 0);
@@ -396,9 +398,9 @@ struct Pass {
             Sum sum[TILE];
             for (Index row = 0; row < tile.rows; ++row) {
                 const Index start = tile.start + row * tile.stride;
-                Typed<T>::backward(x + start, dy + start, DX ? y + start : nullptr, tile.filled(row),
+                Typed<T>::backward(x + start, dy + start, y ? y + start : nullptr, tile.filled(row),
                                    [&](const A *in, const A *gradient, A *out, Index k, Index part) {
-                                       backward_row<CLIP, DX>(in, gradient, out, part, tile.columns.from(k), scale + k,
+                                       backward_row<CLIP>(in, gradient, out, part, tile.columns.from(k), scale + k,
                                                               cut + k);
                                    });
                 if ((row + 1) % STRIP != 0 && row + 1 != tile.rows) continue;

@@ -16,11 +16,16 @@ static const struct {
     {"fq_finish_f32", fq_finish_f32}, {"fq_finish_f64", fq_finish_f64},
 };
 
-// "" when it ran, else why not; valid until the next call.
-extern "C" const char *fq_emu_launch(const char *name, unsigned grid, unsigned threads, const FqCall *call) {
+// Blocks `first` to `grid` - 1 alone: the far end of a large tensor. "" when it ran, else why not, until the next call.
+extern "C" const char *fq_emu_launch_from(const char *name, unsigned first, unsigned grid, unsigned threads,
+                                          const FqCall *call) {
     static std::string said;
     said = std::string("no kernel ") + name;
     for (const auto &one : KERNELS)
-        if (!std::strcmp(one.name, name)) said = emu_run<const FqCall>(one.kernel, grid, threads, *call);
+        if (!std::strcmp(one.name, name)) said = emu_run<const FqCall>(one.kernel, first, grid, threads, *call);
     return said.c_str();
+}
+
+extern "C" const char *fq_emu_launch(const char *name, unsigned grid, unsigned threads, const FqCall *call) {
+    return fq_emu_launch_from(name, 0, grid, threads, call);
 }

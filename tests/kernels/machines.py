@@ -133,25 +133,31 @@ def outputs(one: Case, dx: bool, parameters: bool) -> tuple[np.ndarray | None, .
     return (np.full_like(one.x, 99) if dx else None), *sums
 
 
+def start(library: ctypes.CDLL, plan: Plan, call: Call, first: int = 0) -> None:
+    """All launches of a plan under the emulation; first: the block to begin with."""
+    library.fq_emu_launch_from.restype = ctypes.c_char_p
+    # NaN where nothing was written; one value beyond either end is watched.
+    scratch = np.full(plan.partial_bytes // 8 + 4, np.nan)
+    inside = 2 - scratch.ctypes.data // 8 % 2
+    call.partial = scratch[inside:].ctypes.data if plan.partial_bytes else None
+    for launch in plan.launches:
+        filled = launch.fill(call)
+        name, grid = launch.kernel.encode(), launch.grid
+        said = library.fq_emu_launch_from(name, min(first, grid), grid, THREADS, ctypes.byref(filled))
+        assert said == b"", said
+    assert np.isnan(scratch[:inside]).all()
+    assert np.isnan(scratch[inside + plan.partial_bytes // 8 :]).all()
+
+
 def on_grid(library: ctypes.CDLL) -> Machine:
     """The CUDA kernels under their emulation, launched as plans say."""
-    library.fq_emu_launch.restype = ctypes.c_char_p
-
-    def start(plan: Plan, call: Call) -> None:
-        scratch = np.full(plan.partial_bytes // 8 + 2, np.nan)
-        at = scratch.ctypes.data
-        call.partial = at + at % 16 if plan.partial_bytes else None
-        for launch in plan.launches:
-            filled = launch.fill(call)
-            said = library.fq_emu_launch(launch.kernel.encode(), launch.grid, THREADS, ctypes.byref(filled))
-            assert said == b"", said
 
     def run(one: Case, dx: bool = True, parameters: bool = True) -> tuple[np.ndarray | None, ...]:
         y = np.full_like(one.x, 99)
-        start(forward_plan(one.layout, one.dtype), one.call(y=y))
+        start(library, forward_plan(one.layout, one.dtype), one.call(y=y))
         gradients = outputs(one, dx, parameters)
         names = dict(zip(("y", "dscale", "dzero_point"), gradients, strict=True))
-        start(backward_plan(one.layout, one.dtype, parameters=parameters), one.call(**names))
+        start(library, backward_plan(one.layout, one.dtype, parameters=parameters), one.call(**names))
         return y, *gradients
 
     return run

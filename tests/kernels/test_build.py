@@ -1,0 +1,253 @@
+"""Finding sources and compilers, building with each, and what is said where one is missing."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from onnxq.cli import cli
+from onnxq.errors import ConfigError, MissingDependencyError
+from onnxq.kernels import Call, cache, device, device_image, host, host_library, host_reason, load_host, sources
+from onnxq.kernels.nvrtc import Nvrtc, find_nvrtc
+from tests.kernels.conftest import GXX
+
+ROOT = Path(__file__).parents[2]
+ARCHS = (75, 80, 86, 89, 90, 100, 120)
+KERNELS = [f"fq_{name}_{kind}" for name in ("forward", "dx", "rows", "cols") for kind in ("f32", "f16", "bf16", "f64")]
+
+needs_gxx = pytest.mark.skipif(GXX is None, reason="no g++")
+
+
+@pytest.fixture
+def no_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("ONNXQ_NVCC", "no-such-nvcc")
+    monkeypatch.setattr("onnxq.kernels.device.find_nvrtc", lambda extra=(): None)
+    monkeypatch.setattr("onnxq.kernels.build.find_nvrtc", lambda extra=(): None)
+    device.nvcc.cache_clear()
+    host._found.cache_clear()
+
+
+@pytest.fixture
+def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("ONNXQ_CACHE", str(tmp_path / "cache"))
+    host._found.cache_clear()
+    return tmp_path / "cache" / "kernels"
+
+
+@pytest.fixture(autouse=True)
+def forget() -> object:
+    yield
+    device.nvcc.cache_clear()
+    host._found.cache_clear()
+
+
+@needs_gxx
+def test_the_host_library_is_built_once_and_speaks_this_interface(own_cache: Path) -> None:
+    library = load_host()
+    assert library is not None
+    assert host_reason() == ""
+    assert library.fq_cpu_abi() == ctypes.sizeof(Call)
+    assert library.fq_cpu_forward(ctypes.byref(Call(dtype=9))) == -1
+    host._found.cache_clear()
+    before = host_library().stat().st_mtime_ns
+    assert not host.build_host().fresh
+    assert host_library().stat().st_mtime_ns == before
+
+
+@needs_gxx
+def test_a_damaged_library_is_never_loaded(fresh_cache: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = host.build_host(own_cache).path
+    monkeypatch.setenv("ONNXQ_CACHE", str(fresh_cache.parent))
+    place = cache.kernels_folder()
+    for path in (good, good.with_name(f"{good.name}.json")):
+        shutil.copy(path, place)
+    (place / good.name).write_bytes(good.read_bytes()[:5000])
+    # No compiler to build it anew with: rather none.
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    host._found.cache_clear()
+    assert host_library() is None
+    shutil.copy(good, place)
+    host._found.cache_clear()
+    assert host_library() == place / good.name
+
+
+@pytest.mark.usefixtures("no_compilers", "fresh_cache")
+def test_without_a_compiler_there_is_a_reason() -> None:
+    assert host_library() is None
+    assert load_host() is None
+    assert "no C++ compiler (no-such-compiler)" in host_reason()
+    with pytest.raises(MissingDependencyError, match=r"sm_90.*\n.*nvidia-cuda-nvrtc.*build-kernels"):
+        device_image("sm_90")
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = tmp_path / "cxx"
+    bad.write_text("#!/bin/sh\ncase $1 in --version) echo cxx 1;; *) echo it broke >&2; exit 3;; esac\n")
+    bad.chmod(bad.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(bad))
+    assert host_library() is None
+    assert "it broke" in host_reason()
+
+
+def test_the_key_tells_machines_and_compilers_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    keys = []
+
+    def fetch(place: Path, name: str, key: cache.Key, build: object, *, force: bool = False) -> cache.Entry:
+        keys.append(dict(key))
+        return cache.Entry(tmp_path, key)
+
+    monkeypatch.setattr(cache, "fetch", fetch)
+    monkeypatch.setattr(host, "_compiler", lambda: ("g++", "g++ 12"))
+    host.build_host(tmp_path)
+    monkeypatch.setattr(host, "_compiler", lambda: ("g++", "g++ 13"))
+    host.build_host(tmp_path)
+    monkeypatch.setattr(host, "_features", lambda: frozenset({"another"}))
+    host._cpu.cache_clear()
+    host.build_host(tmp_path)
+    monkeypatch.setattr(sources, "digest", lambda names: "changed")
+    host.build_host(tmp_path)
+    host._cpu.cache_clear()
+    assert len({json.dumps(key) for key in keys}) == 4
+
+
+@needs_gxx
+def test_an_installed_wheel_finds_its_sources_and_what_was_built_with_them(tmp_path: Path) -> None:
+    """As pip lays it out: onnxq beside onnxq_cuda, in which the wheel's builder has put a library."""
+    ignore = shutil.ignore_patterns("__pycache__", "prebuilt")
+    shutil.copytree(ROOT / "onnxq", tmp_path / "onnxq", ignore=ignore)
+    shutil.copytree(ROOT / "cuda", tmp_path / "onnxq_cuda", ignore=ignore)
+    code = (
+        "from onnxq.kernels import *; from onnxq.kernels import sources; print(sources.folder()); print(host_library())"
+    )
+    environment = {
+        **os.environ, "PYTHONPATH": str(tmp_path), "CXX": "no-such-compiler", "ONNXQ_CACHE": str(tmp_path / "cache"),
+    }  # fmt: skip
+
+    def said() -> list[str]:
+        run = [sys.executable, "-c", code]
+        return subprocess.run(
+            run, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout.split()
+
+    assert said() == [str(tmp_path / "onnxq_cuda"), "None"]
+    if host._features() >= host._V3:
+        place = tmp_path / "onnxq_cuda" / "prebuilt"
+        place.mkdir()
+        path = host.build_host(place, march=host.PORTABLE).path
+        assert said()[1] == str(path)
+        header = tmp_path / "onnxq_cuda" / "fq_math.h"
+        header.write_text(header.read_text("utf-8") + "// changed\n", "utf-8")
+        assert said()[1] == "None"
+
+
+def _nvrtc() -> Nvrtc:
+    found = find_nvrtc()
+    if found is None:
+        pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc")
+    return found
+
+
+@pytest.mark.parametrize("arch", [75, 90, 120])
+def test_nvrtc_compiles_without_a_driver(arch: int, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_ahead_of_time", lambda number: None)
+    compiler = _nvrtc()
+    image = device_image(f"sm_{arch}")
+    assert image.data.startswith(b"\x7fELF")
+    assert compiler.version in image.origin
+    assert all(name.encode() in image.data for name in [*KERNELS, "fq_finish_f32", "fq_finish_f64"])
+    start = next(own_cache.glob(f"fq-sm_{arch}-*.cubin")).stat().st_mtime_ns
+    assert device_image(f"{arch // 10}.{arch % 10}") == image
+    assert next(own_cache.glob(f"fq-sm_{arch}-*.cubin")).stat().st_mtime_ns == start
+
+
+def test_a_gpu_newer_than_nvrtc_gets_ptx(own_cache: Path) -> None:
+    compiler = _nvrtc()
+    data, kind = compiler.compile("k.cu", 'extern "C" __global__ void k() {}', {}, 990)
+    assert kind == "ptx"
+    assert b".entry k" in data
+    with pytest.raises(MissingDependencyError, match=r"NVRTC .* compiles for"):
+        compiler.compile("k.cu", "", {}, 10)
+    with pytest.raises(MissingDependencyError, match=r"undefined_thing"):
+        compiler.compile("k.cu", "undefined_thing;", {}, 90)
+
+
+@pytest.mark.slow
+def test_nvcc_compiles_for_every_generation(own_cache: Path) -> None:
+    try:
+        _, version, known = device.nvcc()
+    except MissingDependencyError as error:
+        pytest.skip(error.cause)
+    entry = device.build_fatbin(tuple(one for one in ARCHS if one in known))
+    data = entry.path.read_bytes()
+    assert data[:4] == b"\x50\xed\x55\xba"
+    assert version == entry.key["compiler"]
+    # A later minor number of the same generation runs it, another generation does not.
+    assert device_image("sm_87").data == data
+    assert device._ahead_of_time(75) is not None
+    assert device._ahead_of_time(70) is None
+    with pytest.raises(ConfigError, match="knows"):
+        device.build_fatbin((3,))
+
+
+def test_architectures_are_read_as_people_write_them() -> None:
+    for text in ("sm_90", "9.0", "90", "compute_90", "sm_90a", " 90 "):
+        assert device.arch_number(text) == 90
+    assert device.arch_number("12.0") == device.arch_number("sm_120") == 120
+    for text in ("", "x", "9", "ninety", "9.0.1"):
+        with pytest.raises(ConfigError, match="sm_90"):
+            device.arch_number(text)
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(cli, ["build-kernels", *args])
+
+
+@needs_gxx
+def test_the_command_tells_what_it_built(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNXQ_NVCC", "no-such-nvcc")
+    monkeypatch.setattr("onnxq.kernels.build.find_nvrtc", lambda extra=(): None)
+    device.nvcc.cache_clear()
+    path = host.build_host().path
+    table = run()
+    assert table.exit_code == 0
+    assert str(path) in table.output
+    assert "there" in table.output
+    assert "no CUDA kernels: there is no no-such-nvcc" in table.output
+    document = json.loads(run("--json").output)
+    assert [one["state"] for one in document["kernels"]] == ["there", "missing"]
+    assert document["kernels"][0]["path"] == str(path)
+    asked = run("--arch", "9.0")
+    assert asked.exit_code == 1
+    assert "no-such-nvcc" in asked.output
+    quiet = run("-q")
+    assert str(path) not in quiet.output
+
+
+@pytest.mark.usefixtures("no_compilers", "fresh_cache")
+def test_the_command_fails_when_it_can_build_nothing(tmp_path: Path) -> None:
+    done = run()
+    assert done.exit_code == 1
+    assert "no-such-compiler" in done.output
+    assert run("--arch", "ninety").exit_code == 1
+    (tmp_path / "file").touch()
+    assert "choose another folder" in run("-o", str(tmp_path / "file" / "x")).output
+
+
+def test_the_command_takes_nvrtc_where_nvcc_is_not(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _nvrtc()
+    monkeypatch.setenv("ONNXQ_NVCC", "no-such-nvcc")
+    device.nvcc.cache_clear()
+    done = run("--arch", "sm_90")
+    assert done.exit_code == 0
+    assert "NVRTC" in done.output
