@@ -9,10 +9,12 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent
 DATA = {"onnxq_configs": "configs", "onnxq_cuda": "cuda"}
-PATTERNS = ("*.yaml", "*.md", "*.h", "*.cuh", "*.cu", "*.cpp", "*.py")
+PATTERNS = ("*.yaml", "*.md", "*.h", "*.cuh", "*.cpp", "*.py")
+# Kernels built ahead of time, each with its note.
+PREBUILT = ("prebuilt/*.so*", "prebuilt/*.fatbin*", "prebuilt/*.cubin*")
 
 setup(
     packages=[*find_packages(str(HERE), include=["onnxq*", "torch_frontend*"]), *DATA],
     package_dir=DATA,
-    package_data={"onnxq": ["py.typed"], **{name: list(PATTERNS) for name in DATA}},
+    package_data={"onnxq": ["py.typed"], **{name: [*PATTERNS, *PREBUILT] for name in DATA}},
 )

@@ -83,7 +83,7 @@ def fetch(place: Path, name: str, key: Key, build: Callable[[Path], None], *, fo
     if entry is not None:
         return entry
     try:
-        with _locked(path.with_name(f"{path.name}.lock")):
+        with _locked(path.with_name(f".{path.name}.lock")):
             entry = None if force else _valid(path, same)
             return entry or _store(path, key, build)
     except OSError as error:

@@ -19,7 +19,7 @@ from onnxq.cli.group import LazyGroup
 from onnxq.cli.options import size
 from onnxq.errors import ModelError
 
-COMMANDS = ("quantize", "plan", "apply", "prove", "inspect", "annotate-bits")
+COMMANDS = ("quantize", "plan", "apply", "prove", "inspect", "annotate-bits", "build-kernels")
 
 
 def run(*args: object) -> Result:
