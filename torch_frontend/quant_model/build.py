@@ -21,10 +21,10 @@ from torch_frontend.tracing import (
     as_inputs,
     evaluating,
     fold_batch_norms,
+    given_arguments,
     look,
     name_calls,
     named,
-    names_of,
     put,
     simplify,
     site_of,
@@ -46,7 +46,7 @@ def build(model: nn.Module, config: Config, example: Any = None) -> Built:
     """Convert a module. Its own modules are not changed; their Parameters are shared, save those of folded layers."""
     check_policies(config)
     args, kwargs = as_inputs(example) if example is not None else ((), {})
-    given = names_of(model, args, kwargs) if example is not None else None
+    given = given_arguments(model, args, kwargs) if example is not None else None
     traced = trace(model, config.torch.skip_trace, given)
     if isinstance(traced, Untraceable):
         return _untraced(model, config, example, traced.reason)
@@ -60,6 +60,8 @@ def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> 
     if example is not None:
         look(model, *example)
     decisions = [Decision(name, "keeps its default: it was traced with it", "arguments") for name in traced.fixed]
+    shaped = "its control flow on shapes and types goes the way it went for example_inputs"
+    decisions += [Decision(path or type(traced.root).__name__, shaped, "shapes") for path in traced.shaped]
     decisions += [Decision(path, "left float as asked", "skip-trace") for path in traced.skipped]
     if config.torch.fuse_bn:
         decisions += [Decision(*done, "fuse-bn") for done in fold_batch_norms(model)]

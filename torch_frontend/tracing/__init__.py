@@ -2,6 +2,7 @@
 
 tracer    torch.fx with our leaves; what fails becomes opaque
 arguments what is not passed keeps its default
+example   shapes and types while tracing
 attention torch's transformer modules, taken apart
 simplify  in-place writes, identities, dropouts, unbind
 fold      batch norms into the layer in front
@@ -9,7 +10,7 @@ names     every call a named module, every tensor a site
 values    shapes and types, from an example
 """
 
-from torch_frontend.tracing.arguments import names_of
+from torch_frontend.tracing.arguments import given_arguments
 from torch_frontend.tracing.fold import by_channel, factors, fold_batch_norms, folded, put
 from torch_frontend.tracing.names import (
     Named,
@@ -39,6 +40,7 @@ __all__ = [
     "fold_batch_norms",
     "folded",
     "fresh",
+    "given_arguments",
     "is_constant",
     "is_float",
     "is_plain",
@@ -46,7 +48,6 @@ __all__ = [
     "looked_at",
     "name_calls",
     "named",
-    "names_of",
     "put",
     "remove_dead",
     "scope_of",

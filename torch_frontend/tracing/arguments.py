@@ -26,14 +26,14 @@ def fixed_arguments(model: nn.Module, given: Collection[str] | None) -> dict[str
     }
 
 
-def names_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the forward's arguments that these give a value other than the default."""
+def given_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The forward's arguments that these give a value other than the default."""
     signature = inspect.signature(model.forward)
     try:
         bound = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         raise DataError("example_inputs", f"do not fit the model's forward: {error}", "give one batch") from error
-    return tuple(name for name, value in bound.items() if value is not signature.parameters[name].default)
+    return {name: value for name, value in bound.items() if value is not signature.parameters[name].default}
 
 
 @has_side_effect
