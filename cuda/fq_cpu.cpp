@@ -22,6 +22,9 @@ typedef long long Index;
 
 // Elements of a span (of one scale), columns of a tile, rows of a strip, lanes of a sum, and a task's least elements.
 constexpr Index SPAN = 4096, TILE = 1024, STRIP = 128, LANES = 32, BUFFER = 512, TASK = 1 << 15;
+// Columns handled at a time, elements of narrow rows taken as one, and how far ahead of a row memory is asked for at
+// least: the processor does not foresee that the next piece of a wide row lies a row further on.
+constexpr Index PIECE = 64, NARROW = 512, AHEAD = 1024;
 // Channels shorter than this are handled as columns, if there are rows enough to share their scales.
 constexpr Index SHORT = 48, FEW = 4;
 
@@ -125,19 +128,38 @@ struct Columns {
     Columns from(Index k) const { return {scale + k, low + k, high + k}; }
 };
 
+// Asks the memory for a piece `ahead` elements further on, which may lie behind the end of the tensor.
 template <class A>
-void forward_row(const A *__restrict x, A *__restrict y, Index count, const Columns<A> columns) {
-    for (Index k = 0; k < count; ++k) y[k] = fq_forward(x[k], columns.at(k));
+void fetch(const A *from, Index ahead) {
+    for (Index k = 0; k < PIECE; k += 64 / (Index)sizeof(A)) __builtin_prefetch(from + ahead + k);
+}
+
+template <class A>
+void forward_row(const A *__restrict x, A *__restrict y, Index count, const Columns<A> columns, Index ahead) {
+    for (Index first = 0; first < count; first += PIECE) {
+        if (ahead) {
+            fetch(x + first, ahead);
+            fetch(y + first, ahead);
+        }
+        for (Index k = first; k < std::min(count, first + PIECE); ++k) y[k] = fq_forward(x[k], columns.at(k));
+    }
 }
 
 template <bool CLIP, class A>
 void backward_row(const A *__restrict x, const A *__restrict dy, A *__restrict dx, Index count,
-                  const Columns<A> columns, A *__restrict scale, A *__restrict cut) {
-    for (Index k = 0; k < count; ++k) {
-        const FqGradient<A> out = fq_backward(x[k], dy[k], columns.at(k), CLIP);
-        dx[k] = out.dx;
-        scale[k] += out.scale;
-        cut[k] += out.cut;
+                  const Columns<A> columns, A *__restrict scale, A *__restrict cut, Index ahead) {
+    for (Index first = 0; first < count; first += PIECE) {
+        if (ahead) {
+            fetch(x + first, ahead);
+            fetch(dy + first, ahead);
+            fetch(dx + first, ahead);
+        }
+        for (Index k = first; k < std::min(count, first + PIECE); ++k) {
+            const FqGradient<A> out = fq_backward(x[k], dy[k], columns.at(k), CLIP);
+            dx[k] = out.dx;
+            scale[k] += out.scale;
+            cut[k] += out.cut;
+        }
     }
 }
 
@@ -236,7 +258,7 @@ struct Pass {
                     const Index start = tile.start + row * tile.stride;
                     Typed<T>::forward(x + start, y + start, tile.filled(row),
                                       [&](const A *in, A *out, Index k, Index part) {
-                                          forward_row(in, out, part, tile.columns.from(k));
+                                          forward_row(in, out, part, tile.columns.from(k), tile.ahead);
                                       });
                 }
             });
@@ -332,7 +354,7 @@ struct Pass {
 
     // Rows of a strip, columns of a tile. Narrow rows are taken several at a time, as one row of repeated scales.
     struct Tile {
-        Index start, rows, stride, count, short_row, strip, left;
+        Index start, rows, stride, ahead, count, short_row, strip, left;
         Columns<A> columns;
         // The last row of all may have fewer elements.
         Index filled(Index row) const { return row == short_row ? std::max<Index>(0, count - missing) : count; }
@@ -340,7 +362,7 @@ struct Pass {
     };
 
     Index repeats() const {
-        return call.block ? 1 : std::max<Index>(1, std::min(call.outer, TILE / (call.channels * call.inner)));
+        return call.block ? 1 : std::max<Index>(1, std::min(call.outer, NARROW / (call.channels * call.inner)));
     }
     Index width() const { return (call.block ? 1 : call.channels) * call.inner * repeats(); }
     Index strips() const { return call.block ? call.outer * blocks() : up(up(call.outer, repeats()), STRIP); }
@@ -357,6 +379,8 @@ struct Pass {
             tile.left = (task - tile.strip * tiles) * TILE;
             tile.count = std::min(TILE, wide - tile.left);
             tile.stride = wide;
+            // Half types are read through buffers.
+            tile.ahead = sizeof(T) == sizeof(A) ? up(AHEAD, wide) * wide : 0;
             tile.short_row = -1;
             tile.missing = 0;
             Index row;
@@ -401,7 +425,7 @@ struct Pass {
                 Typed<T>::backward(x + start, dy + start, y ? y + start : nullptr, tile.filled(row),
                                    [&](const A *in, const A *gradient, A *out, Index k, Index part) {
                                        backward_row<CLIP>(in, gradient, out, part, tile.columns.from(k), scale + k,
-                                                              cut + k);
+                                                              cut + k, tile.ahead);
                                    });
                 if ((row + 1) % STRIP != 0 && row + 1 != tile.rows) continue;
                 for (Index k = 0; k < tile.count; ++k) {
