@@ -3,8 +3,8 @@
     y = FakeQuantize(x, scale, zero_point)     site, role, qmin, qmax, bits, scheme [, storage] [, axis [, block_size]]
 
 It stands where a quantizer stood in the network that was exported. site: the quantizer's own name, never a tensor's.
-No axis: one scale for the tensor; axis: one a channel; block_size with it: one a block. scale: positive; zero_point: of
-any number type, rounded half to even, in [qmin, qmax]; both constant, and of one shape.
+No axis: one scale for the tensor, of shape [] or [1]; axis: one a channel; block_size with it: one a block. scale:
+positive; zero_point: of any number type, rounded half to even, in [qmin, qmax]; both constant, and of one shape.
 """
 
 from __future__ import annotations

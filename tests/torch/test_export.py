@@ -160,7 +160,9 @@ def test_no_file_tells_of_this_machine(written: tuple[QuantModel, Tensor, Path])
 def test_nodes_and_tensors_are_named_after_modules(written: tuple[QuantModel, Tensor, Path]) -> None:
     bare = onnx.load(written[2] / "net.float.onnx")
     assert {"qkv/MatMul", "norm1/LayerNormalization"} <= {node.name for node in bare.graph.node}
-    assert {"qkv.weight", "up.weight"} <= {tensor.name for tensor in bare.graph.initializer}
+    kept = {tensor.name for tensor in bare.graph.initializer}
+    assert {"qkv.weight", "up.weight"} <= kept
+    assert not any("marked" in name for name in kept)
     assert {"norm1.out", "gelu.out"} <= {name for node in bare.graph.node for name in node.output}
 
 
@@ -276,6 +278,22 @@ def test_calibrated_is_enough() -> None:
     model.calc_qparams()
     exported = to_onnx(model, x)
     assert_same(model, exported, x)
+
+
+def test_inputs_by_name() -> None:
+    model, x = quantized(Depthwise, wish())
+    exported = to_onnx(model, {"x": x}, dynamic_batch=True)
+    with torch.no_grad():
+        wanted = model(x=x[:1]).numpy()
+    found = ort_run(exported.model, x[:1], [])[exported.model.graph.output[0].name]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_types_that_no_engine_quantizes(dtype: torch.dtype) -> None:
+    model, x = quantized(Depthwise, wish())
+    with pytest.raises(ModelError, match=r"expand\.weight: is torch\.(bfloat16|float64)"):
+        to_onnx(model.to(dtype), x.to(dtype))
 
 
 def test_weights_alone() -> None:

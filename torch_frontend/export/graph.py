@@ -64,9 +64,9 @@ def batch_dims(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     def dims(value: Any) -> Any:
         return {0: batch} if isinstance(value, Tensor) and value.dim() else None
 
-    if kwargs:
-        raise ModelError("dynamic_batch", "inputs given by name have no order here", "pass dynamic_shapes instead")
-    return tuple(dims(value) for value in args)
+    if args and kwargs:
+        raise ModelError("dynamic_batch", "inputs are given by position and by name", "pass dynamic_shapes instead")
+    return {name: dims(value) for name, value in kwargs.items()} if kwargs else tuple(dims(value) for value in args)
 
 
 def tidied(proto: onnx.ModelProto) -> onnx.ModelProto:

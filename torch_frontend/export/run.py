@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import onnxq
+from onnxq.errors import ModelError
 from onnxq.files import check_free
 from onnxq.plan import Plan, to_json
 from onnxq.sites import Site
@@ -64,10 +65,11 @@ def to_onnx(
     Every quantizer that is on leaves a marker in the graph, from which onnxq reads where it stood: the set of sites
     found there must be that of the quantizers. The model itself is not changed.
     Raises PlanError before calibration, CalibrationError for numbers that cannot be stored, ModelError naming a
-    quantizer that the graph lost or when torch cannot export.
+    quantizer that the graph lost, for a model in bfloat16, or when torch cannot export.
     """
     inner, wanted = _begun(model, target)
     quantizers = active_quantizers(inner)
+    _check_types(inner)
     args, kwargs = as_inputs(example_inputs)
     shapes = batch_dims(args, kwargs) if dynamic_batch and dynamic_shapes is None else dynamic_shapes
     with marking(inner, quantizers, args, kwargs):
@@ -116,6 +118,15 @@ def _begun(model: nn.Module, target: str | None) -> tuple[nn.Module, str]:
     if model.state is State.CALIBRATED:
         model.set_quant()
     return model.model, target or model.config.target
+
+
+def _check_types(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.dtype in (torch.bfloat16, torch.float64):
+            raise ModelError(
+                name, f"is {tensor.dtype}, and ONNX Runtime quantizes only float32 and float16",
+                "call .float() on the model before the export",
+            )  # fmt: skip
 
 
 def _opset(model: nn.Module, quantizers: Sequence[Quantizer]) -> int | None:

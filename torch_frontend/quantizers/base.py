@@ -263,9 +263,9 @@ class Quantizer(nn.Module):
         Raises CalibrationError naming the site if there are no numbers, or none that can be stored.
         """
         numbers = self.qparams()
-        held = {"scale": torch.from_numpy(np.array(numbers.scale, np.float32)), "weight": weight}
-        # Exporters merge equal constants: a float zero would be found among the biases.
-        held["zero_point"] = torch.from_numpy(np.array(numbers.zero_point, np.int32))
+        # Exporters merge equal constants: written as the network's own are not, they keep out of its way.
+        scale, zero = (np.atleast_1d(number) for number in (numbers.scale, numbers.zero_point))
+        held = {"scale": torch.from_numpy(scale.copy()), "zero_point": torch.from_numpy(zero.copy()), "weight": weight}
         for name, value in held.items():
             if value is not None:
                 self.register_buffer(f"marked_{name}", value.to(self._anchor.device), persistent=False)

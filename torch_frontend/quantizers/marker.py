@@ -19,7 +19,7 @@ MARKER = "ai.onnxq::FakeQuantize"
 def mark(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec, *, site: str, role: Role) -> Tensor:
     """x through a marker node; only inside torch.onnx.export. zero_point is rounded by whoever reads the marker.
 
-    scale, zero_point: [] per tensor, [channels] per channel, blocked per block, as in `onnxq.spec.QParams`.
+    scale, zero_point: [] or [1] per tensor, [channels] per channel, blocked per block, as in `onnxq.spec.QParams`.
     """
     attrs: dict[str, Any] = {
         "site": site,
