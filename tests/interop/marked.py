@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from onnxq.numerics import fake_quant
+from onnxq.runtime import Session
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 DOMAIN = "ai.onnxq"
@@ -148,3 +150,63 @@ def residual_net(weights: QuantSpec = WEIGHT, activations: QuantSpec = ACT) -> N
     f = net.mark(net.op("Flatten", p), "flatten.out", activations, 4.0)
     net.op("Gemm", f, weight("fc.weight", 5, 8), net.weight("fc.bias", 5), transB=1, out="y")
     return net
+
+
+def redundant_net() -> Net:
+    """With what optimizers take away: an Identity, two Transposes in a row, shape arithmetic, equal constants."""
+    net = Net()
+    x = net.mark(net.input("x", "n", 4, 6), "input:x")
+    t = net.op("Transpose", net.op("Transpose", x, perm=[0, 2, 1]), perm=[0, 2, 1])
+    size = net.op("Shape", t)
+    batch = net.op("Gather", size, net.constant("zero", np.array([0])), axis=0)
+    rest = net.constant("rest", np.array([24]))
+    flat = net.op("Reshape", net.op("Identity", t), net.op("Concat", batch, rest, axis=0))
+    w = net.mark(
+        net.weight("fc.weight", 24, 8),
+        "fc.weight",
+        QuantSpec(bits=4, granularity=PerChannel(1)),
+        net.channels(8),
+        role="weight",
+    )
+    h = net.mark(net.op("Relu", net.op("MatMul", flat, w)), "relu.out", replace(ACT, bits=4), 64.0, 0)
+    a = net.op("Mul", h, net.constant("two", np.float32([2])))
+    b = net.op("Mul", h, net.constant("also two", np.float32([2])))
+    net.op("Add", net.mark(a, "mul.out", ACT, 128.0, 0), net.op("Neg", b), out="y")
+    return net
+
+
+def reordered(model: onnx.ModelProto) -> onnx.ModelProto:
+    """As late as their inputs allow it, and the initializers backwards."""
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    waiting = dict.fromkeys((v.name for v in out.graph.input), 0) | {t.name: 0 for t in out.graph.initializer}
+    left = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(out.graph.node)]
+    done: list[onnx.NodeProto] = []
+    while left:
+        node = next(n for n in left if all(name in waiting or not name for name in n.input))
+        left.remove(node)
+        waiting.update(dict.fromkeys(node.output, 0))
+        done.append(node)
+    tensors = [onnx.TensorProto.FromString(t.SerializeToString()) for t in reversed(out.graph.initializer)]
+    del out.graph.node[:], out.graph.initializer[:]
+    out.graph.node.extend(done)
+    out.graph.initializer.extend(tensors)
+    return out
+
+
+def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """All inner names others, as another export has them."""
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    fixed = {value.name for value in (*out.graph.input, *out.graph.output)}
+    for k, node in enumerate(out.graph.node):
+        node.name = f"node_{97 - k}"
+        for names in (node.input, node.output):
+            names[:] = [name if not name or name in fixed else f"z_{name[::-1]}" for name in names]
+    for tensor in out.graph.initializer:
+        tensor.name = f"z_{tensor.name[::-1]}"
+    return out
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, NDArray[Any]], *, optimize: bool = False) -> list[NDArray[Any]]:
+    return list(Session(model, optimize=optimize).run(feeds).values())

@@ -21,7 +21,7 @@ from tests.torch.exporting import (
     wish,
 )
 from torch_frontend.export import Exported, to_onnx
-from torch_frontend.quant_model import QuantModel
+from torch_frontend.quant_model import Follower, QuantModel
 
 NETS = list(SHAPES)
 
@@ -59,6 +59,15 @@ def test_onnx_runtime_s_own_placement(net: type) -> None:
 def test_tensorrt_s_own_numbers() -> None:
     model, x = quantized(Residual, "trt-int8")
     assert_same(model, to_onnx(model, x), x)
+
+
+def test_inputs_that_share_numbers_are_sites_of_their_own() -> None:
+    model, x = quantized(Residual, wish(8, "channel", multi_input={"add": "share", "cat": {"follow": 0}}))
+    followers = [q.site for q in model.quantizers.values() if isinstance(q, Follower) and q.active]
+    assert followers
+    exported = to_onnx(model, x)
+    assert set(followers) <= set(exported.sites)
+    assert_same(model, exported, x)
 
 
 def test_blocks() -> None:
