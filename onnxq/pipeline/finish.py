@@ -73,7 +73,7 @@ def finish(
         ops=check.op_counts(index, plan),
         sites=tuple(site_line(site) for site in plan.sites),
         refusals=plan.refusals,
-        rewrites=tuple(line for line in prepared.rewrites if line not in prepared.accounts),
+        rewrites=prepared.rewrites,
         accounts=(*prepared.accounts, *(f"budget: {line}" for line in budget.lines)),
         promotion=None if promotion is None else _decided(promotion, trial, engine.times_itself),
         kept=plan.kept,

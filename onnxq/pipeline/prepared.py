@@ -33,7 +33,7 @@ EQUIVALENT_DB = 60.0
 _EQUIVALENT_HALF_DB = 35.0
 _WIDEN = "float32-compute"
 # Passes of later stages, which `skip` may name too.
-_LATER = frozenset({"equalize", "smooth", "sweep", "promote"})
+_LATER = frozenset({"equalize", "absorb", "smooth", "sweep", "promote"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +64,10 @@ class PreparedModel:
 
     @property
     def rewrites(self) -> tuple[str, ...]:
-        """A line for each pass that changed something."""
+        """A line for each preparation pass that changed something."""
         lines = []
         for report in self.reports:
-            if report.changed:
+            if report.changed and report.name not in _LATER:
                 more = f", … {len(report.changed)} in all" if len(report.changed) > 1 else ""
                 lines.append(f"{report.name}: {report.changed[0]}{more}")
         return tuple(lines)

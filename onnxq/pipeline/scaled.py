@@ -1,4 +1,4 @@
-"""Scaling channels before planning: equalization, then smoothing; each proved, tried out, rolled back if it harms."""
+"""Scaling and shifting channels before planning; each pass proved, tried out, rolled back if it harms."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from onnxq.data import Dataset, attended
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.graph import GraphIndex, infer_shapes, structural_ids
 from onnxq.passes import PassReport
+from onnxq.passes.absorb import chosen_shifts, shift_axes, with_shifts
 from onnxq.passes.activity import observe_channels
 from onnxq.passes.equalize import channel_axes, equalized, equalizing_factors
 from onnxq.passes.smooth import quantized_groups, smoothed, smoothing_factors
@@ -25,7 +26,7 @@ from onnxq.runtime import Session
 from onnxq.sites import Refusal, TensorId
 from onnxq.verify import Array, Comparison, OutputError
 
-NAMES = ("equalize", "smooth")
+NAMES = ("equalize", "absorb", "smooth")
 # Largest values of channels settle early; a layer's error needs few rows; a trial needs few samples.
 _SAMPLES, _ROWS, _TRIAL, _PROOF = 16, 256, 8, 2
 # Errors on a few samples are this uncertain, in dB.
@@ -55,7 +56,7 @@ def scale_channels(
     ids = structural_ids(prepared.proto)
     done: tuple[Scaling, ...] = ()
     best: float | None = None
-    for name, choose in (("equalize", _equalizing), ("smooth", _smoothing)):
+    for name, choose in (("equalize", _equalizing), ("absorb", _absorbing), ("smooth", _smoothing)):
         if name in skip:
             continue
         factors, lines = choose(prepared, scene)
@@ -122,7 +123,10 @@ def _found(
 
 def _rewritten(prepared: PreparedModel, name: str, factors: Mapping[TensorId, Array]) -> PreparedModel:
     given = {tensor: np.asarray(s, np.float32) for tensor, s in factors.items()}
-    proto = equalized(prepared.proto, given)[0] if name == "equalize" else smoothed(prepared.proto, given)
+    if name == "equalize":
+        proto = equalized(prepared.proto, given)[0]
+    else:
+        proto = with_shifts(prepared.proto, given) if name == "absorb" else smoothed(prepared.proto, given)
     return replace(prepared, proto=infer_shapes(proto))
 
 
@@ -146,6 +150,16 @@ def _equalizing(prepared: PreparedModel, scene: Scene) -> Chosen:
     largest = {tensor: np.maximum(np.abs(one.low), np.abs(one.high)) for tensor, one in seen.items()}
     factors = equalizing_factors(prepared.proto, largest if len(largest) == len(axes) else None)
     return factors, tuple(f"{tensor}: equalized" for tensor in factors)
+
+
+def _absorbing(prepared: PreparedModel, scene: Scene) -> Chosen:
+    few, axes = scene.calibration.take(_SAMPLES), shift_axes(prepared.proto)
+    seen = observe_channels(
+        prepared.proto, axes, few, progress=scene.progress, title="absorbing", memory_limit=scene.memory_limit
+    )
+    low, high = ({tensor: getattr(one, end) for tensor, one in seen.items()} for end in ("low", "high"))
+    found = chosen_shifts(prepared.proto, low, high)
+    return found, tuple(f"{tensor}: channels centred" for tensor in found)
 
 
 def _smoothing(prepared: PreparedModel, scene: Scene) -> Chosen:

@@ -1,4 +1,4 @@
-"""Factors per channel that the float model was rewritten with before planning: data chose them, so plans keep them."""
+"""Numbers per channel that the float model was rewritten with before planning: data chose them, so plans keep them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from onnxq.sites import TensorId
 
+# The pass whose numbers are taken off, not multiplied with.
+_ADDED = "absorb"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
@@ -18,6 +21,7 @@ class Scaling:
 
     name: the pass. "equalize": the tensor is multiplied by the factors in what makes it, its readers divide by them.
         "smooth": it is divided on the way to the layers that read it, whose weights are multiplied.
+        "absorb": it is lowered by them in what makes it, and the biases of its readers make up for that.
     factors: float32 [channels]. anchor: the tensor's structural id in the prepared model before any such rewrite.
     """
 
@@ -45,7 +49,9 @@ def read_scaling(raw: Mapping[str, Any], factors: NDArray[Any]) -> Scaling:
     strange = sorted(set(raw) - known)
     if strange:
         raise ValueError(f"unknown key {strange[0]!r} in scalings; use one of {', '.join(sorted(known))}")
-    if factors.ndim != 1 or not (np.isfinite(factors).all() and (factors > 0).all()):
-        raise ValueError(f"the factors of {raw['tensor']} must be a row of finite numbers above 0")
+    fit = np.isfinite(factors).all() and (raw["pass"] == _ADDED or (factors > 0).all())
+    if factors.ndim != 1 or not fit:
+        above = "" if raw["pass"] == _ADDED else " above 0"
+        raise ValueError(f"the factors of {raw['tensor']} must be a row of finite numbers{above}")
     tensor = TensorId(str(raw["tensor"]), str(raw.get("scope", "")))
     return Scaling(name=str(raw["pass"]), tensor=tensor, factors=factors, anchor=str(raw.get("anchor", "")))

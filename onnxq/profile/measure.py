@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxq.calibrate import Progress
+from onnxq.data import attended
 from onnxq.profile.switch import Switch, Switchboard
 from onnxq.runtime import Feeds, Session
 from onnxq.verify import Array, Comparison
@@ -22,13 +23,15 @@ class Errors:
     outputs: dict[str, Comparison] = field(default_factory=dict)
     _each: dict[str, list[float]] = field(default_factory=dict)
 
-    def update(self, reference: Mapping[str, Array], got: Mapping[str, Array]) -> None:
-        """Add one run. Sequences and strings do not count."""
+    def update(self, feeds: Feeds, reference: Mapping[str, Array], got: Mapping[str, Array]) -> None:
+        """Add one run. Sequences and strings do not count, nor does what the model's own mask input leaves out."""
         for name, value in reference.items():
             if getattr(value, "dtype", None) is not None and value.dtype.kind in "fiub" and name in got:
                 sums = self.outputs.setdefault(name, Comparison(name))
                 before = sums.noise
-                sums.update(value, got[name])
+                meant = attended(feeds, value.shape)
+                whole = meant is None or value.shape != got[name].shape
+                sums.update(*((value, got[name]) if whole else (value[meant], got[name][meant])))
                 self._each.setdefault(name, []).append(sums.noise - before)
 
     def noise(self) -> float:
@@ -81,6 +84,6 @@ def measure(
         for feeds in samples:
             wanted = reference.run(feeds)
             for setting, k in distinct.items():
-                found[k].update(wanted, board.run(feeds, setting))
+                found[k].update(feeds, wanted, board.run(feeds, setting))
                 task.advance()
     return [found[distinct[setting]] for setting in settings]
