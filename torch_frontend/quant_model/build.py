@@ -28,6 +28,7 @@ from torch_frontend.tracing import (
     put,
     simplify,
     site_of,
+    take_apart,
     trace,
 )
 
@@ -56,6 +57,8 @@ def build(model: nn.Module, config: Config, example: Any = None) -> Built:
 def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> Built:
     model = _graph_module(traced.root, traced.graph)
     simplify(model)
+    if config.target == "trt" and config.attention == "quantized":
+        take_apart(model)
     name_calls(model, traced.skipped)
     if example is not None:
         look(model, *example)

@@ -14,7 +14,7 @@ from onnxq.planner.place import tightest
 from onnxq.sites import Refusal, Role
 from onnxq.spec import ObserverSpec, QuantSpec
 from onnxq.targets import Output, describe, target
-from torch_frontend.quant_model.keep import cut_for_attention, kept_float
+from torch_frontend.quant_model.keep import cut_for_attention, kept_float, opt_in, weighs_values
 from torch_frontend.quant_model.places import REDUNDANT
 from torch_frontend.quant_model.residual import backbone, op_of
 from torch_frontend.quant_model.slots import Slot
@@ -132,10 +132,8 @@ def _chosen(
 def _unwanted(unit: Unit, config: Config, wishes: Wishes) -> Refusal | None:
     """Why this unit stays float: a rule, what the target cannot hold, what must be asked for; or None."""
     engine = target(config.target, config.mode)
-    attention = config.attention == "quantized"
-    if unit.place.attention and not (attention or _forced(unit, wishes)):
-        fix = "write `attention: quantized`, or force it with a rule that sets `quantize: true`"
-        return Refusal(unit.name.path, "attention stays float unless asked for", fix, "attention")
+    if unit.place.attention and not _forced(unit, wishes) and (refusal := opt_in(unit, config)) is not None:
+        return refusal
     floats = []
     for role, site in _sites(unit):
         if role is Role.ACTIVATION and config.mode == "weight-only":
@@ -218,9 +216,9 @@ def _readers(found: Found, chosen: set[fx.Node], config: Config, wishes: Wishes)
             edges = out.setdefault(value, [])
             assert edges is not None
             edges.append((unit.node, slot))
-        if is_float(unit.out) and (
-            unit.place.output is Output.PAIR or (unit.place.cut and cut_for_attention(unit.node))
-        ):
+        cut = unit.place.cut and cut_for_attention(unit.node)
+        cut = cut or (unit.place.attention and weighs_values(unit.node))
+        if is_float(unit.out) and (cut or unit.place.output is Output.PAIR):
             closed.append(unit.out)
     return {**out, **dict.fromkeys(closed)}
 

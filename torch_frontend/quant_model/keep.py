@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from torch import fx
 
+from onnxq.config import Config
 from onnxq.sites import Refusal
 from torch_frontend.quant_model.residual import op_of
 from torch_frontend.quant_model.units import Found, Unit
@@ -107,6 +108,34 @@ def _reaches_attention(node: fx.Node) -> bool:
             if reader not in seen and (plain or op in _MOVES | _CUTS | _SCALING):
                 seen.add(reader)
                 pending.append(reader)
+    return False
+
+
+def opt_in(unit: Unit, config: Config) -> Refusal | None:
+    """Why a product of two activations stays float unless it is asked for, or None."""
+    inside = unit.op == "attention" or _scores_or_values(unit.node)
+    force = "force it with a rule that sets `quantize: true`"
+    if not inside:
+        reason = "a product of two activations stays float: int8 costs it accuracy"
+        return Refusal(unit.name.path, reason, force, "product")
+    if config.attention != "quantized":
+        reason = "attention stays float unless asked for: quantized it may cost accuracy"
+        return Refusal(unit.name.path, reason, f"write `attention: quantized`, or {force}", "attention")
+    if unit.op == "attention":
+        reason = "its mask, dropout or shared keys keep it from being taken apart, and engines quantize it whole or not"
+        return Refusal(unit.name.path, reason, force, "attention")
+    return None
+
+
+def weighs_values(node: fx.Node) -> bool:
+    """True for the product of attention's weights and values, whose fused kernel needs a pair behind it too."""
+    at = node.args[0] if op_of(node) == "matmul" and node.args else None
+    for _ in range(_REACH):
+        if not isinstance(at, fx.Node):
+            return False
+        if op_of(at) == "softmax":
+            return True
+        at = at.args[0] if op_of(at) in _MOVES and at.args else None
     return False
 
 

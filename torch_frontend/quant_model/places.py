@@ -24,6 +24,7 @@ class Place:
     shares: inputs and output have one scale. joins: only where pairs are there for others' sake.
     activations: the number of computed operands it must have (None: any); other calls of the operator stay float.
     attention: only when asked for. cut: its result needs a pair where it is cut into operands of attention.
+    two: the place of calls with two computed operands, where that is another one.
     """
 
     inputs: Literal["all", "skip", "none"] = "all"
@@ -35,6 +36,7 @@ class Place:
     activations: int | None = None
     attention: bool = False
     cut: bool = False
+    two: Place | None = None
 
 
 _LAYER = Place(compute=True)
@@ -61,7 +63,7 @@ ORT: Mapping[str, Place] = {
 TRT: Mapping[str, Place] = {
     "conv": _LAYER,
     "linear": Place(compute=True, cut=True),
-    "matmul": Place(compute=True, activations=1, cut=True),
+    "matmul": Place(compute=True, activations=1, cut=True, two=Place(compute=True, attention=True)),
     "attention": Place(compute=True, attention=True),
     "add": Place(inputs="skip"),
     "cat": Place(inputs="none", shares=True, joins=True),

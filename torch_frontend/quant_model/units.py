@@ -138,6 +138,8 @@ def _unit(
         if is_float(value) and not is_constant(value) and site_of(value) is not None
     )  # fmt: skip
     weight, why = _weight(model, node, name)
+    if place.two is not None and len({value for _, value in data}) == 2:
+        place = place.two
     if place.activations is not None and len({value for _, value in data}) != place.activations:
         refused = place.compute and op.name == "matmul"
         return None, _wrong_operands(name, place, data) if refused else None

@@ -11,6 +11,7 @@ values    shapes and types, from an example
 """
 
 from torch_frontend.tracing.arguments import given_arguments
+from torch_frontend.tracing.attention import take_apart
 from torch_frontend.tracing.fold import by_channel, factors, fold_batch_norms, folded, put
 from torch_frontend.tracing.names import (
     Named,
@@ -54,5 +55,6 @@ __all__ = [
     "shape_of",
     "simplify",
     "site_of",
+    "take_apart",
     "trace",
 ]

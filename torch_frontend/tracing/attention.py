@@ -7,11 +7,12 @@ stay where they are: `in_proj_weight` is read as one weight, or cut where query,
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from torch_frontend.qmodules import Call, register_qmodule, shallow
@@ -185,6 +186,35 @@ def transformer(
     memory = m.encoder(src, mask=src_mask, src_key_padding_mask=src_key_padding_mask)
     masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
     return m.decoder(tgt, memory, *masks)
+
+
+def take_apart(model: fx.GraphModule) -> None:
+    """F.scaled_dot_product_attention as its products, where it has no mask, dropout or heads that share keys.
+
+    Engines quantize attention whole: query, key, the softmax between, value and the result.
+    """
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    graph = model.graph
+    for node in list(graph.nodes):
+        if node.target is not functional.scaled_dot_product_attention:
+            continue
+        given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        if given.get("attn_mask") is not None or any(given.get(k) for k in ("dropout_p", "is_causal", "enable_gqa")):
+            continue
+        with graph.inserting_before(node):
+            scale = given.get("scale")
+            if scale is None:
+                size = graph.call_method("size", (given["query"], -1))
+                scale = graph.call_function(operator.pow, (size, -0.5))
+            scaled = graph.call_function(torch.mul, (given["query"], scale))
+            turned = graph.call_method("transpose", (given["key"], -2, -1))
+            scores = graph.call_function(torch.matmul, (scaled, turned))
+            weights = graph.call_function(torch.softmax, (scores, -1))
+            made = graph.call_function(torch.matmul, (weights, given["value"]))
+        for new in (scaled, turned, scores, weights, made):
+            new.meta["nn_module_stack"] = node.meta.get("nn_module_stack") or {}
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
 
 
 def traceable(model: nn.Module) -> nn.Module:
