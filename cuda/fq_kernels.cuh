@@ -5,7 +5,6 @@
 #include "fq_math.h"
 
 enum { FQ_THREADS = 256, FQ_VECTORS = 2 };
-
 typedef long long FqIndex;
 
 // n / d. n below 2**32: exact as n * d < 2**64. Above, the estimate is at most 1 too large (n < 2**63).
@@ -75,15 +74,9 @@ __device__ __forceinline__ FqPlace fq_place(const FqCall &call, FqIndex element)
     FqPlace place;
     place.scale = fq_scale_of(call, element);
     place.wrap = call.scales;
-    if (!call.block) {
-        place.period = call.inner;
-        place.left = call.inner - (element - fq_divide(element, call.by_inner) * call.inner);
-    } else if (call.inner == 1) {
-        place.period = call.block;
-        place.left = call.block - (element - fq_divide(element, call.by_block) * call.block);
-    } else {
-        place.period = place.left = 1;
-    }
+    const FqDivisor &by = call.block ? call.by_block : call.by_inner;
+    place.period = call.block && call.inner > 1 ? 1 : (FqIndex)by.value;
+    place.left = place.period > 1 ? place.period - (element - fq_divide(element, by) * place.period) : 1;
     return place;
 }
 
@@ -107,9 +100,9 @@ __device__ __forceinline__ void fq_elementwise(const FqCall &call) {
     typedef typename FqArithmetic<T>::Type A;
     enum { SIZE = FqVector<T>::SIZE };
     const FqTensors<T> at(call);
-    const FqIndex begin = (FqIndex)blockIdx.x * (FQ_THREADS * FQ_VECTORS * SIZE);
+    const FqIndex share = FQ_THREADS * FQ_VECTORS * SIZE, begin = blockIdx.x * share;
     const bool vectors = fq_aligned(at.x, at.y, BACK ? at.dy : 0) && fq_regular<T>(call);
-    if (!vectors || begin + FQ_THREADS * FQ_VECTORS * SIZE > call.count) {
+    if (!vectors || begin + share > call.count) {
 #pragma unroll 1
         for (int k = 0; k < FQ_VECTORS * SIZE; ++k) {
             const FqIndex element = begin + k * FQ_THREADS + threadIdx.x;
@@ -165,6 +158,15 @@ __device__ __forceinline__ void fq_result(const FqCall &call, FqIndex index, con
             (A)(call.zero_point_grad_scale * -(double)((const A *)call.scale)[index] * sum.cut);
 }
 
+// A partial sum, or the whole where a scale has but one.
+template <class A>
+__device__ __forceinline__ void fq_keep(const FqCall &call, FqIndex slot, FqIndex index, const FqSum &sum) {
+    if (call.partial)
+        ((FqSum *)call.partial)[slot] = sum;
+    else
+        fq_result<A>(call, index, sum);
+}
+
 // Thread by thread in halves, `stride` apart; the sum of a column ends in its first thread. All threads must call it.
 __device__ __forceinline__ FqSum fq_tree(FqSum mine, int lane, int lanes, int stride) {
     __shared__ double scale[FQ_THREADS], cut[FQ_THREADS];
@@ -179,8 +181,7 @@ __device__ __forceinline__ FqSum fq_tree(FqSum mine, int lane, int lanes, int st
         }
         __syncthreads();
     }
-    FqSum sum = {scale[me], cut[me]};
-    return sum;
+    return FqSum{scale[me], cut[me]};
 }
 
 template <class T, class A>
@@ -261,8 +262,7 @@ __device__ __forceinline__ FqSum fq_segment_sum(const FqCall &call, const FqSegm
         fq_add(call, scale, cut, x, at.dy[element], levels);
         if (at.y) at.y[element] = x;
     }
-    FqSum sum = {(double)scale, (double)cut};
-    return sum;
+    return FqSum{(double)scale, (double)cut};
 }
 
 template <class T>
@@ -278,10 +278,7 @@ __device__ __forceinline__ void fq_rows(const FqCall &call) {
     }
     sum = fq_tree(sum, lane, lanes, 1);
     if (lane != 0 || index >= call.segments) return;
-    if (call.partial)
-        ((FqSum *)call.partial)[segment.slot] = sum;
-    else
-        fq_result<A>(call, segment.scale, sum);
+    fq_keep<A>(call, segment.slot, segment.scale, sum);
 }
 
 // ---- cols: a thread goes down 16 bytes of columns, `lanes` threads side by side, the others on the next rows ----
@@ -357,10 +354,7 @@ __device__ __forceinline__ void fq_cols(const FqCall &call) {
             sum.scale += scales[k][s * lanes + from];
             sum.cut += cuts[k][s * lanes + from];
         }
-        if (call.partial)
-            ((FqSum *)call.partial)[strip * width + at_column] = sum;
-        else
-            fq_result<A>(call, call.block ? strip * width + at_column : at_column, sum);
+        fq_keep<A>(call, strip * width + at_column, call.block ? strip * width + at_column : at_column, sum);
     }
 }
 

@@ -96,7 +96,7 @@ def test_no_access_leaves_its_array(addresses: Sanitizer, emulation: Emulation) 
 
 
 def test_a_vector_beyond_the_end_is_seen(addresses: Sanitizer, emulation: Emulation) -> None:
-    guard = "begin + FQ_THREADS * FQ_VECTORS * SIZE > call.count"
+    guard = "begin + share > call.count"
     done = addresses.run(
         emulation(*ADDRESSES, edit=lambda text: text.replace(guard, "begin > call.count"), kinds=KINDS)
     )
