@@ -1,4 +1,4 @@
-"""From calibrated to as good as it gets: attention, the sweep, promotion; each judged on samples kept for that."""
+"""From calibrated to as good as it gets: ranges, the sweep, attention, promotion; judged on samples kept for that."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from onnxq.pipeline.budget import Budget
 from onnxq.pipeline.inputs import Inputs
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.promotion import Ground, Outcome, Wish, promoted
+from onnxq.pipeline.ranging import NAME, ranged
 from onnxq.pipeline.stages import Stages
 from onnxq.pipeline.sweeping import Trial, swept
 from onnxq.plan import Plan
@@ -20,7 +21,7 @@ from onnxq.runtime import Session
 from onnxq.sites import Role
 
 # Shares of the time that is left, where there is a budget.
-_SWEEP, _PROMOTION = 0.6, 0.8
+_RANGES, _SWEEP, _PROMOTION = 0.3, 0.6, 0.8
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +43,11 @@ Better = tuple[PreparedModel, Plan]
 def improved(
     prepared: PreparedModel, plan: Plan, plain: Plan | None, draft: Draft, scene: Improving
 ) -> tuple[PreparedModel, Plan, Promotion | None]:
-    """The plan after attention, sweep and promotion, the model with their accounts, and what was promoted.
+    """The plan after ranges, sweep, attention and promotion, the model with their accounts, and what was promoted.
 
     plan: calibrated. plain: the same without attention, where that is to be tried.
     """
+    prepared, plan = _ranged(prepared, plan, scene)
     before, bare = prepared, plan
     prepared, plan = _swept(prepared, plan, scene, "sweep")
     if plain is not None:
@@ -62,6 +64,21 @@ def improved(
         prepared, plan = _best(before, (prepared, outcome.plan), bare, scene, "sweep after promotion")
         return prepared, plan, outcome.promotion
     return prepared, outcome.plan, outcome.promotion
+
+
+def _ranged(prepared: PreparedModel, plan: Plan, scene: Improving) -> Better:
+    config, inputs = scene.config, scene.inputs
+    if config.effort == "fast":
+        return prepared, plan
+
+    def work(progress: Progress) -> Better:
+        return ranged(
+            prepared, plan, inputs.calibration, inputs.trial,
+            effort=config.effort, skip=config.skip, seed=config.data.seed, progress=progress,
+        )  # fmt: skip
+
+    with scene.stages.run(NAME):
+        return scene.budget.tried(NAME, _RANGES, scene.progress, work, (prepared, plan))
 
 
 def _swept(prepared: PreparedModel, plan: Plan, scene: Improving, name: str) -> Better:

@@ -21,8 +21,10 @@ from onnxq.verify import compare
 
 NAME = "sweep"
 _SAMPLES = {"balanced": 32, "high": 64}
-# Small samples give few positions and cost little: as many as make up this many input values, up to 64.
+# Small samples give few positions and cost little: as many as make up so many input values, up to 64. Large ones give
+# many and cost memory: no more than make up so many, and at least 8.
 _VALUES, _MOST = 1 << 18, 64
+_TOO_MANY, _FEWEST = 1 << 23, 8
 # Above this an output is as good as float; one such output must not outweigh the others.
 _PERFECT_DB = 80.0
 # Where all operators together make it worse: so many stretches of the network, each tried on top of those that helped.
@@ -50,14 +52,14 @@ def swept(
 ) -> tuple[PreparedModel, Plan]:  # fmt: skip
     """The plan with swept weights and biases, and the model with the account of it among its reports.
 
-    effort: "balanced" takes 8 samples, "high" 16, more where they are small; "fast" leaves the plan as it is. So does
+    effort: "balanced" takes up to 32 samples, "high" 64, as `enough` says; "fast" leaves the plan as it is. So does
     `skip` with "sweep" in it, and so do made-up samples: corrections for inputs that never come are errors for those
     that do.
     Whatever makes the held-back outputs worse is rolled back: first everything, then stretch by stretch.
     """
     if effort not in _SAMPLES or NAME in skip or calibration.synthetic:
         return prepared, plan
-    few = _chosen(calibration, _SAMPLES[effort], seed)
+    few = enough(calibration, effort, seed)
     trial = Trial(prepared, held, Session(prepared.proto, optimize=False))
     before = trial.score(plan)
     first = sweep(prepared.proto, plan, few.samples(), progress=progress)
@@ -71,16 +73,18 @@ def swept(
         told = f"all operators together made it worse ({before:.1f} to {whole:.1f} dB), so by stretches; "
     if done is None:
         line = f"rolled back: {told}none of them helped"
-        return _reported(prepared, line), plan
+        return reported(prepared, PassReport(NAME, (line,))), plan
     lines = "; ".join(done.lines())
     left = f"; no sample reached {', '.join(done.skipped)}" if done.skipped else ""
-    return _reported(prepared, f"{told}{before:.1f} to {after:.1f} dB on held-back samples; {lines}{left}"), done.plan
+    line = f"{told}{before:.1f} to {after:.1f} dB on held-back samples; {lines}{left}"
+    return reported(prepared, PassReport(NAME, (line,))), done.plan
 
 
-def _chosen(calibration: Dataset, least: int, seed: int) -> Dataset:
-    """Samples to sweep with: at least so many."""
+def enough(calibration: Dataset, effort: str, seed: int) -> Dataset:
+    """Samples to walk through the network with, all held at once: more where they are small, fewer where large."""
     size = max(sum(value.size for value in calibration[0].values()), 1)
-    return calibration.take(max(least, min(_VALUES // size, _MOST)), seed)
+    wanted = max(_SAMPLES[effort], min(_VALUES // size, _MOST))
+    return calibration.take(max(min(wanted, _TOO_MANY // size), _FEWEST), seed)
 
 
 def _stretches(trial: Trial, plan: Plan, few: Dataset, before: float, progress: Progress) -> tuple[Swept | None, float]:
@@ -111,5 +115,6 @@ def _cut(found: Sequence[Operator]) -> list[frozenset[str]]:
     return [frozenset(one.node.name for one in part) for part in reversed(parts)]
 
 
-def _reported(prepared: PreparedModel, line: str) -> PreparedModel:
-    return replace(prepared, reports=(*prepared.reports, PassReport(NAME, (line,))))
+def reported(prepared: PreparedModel, report: PassReport) -> PreparedModel:
+    """The model with one more account."""
+    return replace(prepared, reports=(*prepared.reports, report))

@@ -1,0 +1,45 @@
+"""Ranges of activations in a run: chosen site by site, and kept unless the outputs get worse by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from onnxq.data import Dataset
+from onnxq.passes import PassReport
+from onnxq.passes.ranges import choose_ranges
+from onnxq.pipeline.prepared import PreparedModel
+from onnxq.pipeline.sweeping import Trial, enough, reported
+from onnxq.plan import Plan
+from onnxq.report import Progress
+from onnxq.runtime import Session
+
+NAME = "ranges"
+# Errors of layers are judged on few samples: they have many positions each.
+_JUDGES = 4
+# What the outputs, of which there are few, may seem to lose: less is chance, and the layers gained.
+_NOISE_DB = 0.5
+
+
+def ranged(
+    prepared: PreparedModel, plan: Plan, calibration: Dataset, trial: Dataset, *,
+    effort: str, skip: Iterable[str] = (), seed: int = 0, progress: Progress,
+) -> tuple[PreparedModel, Plan]:  # fmt: skip
+    """The plan with the range of each activation that disturbs the operators behind it least, and the account of it.
+
+    effort "fast", `skip` with "ranges" in it, made-up samples and weight-only plans leave the plan as it is.
+    Rolled back where the quantized model's outputs are further from the float ones by more than chance.
+    """
+    if effort == "fast" or NAME in skip or calibration.synthetic:
+        return prepared, plan
+    few = enough(calibration, effort, seed)
+    judges = trial.take(_JUDGES, seed) if len(trial) > _JUDGES else trial
+    done = choose_ranges(prepared.proto, plan, few.samples(), judges.samples(), progress=progress)
+    if not done.taken:
+        return prepared, plan
+    judge = Trial(prepared, trial, Session(prepared.proto, optimize=False))
+    before, after = judge.score(plan), judge.score(done.plan)
+    if not after > before - _NOISE_DB:
+        line = f"rolled back: the outputs fell from {before:.1f} to {after:.1f} dB on held-back samples"
+        return reported(prepared, PassReport(NAME, (line,))), plan
+    line = f"{done.line()}; {before:.1f} to {after:.1f} dB on held-back samples"
+    return reported(prepared, PassReport(NAME, (line,))), done.plan

@@ -1,0 +1,182 @@
+"""Ranges chosen by the error behind the operator that reads them: what decides, what is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxq
+from onnxq.calibrate import calibrate
+from onnxq.config import Config, QuantWish, Rule
+from onnxq.data import load_data
+from onnxq.errors import CalibrationError
+from onnxq.graph import GraphIndex
+from onnxq.numerics import qparams_from_range
+from onnxq.observers import create
+from onnxq.passes.ranges import choose_ranges
+from onnxq.passes.ranges_core import Ranges, chosen, noise
+from onnxq.pipeline import ranging
+from onnxq.pipeline.prepared import PreparedModel, load
+from onnxq.pipeline.sweeping import Trial
+from onnxq.plan import Plan
+from onnxq.report import silent
+from onnxq.sites import Role, TensorId
+from onnxq.spec import ObserverSpec, QuantSpec
+from tests.pipeline.models import images, residual
+
+ALL = (Rule(op="*", set={"quantize": True}),)  # type: ignore[arg-type]
+MINMAX = Config(rules=ALL)
+
+LINEAR = """
+agraph (float[N, 64, 4] x, int64[N, 64] attention_mask) => (float[N, 64, 6] y) { y = MatMul(x, w) }
+"""
+
+
+def linear(outlier: float) -> onnx.ModelProto:
+    """A MatMul whose weights for channel 0 are this large."""
+    weight = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    weight[0] = outlier * np.sign(weight[0])
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{LINEAR}')
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return proto
+
+
+def tokens(count: int, *, seed: int = 0, padding: float = 1.0) -> dict[str, np.ndarray]:
+    """Channel 0 is a hundred times as large as the others, in two samples; the last half of each sample is padding."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((count, 64, 4)).astype(np.float32)
+    x[[0, 5], 0, 0] = 100.0
+    x[:, 32:] *= padding
+    mask = np.ones((count, 64), np.int64)
+    mask[:, 32:] = 0
+    return {"x": x, "attention_mask": mask}
+
+
+def prepared_plan(
+    proto: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config = MINMAX
+) -> tuple[PreparedModel, Plan]:
+    prepared = load(proto)
+    data = load_data(feeds, GraphIndex(prepared.proto).inputs)
+    return prepared, calibrate(prepared.proto, onnxq.make_plan(proto, feeds, config), data)
+
+
+def picked(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[Plan, Plan, dict[str, str]]:
+    prepared, plan = prepared_plan(proto, feeds)
+    inputs = GraphIndex(prepared.proto).inputs
+    samples = list(load_data(feeds, inputs).samples())
+    done = choose_ranges(prepared.proto, plan, samples[4:], samples[:4], progress=silent)
+    return plan, done.plan, {str(site): name for site, name in done.taken.items()}
+
+
+def scale(plan: Plan, name: str) -> float:
+    numbers = next(s.qparams for s in plan.sites if s.site == TensorId(name) and s.role is Role.ACTIVATION)
+    assert numbers is not None
+    return float(numbers.scale)
+
+
+def test_an_outlier_that_no_weight_hears_is_cut_off() -> None:
+    before, after, taken = picked(linear(0.0), tokens(400))
+    assert taken["x"] != "minmax"
+    assert scale(after, "x") < 0.2 * scale(before, "x")
+
+
+def test_an_outlier_that_matters_keeps_its_range() -> None:
+    before, after, _ = picked(linear(1.0), tokens(400))
+    assert scale(after, "x") > 0.99 * scale(before, "x")
+
+
+def test_padding_is_not_looked_at() -> None:
+    before, after, _ = picked(linear(1.0), tokens(400, padding=1e3))
+    assert scale(after, "x") < 0.2 * scale(before, "x")
+
+
+def test_what_follows_from_a_range_follows_it() -> None:
+    feeds = images(48)
+    feeds["x"][::7, :, 0, 0] = 40.0
+    prepared, plan = prepared_plan(residual(), feeds)
+    samples = list(load_data(feeds, GraphIndex(prepared.proto).inputs).samples())
+    done = choose_ranges(prepared.proto, plan, samples[8:], samples[:8], progress=silent)
+    assert done.taken
+    numbers = {site.site: site.qparams for site in done.plan.sites}
+    biases = [site for site in done.plan.sites if site.derived is not None]
+    assert any(site.derived[0] in done.taken for site in biases if site.derived is not None)
+    for site in biases:
+        assert site.derived is not None
+        x, w, found = (numbers[one] for one in (*site.derived, site.site))
+        assert x is not None
+        assert w is not None
+        assert found is not None
+        np.testing.assert_allclose(found.scale, x.scale * w.scale, rtol=1e-6)
+
+
+def test_groups_keep_one_scale_and_the_same_samples_give_the_same_plan() -> None:
+    prepared, plan = prepared_plan(residual(), images(24))
+    sites = [site for site in plan.sites if site.role is Role.ACTIVATION][:2]
+    joined = replace(
+        plan, sites=tuple(replace(s, group="g", qparams=sites[0].qparams) if s in sites else s for s in plan.sites)
+    )
+    samples = list(load_data(images(24), GraphIndex(prepared.proto).inputs).samples())
+    runs = [choose_ranges(prepared.proto, joined, samples[4:], samples[:4], progress=silent) for _ in range(2)]
+    assert not {site.site for site in sites} & set(runs[0].taken)
+    assert runs[0].plan == runs[1].plan
+
+
+def test_candidates_are_those_of_the_observers_without_repeats() -> None:
+    spec = QuantSpec(signed=False, symmetric=False)
+    values = np.random.default_rng(0).standard_normal(50_000).astype(np.float32)
+    ranges = Ranges(spec)
+    ranges.update(values[:20_000])
+    ranges.update(values[20_000:])
+    found = ranges.candidates((None, None))
+    assert set(found) == {"minmax", "percentile 99.999", "percentile 99.99", "mse", "entropy"}
+    for name, one in (("mse", ObserverSpec("mse")), ("entropy", ObserverSpec("entropy"))):
+        alone = create(one, spec)
+        alone.update(values)
+        assert float(found[name].scale) == float(qparams_from_range(*alone.range(), spec).scale)
+    wide = float(found["minmax"].scale) * 255
+    assert wide == pytest.approx(float(values.max() - values.min()), rel=1e-5)
+    few = Ranges(spec)
+    few.update(np.ones(3, np.float32))
+    assert len(few.candidates((None, None))) < 5
+    assert Ranges(spec).candidates((None, None)) == {}
+    with pytest.raises(CalibrationError):
+        few.update(np.array([np.nan], np.float32))
+
+
+def test_a_range_must_be_better_by_more_than_chance() -> None:
+    assert chosen({"now": 1.0, "a": 0.98, "b": 0.99}, "now") == "now"
+    assert chosen({"now": 1.0, "a": 0.9, "b": 0.8}, "now") == "b"
+    assert noise([np.array([3.0, 4.0])], [np.array([3.0, 4.5])]) == pytest.approx(0.25 / 25)
+
+
+def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = MINMAX.model_copy(update={"effort": "balanced", "skip": ("equalize", "smooth", "sweep", "promote")})
+    feeds = images(48)
+    feeds["x"][::7, :, 0, 0] = 40.0
+
+    def told(config: Config, data: object = feeds) -> list[str]:
+        found = onnxq.quantize(residual(), data, config, latency=False)
+        return [line for line in found.report.accounts if line.startswith("ranges: ")]
+
+    assert "held-back samples" in told(config)[0]
+    assert told(config.model_copy(update={"skip": (*config.skip, "ranges")})) == []
+    assert told(config.model_copy(update={"effort": "fast"})) == []
+    assert told(config, None) == []
+    scores = iter((20.0, 19.0))
+    monkeypatch.setattr(Trial, "score", lambda *_: next(scores))
+    prepared, plan = prepared_plan(residual(), feeds)
+    data = load_data(feeds, GraphIndex(prepared.proto).inputs)
+    after, kept = ranging.ranged(prepared, plan, data, data, effort="balanced", progress=silent)
+    assert kept is plan
+    assert "rolled back" in after.accounts[-1]
+
+
+def test_weights_alone_have_no_ranges_to_choose() -> None:
+    config = Config(mode="weight-only", rules=ALL, weights=QuantWish(granularity="channel"))
+    prepared, plan = prepared_plan(linear(1.0), tokens(8), config)
+    samples = list(load_data(tokens(8), GraphIndex(prepared.proto).inputs).samples())
+    assert choose_ranges(prepared.proto, plan, samples, samples, progress=silent).plan == plan
