@@ -48,14 +48,13 @@ def improved(
     plan: calibrated. plain: the same without attention, where that is to be tried.
     """
     prepared, plan = _ranged(prepared, plan, scene)
-    before, bare = prepared, plan
+    before = prepared
+    plan = bare = _settled(before, plan, plain, scene)
     prepared, plan = _swept(prepared, plan, scene, "sweep")
-    if plain is not None:
-        with scene.stages.run("attention"):
-            threads = scene.config.verify.threads
-            plan = settle_attention(before, plan, plain, scene.inputs.trial, threads=threads)
-        if {site.site for site in plan.sites} != {site.site for site in bare.sites}:
-            # What was swept went by attention in integers; it is in float now.
+    if plan is not bare and plain is not None and plan.choice.get("attention", "").startswith("quantized"):
+        # The sweep makes other errors smaller, and so those of attention larger beside them; never the other way.
+        plan = _settled(before, plan, plain, scene)
+        if not plan.choice["attention"].startswith("quantized"):
             bare = replace(without_attention(bare, plain), refusals=plan.refusals, choice=plan.choice)
             prepared, plan = _best(before, (prepared, plan), bare, scene, "sweep without attention")
     outcome = _promoted(prepared, plan, draft, scene)
@@ -79,6 +78,15 @@ def _ranged(prepared: PreparedModel, plan: Plan, scene: Improving) -> Better:
 
     with scene.stages.run(NAME):
         return scene.budget.tried(NAME, _RANGES, scene.progress, work, (prepared, plan))
+
+
+def _settled(prepared: PreparedModel, plan: Plan, plain: Plan | None, scene: Improving) -> Plan:
+    """The plan with attention quantized or in float, whichever its outputs say."""
+    if plain is None:
+        return plan
+    with scene.stages.run("attention"):
+        threads = scene.config.verify.threads
+        return settle_attention(prepared, plan, plain, scene.inputs.trial, threads=threads)
 
 
 def _swept(prepared: PreparedModel, plan: Plan, scene: Improving, name: str) -> Better:

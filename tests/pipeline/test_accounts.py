@@ -1,0 +1,47 @@
+"""What each pass did stands in the summary, and a dry run says what it leaves out."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+import onnxq
+from onnxq.config import Config
+from onnxq.pipeline import scaled
+from onnxq.report import show_report
+from tests.pipeline.models import EVERYTHING, images, residual
+
+BALANCED = EVERYTHING.model_copy(update={"effort": "balanced"})
+
+
+def shown(result: onnxq.Result) -> str:
+    stream = io.StringIO()
+    show_report(result.report, stream=stream)
+    return stream.getvalue()
+
+
+def test_every_pass_has_a_line_and_none_has_two() -> None:
+    result = onnxq.quantize(residual(), images(24), BALANCED, latency=False)
+    names = [line.partition(":")[0] for line in result.report.accounts]
+    assert names == ["equalize", "absorb", "smooth", "ranges", "sweep"]
+    text = shown(result)
+    assert all(line in text for line in result.report.accounts)
+    assert not any(line.startswith(tuple(f"{name}:" for name in names)) for line in result.report.rewrites)
+
+
+def test_a_rollback_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([30.0, 20.0, 30.0, 30.0, 30.0])
+    monkeypatch.setattr(scaled, "_trial", lambda *_: next(scores))
+    text = shown(onnxq.quantize(residual(), images(24), BALANCED, latency=False))
+    assert "equalize: rolled back: the quantized outputs fell from 30.0 to 20.0 dB" in text
+
+
+@pytest.mark.parametrize(("config", "told"), [(EVERYTHING, False), (BALANCED, True)])
+def test_a_dry_run_says_what_it_leaves_out(config: Config, told: bool) -> None:
+    plan = onnxq.make_plan(residual(), images(8), config)
+    assert any("is not in this plan" in line for line in plan.warnings) == told
+
+
+def test_no_account_where_nothing_was_asked_for() -> None:
+    assert onnxq.quantize(residual(), images(8), EVERYTHING, latency=False).report.accounts == ()
