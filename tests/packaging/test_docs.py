@@ -69,7 +69,7 @@ def test_the_readme_starts_with_the_two_commands() -> None:
     assert [line.split("#")[0].strip() for line in first[1].splitlines()] == ["make demo", "make test"]
 
 
-CONTEXT = click.Context(cli)
+CONTEXT = click.Context(cli, **cli.context_settings)
 COMMANDS = cli.list_commands(CONTEXT)
 
 
@@ -130,7 +130,7 @@ def test_the_commands_of_the_readme_are_understood() -> None:
         _, name, *arguments = shlex.split(line, comments=True)
         command = cli.get_command(CONTEXT, name)
         assert command is not None
-        command.make_context(name, arguments)  # raises UsageError for what is not there
+        command.make_context(name, arguments, parent=CONTEXT)  # raises UsageError for what is not there
 
 
 @pytest.mark.parametrize("name", ["ort", "trt"])
