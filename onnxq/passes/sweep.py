@@ -23,6 +23,7 @@ from onnxq.emit import emit
 from onnxq.graph import GraphIndex, opset_of, structural_ids, upgrade_opset
 from onnxq.numerics import bias_qparams, dequantize, fake_quant, floor_weight_scale, quantize, weight_qparams
 from onnxq.numerics.rounding import align
+from onnxq.passes.adaround_core import agreed_moments, round_narrow
 from onnxq.passes.gptq_core import (
     DAMPING,
     POSITIONS_PER_COLUMN,
@@ -46,6 +47,7 @@ from onnxq.passes.sweep_walk import Changes, Walk
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.runtime import Feeds
 from onnxq.sites import Role, TensorId
+from onnxq.spec import PerBlock, PerChannel
 
 Array = NDArray[Any]
 
@@ -53,6 +55,8 @@ Array = NDArray[Any]
 _MATRIX = 1 << 25
 # Largest for which there are two of each, to re-fit weights on one half of the samples and judge them on the other.
 _FITTED = 1 << 22
+# Up to so many bits scales are searched together with the levels; above, the whole range is best.
+_NARROW_BITS = 6
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,14 @@ def sweep(
     *,
     nodes: frozenset[str] | None = None,
     damping: float = DAMPING,
+    thorough: bool = False,
     progress: Progress,
 ) -> Swept:
     """A plan whose weights carry `values` (and scales to match), and biases corrected.
 
     proto: the prepared float model; plan: calibrated for it. samples: 8 to 16 are enough; all are held, with the
-    tensors alive between two nodes, and nothing else. nodes: only these operators (None: all).
+    tensors alive between two nodes, and nothing else. nodes: only these operators (None: all). thorough: a longer
+    search for levels of few bits.
     The same input gives the same bytes. Raises ModelError and DataError from the runs.
     """
     if opset_of(proto) < plan.opset:
@@ -106,7 +112,7 @@ def sweep(
     index = GraphIndex(proto)
     todo = [one for one in operators(index, plan) if nodes is None or one.node.name in nodes]
     feeds = [dict(sample) for sample in samples]
-    state = _State(plan, index, proto, feeds)
+    state = _State(plan, index, proto, feeds, thorough=thorough)
     with progress("sweeping", len(todo)) as task:
         for one in todo:
             state.treat(one, damping)
@@ -117,8 +123,10 @@ def sweep(
 class _State:
     """Both models on their way through the graph, and the numbers found so far."""
 
-    def __init__(self, plan: Plan, index: GraphIndex, proto: onnx.ModelProto, feeds: Sequence[Feeds]) -> None:
-        self.plan, self.index, self.feeds = plan, index, feeds
+    def __init__(
+        self, plan: Plan, index: GraphIndex, proto: onnx.ModelProto, feeds: Sequence[Feeds], *, thorough: bool
+    ) -> None:
+        self.plan, self.index, self.feeds, self.thorough = plan, index, feeds, thorough
         pairs = replace(plan, sites=tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT)))
         paired = emit(proto, pairs)
         self.paired = GraphIndex(paired)
@@ -142,7 +150,7 @@ class _State:
         if ridge is not None:
             target, refitted = refit(weight, moments, ridge=ridge), True
         if rounded:
-            site = self._round(one, site, target, moments, damping, refitted=refitted)
+            site = self._round(one, site, target, (moments, *halves), damping, refitted=refitted)
         final = _weights(site, one.weight)
         self.sites[site.site] = site
         for edge in site.consumers or ():
@@ -177,23 +185,42 @@ class _State:
         return sums[0].result(), sums[1].result()
 
     def _round(
-        self, one: Operator, site: SitePlan, target: Array, moments: Moments, damping: float, *, refitted: bool
+        self,
+        one: Operator,
+        site: SitePlan,
+        target: Array,
+        seen: tuple[Moments, Moments, Moments],
+        damping: float,
+        *,
+        refitted: bool,
     ) -> SitePlan:
-        """The site with scales for the target, and the levels found for them."""
+        """The site with scales for the target, and the levels found for them. seen: all moments, then the halves'."""
         stored = one.stored(np.asarray(target, np.float32))
         numbers = site.qparams
         if numbers is None or refitted:
             numbers = weight_qparams(stored, site.spec, observer=site.observer)
+        least = np.zeros_like(numbers.scale)
         if one.bias_site is not None and one.bias_site.derived is not None:
             x = self.sites[one.bias_site.derived[0]].qparams
-            bias = corrected_bias(one.bias.reshape(target.shape[:2]), one.rows(one.weight), target, moments)
+            bias = corrected_bias(one.bias.reshape(target.shape[:2]), one.rows(one.weight), target, seen[0])
             if x is not None:
-                scale = floor_weight_scale(numbers.scale, x.scale, np.maximum(abs(bias.ravel()), abs(one.bias)))
-                numbers = replace(numbers, scale=scale)
+                least = floor_weight_scale(least, x.scale, np.maximum(abs(bias.ravel()), abs(one.bias)))
+                numbers = replace(numbers, scale=np.maximum(numbers.scale, least))
         aligned = align(numbers, site.spec, stored.shape, np.float32)
         scales, zeros = (one.rows(np.broadcast_to(part, stored.shape)) for part in aligned)
         limits = (site.spec.qmin, site.spec.qmax)
-        levels = round_by_moments(target, moments.h, scales, zeros, limits, damping=damping)
+        if site.spec.bits > _NARROW_BITS or not _row_by_row(one, site):
+            levels = round_by_moments(target, seen[0].h, scales, zeros, limits, damping=damping)
+        else:
+            h = seen[0].h
+            if seen[1].count and seen[2].count:
+                h = agreed_moments(*(moments.h for moments in seen))
+            share = (least / numbers.scale).reshape(target.shape[:2]) if least.ndim == 1 else None
+            found = round_narrow(
+                target, h, scales, zeros, limits, lowest=share, damping=damping, thorough=self.thorough
+            )
+            levels = found.levels
+            numbers = replace(numbers, scale=numbers.scale * _along(found.factors, one, site))
         kind = np.dtype(site.spec.storage.replace("int4", "int8"))
         return replace(site, qparams=replace(numbers, origin="weights, swept"), values=one.stored(levels).astype(kind))
 
@@ -235,6 +262,22 @@ def _rows(feeds: Feeds, shape: tuple[int, ...], geometry: Geometry, most: int, s
         return sampled(positions(shape, geometry), most, seed)
     count = np.flatnonzero(meant.reshape(-1))
     return count[sampled(len(count), most, seed)]
+
+
+def _row_by_row(one: Operator, site: SitePlan) -> bool:
+    """True when every row of the matrix form has scales of its own."""
+    grain, axis = site.spec.granularity, one.output_axis
+    if isinstance(grain, PerChannel):
+        return axis is not None and grain.axis % one.weight.ndim == axis
+    return isinstance(grain, PerBlock) and axis is not None and grain.axis % one.weight.ndim != axis
+
+
+def _along(factors: Array, one: Operator, site: SitePlan) -> Array:
+    """One factor a row, shaped to multiply the site's scales."""
+    flat = factors.reshape(-1)
+    if isinstance(site.spec.granularity, PerChannel):
+        return flat
+    return flat.reshape([-1 if k == one.output_axis else 1 for k in range(one.weight.ndim)])
 
 
 def _weights(site: SitePlan, weight: Array) -> Array:

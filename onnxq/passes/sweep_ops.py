@@ -38,6 +38,11 @@ class Operator:
     alone: bool
     kind: str
 
+    @property
+    def output_axis(self) -> int | None:
+        """The weight's axis that rows of the matrix form lie along; None where groups share it."""
+        return 0 if self.node.op_type == "Conv" or self.node.attrs.get("transB", 0) else 1
+
     def rows(self, array: Array) -> Array:
         """An array of the weight's shape as [groups, rows, K]."""
         if self.node.op_type == "Conv":
