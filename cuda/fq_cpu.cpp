@@ -58,7 +58,9 @@ struct Pass {
                     const Index start = tile.start + row * tile.stride;
                     Typed<T>::forward(x + start, y + start, tile.filled(row),
                                       [&](const A *in, A *out, Index k, Index part) {
-                                          forward_row(in, out, part, tile.columns.from(k), tile.ahead);
+                                          in_pieces<A>({in, out}, part, tile.ahead, [&](Index at, Index piece) {
+                                              forward_row(in + at, out + at, piece, tile.columns.from(k + at));
+                                          });
                                       });
                 }
             });
@@ -179,8 +181,8 @@ struct Pass {
             tile.left = (task - tile.strip * tiles) * TILE;
             tile.count = std::min(TILE, wide - tile.left);
             tile.stride = wide;
-            // Half types are read through buffers.
-            tile.ahead = sizeof(T) == sizeof(A) ? up(AHEAD, wide) * wide : 0;
+            // Only where rows have gaps between them; half types are read through buffers.
+            tile.ahead = sizeof(T) == sizeof(A) && tiles > 1 ? wide : 0;
             tile.short_row = -1;
             tile.missing = 0;
             Index row;
@@ -224,8 +226,10 @@ struct Pass {
                 const Index start = tile.start + row * tile.stride;
                 Typed<T>::backward(x + start, dy + start, y ? y + start : nullptr, tile.filled(row),
                                    [&](const A *in, const A *gradient, A *out, Index k, Index part) {
-                                       backward_row<CLIP>(in, gradient, out, part, tile.columns.from(k), scale + k,
-                                                              cut + k, tile.ahead);
+                                       in_pieces<A>({in, gradient, out}, part, tile.ahead, [&](Index at, Index piece) {
+                                           backward_row<CLIP>(in + at, gradient + at, out + at, piece,
+                                                              tile.columns.from(k + at), scale + k + at, cut + k + at);
+                                       });
                                    });
                 if ((row + 1) % STRIP != 0 && row + 1 != tile.rows) continue;
                 for (Index k = 0; k < tile.count; ++k) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -18,9 +19,9 @@ typedef long long Index;
 
 // Elements of a span (of one scale), columns of a tile, rows of a strip, lanes of a sum, and a task's least elements.
 constexpr Index SPAN = 4096, TILE = 1024, STRIP = 128, LANES = 32, BUFFER = 512, TASK = 1 << 15;
-// Columns handled at a time, elements of narrow rows taken as one, and how far ahead of a row memory is asked for at
-// least: the processor does not foresee that the next piece of a wide row lies a row further on.
-constexpr Index PIECE = 64, NARROW = 512, AHEAD = 1024;
+// Elements of narrow rows taken as one, and columns of a tile between two requests for memory ahead: the processor
+// does not foresee that what follows a piece of a wide row lies a row further on.
+constexpr Index NARROW = 512, PIECE = 64;
 // Channels shorter than this are handled as columns, if there are rows enough to share their scales.
 constexpr Index SHORT = 48, FEW = 4;
 
@@ -124,38 +125,32 @@ struct Columns {
     Columns from(Index k) const { return {scale + k, low + k, high + k}; }
 };
 
-// Asks the memory for a piece `ahead` elements further on, which may lie behind the end of the tensor.
 template <class A>
-void fetch(const A *from, Index ahead) {
-    for (Index k = 0; k < PIECE; k += 64 / (Index)sizeof(A)) __builtin_prefetch(from + ahead + k);
-}
-
-template <class A>
-void forward_row(const A *__restrict x, A *__restrict y, Index count, const Columns<A> columns, Index ahead) {
-    for (Index first = 0; first < count; first += PIECE) {
-        if (ahead) {
-            fetch(x + first, ahead);
-            fetch(y + first, ahead);
-        }
-        for (Index k = first; k < std::min(count, first + PIECE); ++k) y[k] = fq_forward(x[k], columns.at(k));
-    }
+void forward_row(const A *__restrict x, A *__restrict y, Index count, const Columns<A> columns) {
+    for (Index k = 0; k < count; ++k) y[k] = fq_forward(x[k], columns.at(k));
 }
 
 template <bool CLIP, class A>
 void backward_row(const A *__restrict x, const A *__restrict dy, A *__restrict dx, Index count,
-                  const Columns<A> columns, A *__restrict scale, A *__restrict cut, Index ahead) {
-    for (Index first = 0; first < count; first += PIECE) {
-        if (ahead) {
-            fetch(x + first, ahead);
-            fetch(dy + first, ahead);
-            fetch(dx + first, ahead);
-        }
-        for (Index k = first; k < std::min(count, first + PIECE); ++k) {
-            const FqGradient<A> out = fq_backward(x[k], dy[k], columns.at(k), CLIP);
-            dx[k] = out.dx;
-            scale[k] += out.scale;
-            cut[k] += out.cut;
-        }
+                  const Columns<A> columns, A *__restrict scale, A *__restrict cut) {
+    for (Index k = 0; k < count; ++k) {
+        const FqGradient<A> out = fq_backward(x[k], dy[k], columns.at(k), CLIP);
+        dx[k] = out.dx;
+        scale[k] += out.scale;
+        cut[k] += out.cut;
+    }
+}
+
+// body(k, count) for the pieces of a row, each after asking for what lies `ahead` elements behind it, which may be
+// beyond the end of the tensors; the whole row at once if ahead is 0.
+template <class A, class Body>
+void in_pieces(std::initializer_list<const A *> tensors, Index count, Index ahead, Body body) {
+    if (ahead == 0) return body(0, count);
+    for (Index k = 0; k < count; k += PIECE) {
+        for (const A *tensor : tensors)
+            for (Index line = 0; line < PIECE; line += 64 / (Index)sizeof(A))
+                __builtin_prefetch(tensor + k + ahead + line);
+        body(k, std::min(PIECE, count - k));
     }
 }
 
