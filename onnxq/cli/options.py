@@ -87,6 +87,12 @@ wanting = together(
         help="What is promoted becomes float, or uint16 activations. [default: float]",
     ),
     click.option(
+        "--weight-bits-budget",
+        type=click.FloatRange(2, 16),
+        metavar="BITS",
+        help="Bits that weights may have on average; those get more than the configuration's that need them.",
+    ),
+    click.option(
         "--budget",
         metavar="TIME",
         callback=seconds,

@@ -5,18 +5,22 @@ A wish says how a kind of tensor should be quantized; the target answers it with
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from onnxq.config.data import DataConfig, VerifyConfig
 from onnxq.config.front_end import FrontEnd
-from onnxq.config.values import Frozen
+from onnxq.config.values import Bits, Frozen
 from onnxq.config.wish import QuantWish, Rule
 
 
 def _activation_wish() -> QuantWish:
     return QuantWish(scheme="asymmetric", signed=False)
+
+
+def _several(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else value
 
 
 def _weight_wish() -> QuantWish:
@@ -29,6 +33,8 @@ class Config(Frozen):
     source: the preset or file it was read from; "" when made in Python. skip: passes left out.
     attention: the products of activations inside it, for engines with a fused kernel: "auto" tries both.
     effort: what accuracy passes may cost; fast: none of them. torch: for the front end alone.
+    weight_bits_budget: bits that weights may have on average over their elements, from those of `weights` up;
+    weight_bits: the widths to choose from, () for all.
     """
 
     source: str = ""
@@ -40,6 +46,8 @@ class Config(Frozen):
     placement: Literal["rules", "measured"] = "rules"
     attention: Literal["float", "quantized", "auto"] = "float"
     effort: Literal["fast", "balanced", "high"] = "fast"
+    weight_bits_budget: Annotated[float, Field(ge=2, le=16)] | None = None
+    weight_bits: Annotated[tuple[Bits, ...], BeforeValidator(_several)] = ()
     skip: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
     data: DataConfig = DataConfig()

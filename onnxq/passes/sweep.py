@@ -46,7 +46,7 @@ from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.passes.sweep_walk import Changes, Walk
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.runtime import Feeds
-from onnxq.sites import Role, TensorId
+from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel
 
 Array = NDArray[Any]
@@ -98,13 +98,14 @@ def sweep(
     nodes: frozenset[str] | None = None,
     damping: float = DAMPING,
     thorough: bool = False,
+    alone: bool = False,
     progress: Progress,
 ) -> Swept:
     """A plan whose weights carry `values` (and scales to match), and biases corrected.
 
     proto: the prepared float model; plan: calibrated for it. samples: 8 to 16 are enough; all are held, with the
     tensors alive between two nodes, and nothing else. nodes: only these operators (None: all). thorough: a longer
-    search for levels of few bits.
+    search for levels of few bits. alone: each operator for itself, in the float model, to learn what it alone costs.
     The same input gives the same bytes. Raises ModelError and DataError from the runs.
     """
     if opset_of(proto) < plan.opset:
@@ -112,7 +113,7 @@ def sweep(
     index = GraphIndex(proto)
     todo = [one for one in operators(index, plan) if nodes is None or one.node.name in nodes]
     feeds = [dict(sample) for sample in samples]
-    state = _State(plan, index, proto, feeds, thorough=thorough)
+    state = _State(plan, index, proto, feeds, thorough=thorough, alone=alone)
     with progress("sweeping", len(todo)) as task:
         for one in todo:
             state.treat(one, damping)
@@ -124,13 +125,21 @@ class _State:
     """Both models on their way through the graph, and the numbers found so far."""
 
     def __init__(
-        self, plan: Plan, index: GraphIndex, proto: onnx.ModelProto, feeds: Sequence[Feeds], *, thorough: bool
+        self,
+        plan: Plan,
+        index: GraphIndex,
+        proto: onnx.ModelProto,
+        feeds: Sequence[Feeds],
+        *,
+        thorough: bool = False,
+        alone: bool = False,
     ) -> None:
-        self.plan, self.index, self.feeds, self.thorough = plan, index, feeds, thorough
-        pairs = replace(plan, sites=tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT)))
-        paired = emit(proto, pairs)
+        self.plan, self.index, self.feeds, self.thorough, self.alone = plan, index, feeds, thorough, alone
+        pairs = tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT) and not alone)
+        paired = emit(proto, replace(plan, sites=pairs))
         self.paired = GraphIndex(paired)
-        self.real, self.quantized = Walk(proto, feeds, {}), Walk(paired, feeds, _rounded(plan, index))
+        changes = {} if alone else _rounded(plan, index)
+        self.real, self.quantized = Walk(proto, feeds, {}), Walk(paired, feeds, changes)
         self.sites = {site.site: site for site in plan.sites}
         self.biases: list[BiasPlan] = list(plan.biases)
         self.done: list[Treatment] = []
@@ -154,7 +163,7 @@ class _State:
         final = _weights(site, one.weight)
         self.sites[site.site] = site
         for edge in site.consumers or ():
-            self.quantized.changes[edge.node, edge.index] = final
+            self._change(edge, final)
         corrected = one.bias_edge is not None
         if corrected:
             bias = corrected_bias(one.bias.reshape(weight.shape[:2]), weight, one.rows(final), moments)
@@ -241,7 +250,12 @@ class _State:
         else:
             self.biases = [old for old in self.biases if old.edge != edge]
             self.biases.append(BiasPlan(edge=edge, values=values))
-        self.quantized.changes[edge.node, edge.index] = values
+        self._change(edge, values)
+
+    def _change(self, edge: Edge, values: Array) -> None:
+        """Let the nodes still ahead see it."""
+        if not self.alone:
+            self.quantized.changes[edge.node, edge.index] = values
 
     def result(self) -> Swept:
         """The plan as far as the walk has come."""

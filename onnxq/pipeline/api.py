@@ -44,6 +44,7 @@ def quantize(
     metric: str | Callable[[Any], float] | None = None,
     max_drop: float | str | None = None,
     promote_to: str | None = None,
+    weight_bits_budget: float | None = None,
     budget: float | None = None,
     out: str | Path | None = None,
     plan_out: str | Path | None = None,
@@ -62,6 +63,7 @@ def quantize(
     min_sqnr: dB that every output shall keep; or metric: `file.py:function` or a function of a model (see MetricModel)
     that gives a number, higher is better, and max_drop: what it may fall by, 0.01 or "1%" of float's. What costs most
     is promoted to `promote_to`, "float" or "uint16", until that holds; `.report.promotion.met` says whether it does.
+    weight_bits_budget: bits that weights may have on average; those get more than the configuration's that need them.
     budget: seconds of wall-clock time; passes get less or are left out, and `.report.accounts` says which.
     out, plan_out: files to write; `force` overwrites them.
 
@@ -72,7 +74,7 @@ def quantize(
     options = Options(
         samples=samples, seed=seed, batch=batch, memory_limit=memory_limit, placement=placement, effort=effort,
         holdout=holdout, threads=threads, latency=latency, min_sqnr=min_sqnr, metric=metric, max_drop=max_drop,
-        promote_to=promote_to, budget=budget,
+        promote_to=promote_to, weight_bits_budget=weight_bits_budget, budget=budget,
     )  # fmt: skip
     result = run.quantize(model, data, config, target=target, options=options, progress=progress)
     return _written(result, out, plan_out, force, external_data, bits_attribute)

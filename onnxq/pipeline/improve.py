@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.pipeline.attention import settle_attention, without_attention
+from onnxq.pipeline.bit_budget import NAME as BITS
+from onnxq.pipeline.bit_budget import budgeted
 from onnxq.pipeline.budget import Budget
 from onnxq.pipeline.inputs import Inputs
 from onnxq.pipeline.prepared import PreparedModel
@@ -21,7 +23,7 @@ from onnxq.runtime import Session
 from onnxq.sites import Role
 
 # Shares of the time that is left, where there is a budget.
-_RANGES, _SWEEP, _PROMOTION = 0.3, 0.6, 0.8
+_RANGES, _BITS, _SWEEP, _PROMOTION = 0.3, 0.4, 0.6, 0.8
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,7 @@ def improved(
 
     plan: calibrated. plain: the same without attention, where that is to be tried.
     """
-    prepared, plan = _ranged(prepared, plan, scene)
+    prepared, plan = _budgeted(*_ranged(prepared, plan, scene), scene)
     before = prepared
     plan = bare = _settled(before, plan, plain, scene)
     prepared, plan = _swept(prepared, plan, scene, "sweep")
@@ -78,6 +80,17 @@ def _ranged(prepared: PreparedModel, plan: Plan, scene: Improving) -> Better:
 
     with scene.stages.run(NAME):
         return scene.budget.tried(NAME, _RANGES, scene.progress, work, (prepared, plan))
+
+
+def _budgeted(prepared: PreparedModel, plan: Plan, scene: Improving) -> Better:
+    if scene.config.weight_bits_budget is None:
+        return prepared, plan
+
+    def work(progress: Progress) -> Better:
+        return budgeted(prepared, plan, scene.inputs.calibration, scene.config, progress=progress)
+
+    with scene.stages.run(BITS):
+        return scene.budget.tried(BITS, _BITS, scene.progress, work, (prepared, plan))
 
 
 def _settled(prepared: PreparedModel, plan: Plan, plain: Plan | None, scene: Improving) -> Plan:

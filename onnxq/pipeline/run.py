@@ -15,6 +15,7 @@ from onnxq.config import Config, check_limits, load_config
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.graph import GraphIndex
+from onnxq.pipeline.bit_budget import check_budget
 from onnxq.pipeline.budget import Budget
 from onnxq.pipeline.candidates import FLOAT, UINT16
 from onnxq.pipeline.finish import finish
@@ -63,6 +64,7 @@ class Options:
     metric: str | Callable[[Any], float] | None = None
     max_drop: float | str | None = None
     promote_to: str | None = None
+    weight_bits_budget: float | None = None
     budget: float | None = None
 
     def wish(self) -> Wish:
@@ -97,10 +99,12 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
         update["data"] = given.data.model_copy(update=data)
     if check_:
         update["verify"] = given.verify.model_copy(update=check_)
-    for name in ("placement", "effort"):
+    for name in ("placement", "effort", "weight_bits_budget"):
         if (value := getattr(options, name)) is not None:
             update[name] = value
-    return check_limits(given.model_copy(update=update) if update else given)
+    wished = given.model_copy(update=update) if update else given
+    check_budget(wished)
+    return check_limits(wished)
 
 
 def look(prepared: PreparedModel, inputs: Inputs, config: Config, name: str) -> Draft:

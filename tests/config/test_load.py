@@ -42,6 +42,11 @@ EXPECTED = {
         "minmax",
         QuantSpec(bits=4, signed=False, symmetric=False, granularity=PerBlock(0, 32), storage="uint4"),
     ),
+    "ort-w4a8": (
+        "static",
+        "minmax",
+        QuantSpec(bits=4, signed=True, narrow_range=True, granularity=PerChannel(0), storage="int4"),
+    ),
     "ort-uint16-activations": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
     "trt-int8": ("static", "percentile", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
     "trt-fp8": ("static", "minmax", QuantSpec(granularity=PerChannel(0), storage=FLOAT8)),
