@@ -30,7 +30,8 @@ class Geometry:
     """How an operator's input becomes rows of its matrix form.
 
     kernel: () for Gemm and MatMul, whose last axis holds the columns. pads: begins, then ends, as in ONNX;
-    auto_pad overrides them.
+    auto_pad overrides them. upsample: for a transposed convolution, the steps between values of its input, with zeros
+    between; it is then a convolution of stride 1 with the kernel turned round, whose pads may be negative (cut off).
     """
 
     groups: int = 1
@@ -39,6 +40,7 @@ class Geometry:
     dilations: tuple[int, ...] = ()
     pads: tuple[int, ...] = ()
     auto_pad: str = "NOTSET"
+    upsample: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +75,7 @@ def positions(shape: tuple[int, ...], geometry: Geometry) -> int:
     """Number of rows an input of this shape gives: output pixels, or everything before the last axis."""
     if not geometry.kernel:
         return int(np.prod(shape[:-1], dtype=np.int64))
-    return int(shape[0] * np.prod(_output(shape[2:], geometry), dtype=np.int64))
+    return int(shape[0] * np.prod(_output(_spread_out(shape[2:], geometry), geometry), dtype=np.int64))
 
 
 def columns(x: Array, geometry: Geometry, chosen: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -81,8 +83,11 @@ def columns(x: Array, geometry: Geometry, chosen: NDArray[np.int64]) -> NDArray[
     values = np.asarray(x, np.float32)
     if not geometry.kernel:
         return values.reshape(-1, values.shape[-1])[chosen][None]
-    spatial = values.shape[2:]
-    ends = _padding(spatial, geometry)
+    values = _upsampled(values, geometry)
+    ends = _padding(values.shape[2:], geometry)
+    kept = tuple(slice(max(-low, 0), -max(-high, 0) or None) for low, high in ends)
+    values = values[(slice(None), slice(None), *kept)]
+    ends = [(max(low, 0), max(high, 0)) for low, high in ends]
     padded = np.pad(values, [(0, 0), (0, 0), *ends]) if any(map(any, ends)) else values
     reach = tuple((k - 1) * d + 1 for k, d in zip(geometry.kernel, geometry.dilations, strict=True))
     axes = tuple(range(2, values.ndim))
@@ -94,6 +99,21 @@ def columns(x: Array, geometry: Geometry, chosen: NDArray[np.int64]) -> NDArray[
     rows = windows[picked]
     size = values.shape[1] // geometry.groups * int(np.prod(geometry.kernel))
     return np.ascontiguousarray(rows.reshape(len(chosen), geometry.groups, size).transpose(1, 0, 2))
+
+
+def _spread_out(spatial: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:
+    if not geometry.upsample:
+        return spatial
+    return tuple((n - 1) * step + 1 if n else 0 for n, step in zip(spatial, geometry.upsample, strict=True))
+
+
+def _upsampled(values: NDArray[np.float32], geometry: Geometry) -> NDArray[np.float32]:
+    """With zeros between the values, for a transposed convolution."""
+    if all(step == 1 for step in geometry.upsample):
+        return values
+    wide = np.zeros((*values.shape[:2], *_spread_out(values.shape[2:], geometry)), np.float32)
+    wide[(slice(None), slice(None), *(slice(None, None, step) for step in geometry.upsample))] = values
+    return wide
 
 
 def _output(spatial: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:

@@ -39,8 +39,15 @@ class Operator:
     kind: str
 
     @property
+    def _kernel_axes(self) -> tuple[int, ...]:
+        """Of a weight whose first axis is split by group."""
+        return tuple(range(3, self.weight.ndim + 1))
+
+    @property
     def output_axis(self) -> int | None:
         """The weight's axis that rows of the matrix form lie along; None where groups share it."""
+        if self.node.op_type == "ConvTranspose":
+            return 1 if self.geometry.groups == 1 else None
         return 0 if self.node.op_type == "Conv" or self.node.attrs.get("transB", 0) else 1
 
     def rows(self, array: Array) -> Array:
@@ -48,13 +55,27 @@ class Operator:
         if self.node.op_type == "Conv":
             groups = self.geometry.groups
             return array.reshape(groups, array.shape[0] // groups, -1)
+        if self.node.op_type == "ConvTranspose":
+            return (
+                np.flip(_by_group(array, self.geometry.groups), self._kernel_axes)
+                .swapaxes(1, 2)
+                .reshape(self.geometry.groups, array.shape[1], -1)
+            )
         return (array if self.node.attrs.get("transB", 0) else array.T)[None]
 
     def stored(self, rows: Array) -> Array:
         """The inverse of `rows`."""
         if self.node.op_type == "Conv":
             return np.ascontiguousarray(rows.reshape(self.weight.shape))
+        if self.node.op_type == "ConvTranspose":
+            groups, (inputs, outputs, *kernel) = self.geometry.groups, self.weight.shape
+            parted = rows.reshape(groups, outputs, inputs // groups, *kernel).swapaxes(1, 2)
+            return np.ascontiguousarray(np.flip(parted, self._kernel_axes).reshape(self.weight.shape))
         return np.ascontiguousarray(rows[0] if self.node.attrs.get("transB", 0) else rows[0].T)
+
+
+def _by_group(array: Array, groups: int) -> Array:
+    return array.reshape(groups, array.shape[0] // groups, *array.shape[1:])
 
 
 def operators(index: GraphIndex, plan: Plan) -> list[Operator]:
@@ -84,7 +105,7 @@ def _operator(
     geometry = _geometry(node, weight)
     if geometry is None or not weight.size or weight.dtype != np.float32:
         return None
-    outputs = weight.shape[0] if node.op_type == "Conv" or node.attrs.get("transB", 0) else weight.shape[1]
+    outputs = _outputs(node, weight, geometry)
     bias_edge, bias = _bias(index, node, outputs)
     values = np.zeros(outputs) if bias is None else np.broadcast_to(bias.reshape(-1), (outputs,)).astype(np.float64)
     whole = bias is not None and bias.size == outputs
@@ -96,6 +117,12 @@ def _operator(
     )  # fmt: skip
 
 
+def _outputs(node: NodeRef, weight: Array, geometry: Geometry) -> int:
+    if node.op_type == "ConvTranspose":
+        return int(weight.shape[1]) * geometry.groups
+    return int(weight.shape[0] if node.op_type == "Conv" or node.attrs.get("transB", 0) else weight.shape[1])
+
+
 def _geometry(node: NodeRef, weight: Array) -> Geometry | None:
     attrs = node.attrs
     if node.op_type == "MatMul":
@@ -103,10 +130,12 @@ def _geometry(node: NodeRef, weight: Array) -> Geometry | None:
     if node.op_type == "Gemm":
         plain = not attrs.get("transA", 0) and float(attrs.get("alpha", 1.0)) == 1.0
         return Geometry() if plain and weight.ndim == 2 else None
-    if node.op_type != "Conv" or weight.ndim < 3:
+    if node.op_type not in ("Conv", "ConvTranspose") or weight.ndim < 3:
         return None
     rank = weight.ndim - 2
     ones, auto = (1,) * rank, attrs.get("auto_pad", "NOTSET")
+    if node.op_type == "ConvTranspose":
+        return _transposed(node, weight)
     return Geometry(
         groups=int(attrs.get("group", 1)),
         kernel=tuple(weight.shape[2:]),
@@ -114,6 +143,30 @@ def _geometry(node: NodeRef, weight: Array) -> Geometry | None:
         dilations=tuple(attrs.get("dilations", ones)),
         pads=tuple(attrs.get("pads", (0,) * (2 * rank))),
         auto_pad=auto.decode() if isinstance(auto, bytes) else str(auto or "NOTSET"),
+    )
+
+
+def _transposed(node: NodeRef, weight: Array) -> Geometry | None:
+    """As a convolution over the input with zeros between its values; None where padding depends on the input's size."""
+    attrs, rank = node.attrs, weight.ndim - 2
+    auto = attrs.get("auto_pad", "NOTSET")
+    auto = auto.decode() if isinstance(auto, bytes) else str(auto or "NOTSET")
+    if auto not in ("NOTSET", "VALID") or "output_shape" in attrs:
+        return None
+    ones, none = (1,) * rank, (0,) * (2 * rank)
+    dilations = tuple(attrs.get("dilations", ones))
+    pads = none if auto == "VALID" else tuple(attrs.get("pads", none))
+    extra = tuple(attrs.get("output_padding", (0,) * rank))
+    reach = [(k - 1) * d for k, d in zip(weight.shape[2:], dilations, strict=True)]
+    begins = [reach[k] - pads[k] for k in range(rank)]
+    ends = [reach[k] - pads[k + rank] + extra[k] for k in range(rank)]
+    return Geometry(
+        groups=int(attrs.get("group", 1)),
+        kernel=tuple(weight.shape[2:]),
+        strides=ones,
+        dilations=dilations,
+        pads=(*begins, *ends),
+        upsample=tuple(attrs.get("strides", ones)),
     )
 
 
