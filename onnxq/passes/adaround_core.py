@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.passes.gptq_core import DAMPING, damped_moments, layer_error, round_by_moments
+from onnxq.passes.gptq_core import DAMPING, layer_error, round_spreading, spreading
 
 Array = NDArray[Any]
 
@@ -64,12 +64,13 @@ def round_narrow(
 
     lowest: [groups, rows], the least factor that a row's scale allows. thorough: `descended` after GPTQ.
     """
-    damped = damped_moments(h, damping)
+    seen = spreading(h, damping=damping)
+    damped = seen.damped
     least = np.zeros(w.shape[:2]) if lowest is None else np.asarray(lowest, np.float64)
     best: tuple[Array, Array, Array] | None = None
     for factor in FACTORS:
         scales = np.asarray(scale * np.float32(factor), np.float32)
-        levels = round_by_moments(w, h, scales, zero, limits, damping=damping)
+        levels = round_spreading(w, seen, scales, zero, limits)
         if thorough:
             levels = descended(w, levels, damped, scales, zero, limits)
         error = layer_error(w, levels, scales, zero, damped)

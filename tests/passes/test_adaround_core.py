@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.passes.adaround_core import FACTORS, agreed_moments, descended, round_narrow
-from onnxq.passes.gptq_core import damped_moments, layer_error, nearest, round_by_moments
+from onnxq.passes.gptq_core import damped_moments, layer_error, nearest, round_by_moments, spreading
 
 LIMITS = (-7, 7)
 
@@ -123,3 +123,16 @@ def test_moments_that_halves_disagree_on_shrink_to_their_diagonal(size: int) -> 
     assert np.array_equal(agreed_moments(both, both, both), both)
     # It is nearer to the truth, which here is the identity.
     assert np.sum((shrunk[0] - np.eye(size)) ** 2) < np.sum((both[0] - np.eye(size)) ** 2)
+
+
+def test_what_spreads_errors_is_the_root_of_the_inverse() -> None:
+    rng = np.random.default_rng(2)
+    data = rng.standard_normal((2, 1400, 700))
+    h = data.transpose(0, 2, 1) @ data / 1400
+    seen = spreading(h, damping=0.1)
+    at = seen.order
+    sorted_h = np.take_along_axis(np.take_along_axis(seen.damped, at[:, :, None], 1), at[:, None, :], 2)
+    sorted_h /= np.einsum("gii->g", sorted_h)[:, None, None]
+    got = seen.spread.transpose(0, 2, 1).astype(np.float64) @ seen.spread @ sorted_h
+    assert np.allclose(got, np.eye(700), atol=2e-3)
+    assert not np.tril(seen.spread[0], -1).any()
