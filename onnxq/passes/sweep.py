@@ -56,7 +56,7 @@ _MATRIX = 1 << 25
 # Largest for which there are two of each, to re-fit weights on one half of the samples and judge them on the other.
 _FITTED = 1 << 22
 # Up to so many bits scales are searched together with the levels; above, the whole range is best.
-_NARROW_BITS = 6
+NARROW_BITS = 6
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class _State:
         aligned = align(numbers, site.spec, stored.shape, np.float32)
         scales, zeros = (one.rows(np.broadcast_to(part, stored.shape)) for part in aligned)
         limits = (site.spec.qmin, site.spec.qmax)
-        if site.spec.bits > _NARROW_BITS or not _row_by_row(one, site):
+        if site.spec.bits > NARROW_BITS or not _row_by_row(one, site):
             levels = round_by_moments(target, seen[0].h, scales, zeros, limits, damping=damping)
         else:
             h = seen[0].h

@@ -12,6 +12,7 @@ from onnxq.graph import GraphIndex, opset_of, upgrade_opset
 from onnxq.passes import PassReport
 from onnxq.passes.sweep import Swept, sweep
 from onnxq.passes.sweep_ops import Operator, operators
+from onnxq.pipeline.harder import harder
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.realise import realise
 from onnxq.plan import Plan
@@ -74,10 +75,13 @@ def swept(
     if done is None:
         line = f"rolled back: {told}none of them helped"
         return reported(prepared, PassReport(NAME, (line,))), plan
+    found, more = done.plan, ""
+    if effort == "high":
+        found, after, more = harder(prepared.proto, trial.score, plan, done, after, few, progress)
     lines = "; ".join(done.lines())
     left = f"; no sample reached {', '.join(done.skipped)}" if done.skipped else ""
-    line = f"{told}{before:.1f} to {after:.1f} dB on held-back samples; {lines}{left}"
-    return reported(prepared, PassReport(NAME, (line,))), done.plan
+    line = f"{told}{before:.1f} to {after:.1f} dB on held-back samples; {lines}{left}{more}"
+    return reported(prepared, PassReport(NAME, (line,))), found
 
 
 def enough(calibration: Dataset, effort: str, seed: int) -> Dataset:

@@ -1,0 +1,44 @@
+"""What effort `high` adds to the sweep: a longer search for levels of few bits, and roundings that others hand in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+
+from onnxq.data import Dataset
+from onnxq.passes.handed import registered, taken
+from onnxq.passes.sweep import NARROW_BITS, Swept, sweep
+from onnxq.plan import Plan
+from onnxq.report import Progress
+from onnxq.sites import Role
+
+Score = Callable[[Plan], float]
+
+
+def harder(
+    proto: onnx.ModelProto, score: Score, before: Plan, done: Swept, reached: float, few: Dataset, progress: Progress
+) -> tuple[Plan, float, str]:
+    """The better plan, its score and what to say of it; each attempt is kept only if the score rises.
+
+    before: the plan that the sweep began with; done: what it made of it, which scored `reached`.
+    """
+    plan, told = done.plan, ""
+    if any(s.role is Role.WEIGHT and s.values is not None and s.spec.bits <= NARROW_BITS for s in plan.sites):
+        nodes = frozenset(one.node for one in done.done)
+        longer = sweep(proto, before, few.samples(), nodes=nodes, thorough=True, progress=progress).plan
+        now = score(longer)
+        told = f"; levels searched longer: {reached:.1f} to {now:.1f} dB{'' if now > reached else ', not kept'}"
+        if now > reached:
+            plan, reached = longer, now
+    for name, rounder in registered().items():
+        asked = kept = 0
+        begun = reached
+        for block in rounder(proto, plan, list(few.samples())):
+            asked += 1
+            tried = taken(plan, block)
+            now = score(tried)
+            if now > reached:
+                plan, reached, kept = tried, now, kept + 1
+        told += f"; {name}: {kept} of {asked} blocks kept, {begun:.1f} to {reached:.1f} dB"
+    return plan, reached, told

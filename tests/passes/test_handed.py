@@ -1,0 +1,128 @@
+"""Roundings handed in: taken where they fit, kept where they help, refused by name where they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxq
+from onnxq.config import Config, QuantWish, Rule
+from onnxq.data import load_data
+from onnxq.errors import PlanError
+from onnxq.graph import GraphIndex
+from onnxq.passes.handed import Handed, register, registered, taken
+from onnxq.passes.sweep import Swept
+from onnxq.pipeline.harder import harder
+from onnxq.pipeline.prepared import load
+from onnxq.pipeline.sweeping import Trial
+from onnxq.plan import Plan, SitePlan
+from onnxq.report import silent
+from onnxq.runtime import Session
+from onnxq.sites import Role, TensorId
+from tests.pipeline.models import images, residual
+
+HIGH = Config(
+    effort="high",
+    rules=(Rule(op="*", set={"quantize": True}),),  # type: ignore[arg-type]
+    skip=("equalize", "absorb", "smooth", "ranges", "promote"),
+    weights=QuantWish(granularity="channel", bits=3, narrow_range=True),
+)
+
+
+def weights(plan: Plan) -> list[SitePlan]:
+    return [site for site in plan.sites if site.role is Role.WEIGHT]
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return onnxq.quantize(residual(), images(32), HIGH, latency=False).plan
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    yield "test"
+    register("test", None)
+    assert "test" not in registered()
+
+
+def test_levels_take_the_place_of_the_sweeps(plan: Plan) -> None:
+    first = weights(plan)[0]
+    assert first.values is not None
+    found = taken(plan, Handed("b", {first.site: -first.values.astype(np.int64)}))
+    assert np.array_equal(found.site(first.site).values, -first.values)  # type: ignore[arg-type]
+    assert found.site(first.site).values.dtype == np.int8  # type: ignore[union-attr]
+    assert [s for s in found.sites if s.site != first.site] == [s for s in plan.sites if s.site != first.site]
+    assert onnxq.apply(residual(), found).model.SerializeToString() != b""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda v: v[:-1], "of the weight's shape"),
+        (lambda v: v + 9, "from -3 to 3"),
+        (lambda v: v.astype(np.float32), "must be integers"),
+    ],
+)
+def test_levels_that_do_not_fit_name_block_and_site(plan: Plan, spoil: Any, says: str) -> None:
+    first = weights(plan)[0]
+    with pytest.raises(PlanError, match=says) as caught:
+        taken(plan, Handed("block 7", {first.site: spoil(first.values)}))
+    assert "block 7" in str(caught.value)
+    assert str(first.site) in str(caught.value)
+
+
+def test_what_is_no_weight_and_scales_without_levels_are_refused(plan: Plan) -> None:
+    with pytest.raises(PlanError, match="not a quantized weight"):
+        taken(plan, Handed("b", {TensorId("nowhere", ""): np.zeros(3, np.int8)}))
+    first = weights(plan)[0]
+    assert first.qparams is not None
+    with pytest.raises(PlanError, match="without levels"):
+        taken(plan, Handed("b", {}, numbers={first.site: first.qparams}))
+
+
+def test_a_rounder_is_asked_at_high_effort_and_kept_block_by_block(name: str) -> None:
+    seen: list[int] = []
+
+    def rounder(proto: onnx.ModelProto, plan: Plan, samples: Sequence[Any]) -> Iterator[Handed]:
+        seen.append(len(samples))
+        for site in weights(plan)[:2]:
+            assert site.values is not None
+            yield Handed("harmful", {site.site: np.zeros_like(site.values)})
+        yield Handed("same", {site.site: site.values for site in weights(plan) if site.values is not None})
+
+    register(name, rounder)
+    done = onnxq.quantize(residual(), images(32), HIGH, latency=False)
+    line = next(line for line in done.report.accounts if line.startswith("sweep: "))
+    assert "test: 0 of 3 blocks kept" in line
+    assert "levels searched longer" in line
+    assert all(site.values is None or site.values.any() for site in weights(done.plan))
+    assert len(seen) == 1
+    onnxq.quantize(residual(), images(32), HIGH.model_copy(update={"effort": "balanced"}), latency=False)
+    assert len(seen) == 1
+
+
+def test_a_better_block_is_kept(name: str) -> None:
+    wide = HIGH.model_copy(update={"weights": QuantWish(granularity="channel")})
+    good = onnxq.quantize(residual(), images(32), wide, latency=False).plan
+    prepared = load(residual())
+    data = load_data(images(32), GraphIndex(prepared.proto).inputs)
+    trial = Trial(prepared, data, Session(prepared.proto, optimize=False))
+    first, second = weights(good)[:2]
+    assert first.values is not None
+    spoiled = taken(good, Handed("", {first.site: np.zeros_like(first.values)}))
+
+    def rounder(proto: onnx.ModelProto, plan: Plan, samples: Sequence[Any]) -> Iterator[Handed]:
+        yield Handed("worse", {second.site: np.zeros_like(second.values)})
+        yield Handed("better", {first.site: first.values})  # type: ignore[dict-item]
+
+    register(name, rounder)
+    begun = trial.score(spoiled)
+    plan, reached, told = harder(prepared.proto, trial.score, spoiled, Swept(spoiled, ()), begun, data, silent)
+    assert np.array_equal(plan.site(first.site).values, first.values)  # type: ignore[arg-type]
+    assert np.array_equal(plan.site(second.site).values, second.values)  # type: ignore[arg-type]
+    assert reached == trial.score(good) > begun
+    assert told == f"; test: 1 of 2 blocks kept, {begun:.1f} to {reached:.1f} dB"
