@@ -3,7 +3,7 @@
 X is divided where that costs nothing, in the scale and bias of a LayerNormalization or in the weights of a linear
 operator in front, if all that reads X is smoothed; else by one Mul on the branch that feeds the layers, where the
 error of their outputs falls enough to pay for it. (A Gelu cannot take the factors in: unfolded, with a vector in place
-of its constants, ORT runs it as five nodes instead of one.)
+of its constants, ORT runs it as five nodes instead of one.) Where only weights are quantized, s is AWQ's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from onnx import ModelProto
 
 from onnxq.errors import PlanError
 from onnxq.graph import NodeRef
+from onnxq.passes import awq_core
 from onnxq.passes.affine_core import rounded
 from onnxq.passes.edit import Edit
 from onnxq.passes.linear import Linear, linear
@@ -129,7 +130,8 @@ def quantized_groups(proto: ModelProto, plan: Plan) -> tuple[Group, ...]:
     return tuple(group for group in find_groups(view) if _specs(view, group, plan) is not None)
 
 
-def _specs(view: View, group: Group, plan: Plan) -> tuple[QuantSpec, tuple[QuantSpec, ...]] | None:
+def _specs(view: View, group: Group, plan: Plan) -> tuple[QuantSpec | None, tuple[QuantSpec, ...]] | None:
+    """Of the activation, None where it stays float, and of the weights; None where either has no factors to give."""
     by_edge: dict[tuple[Role, Edge], QuantSpec] = {}
     for site in plan.sites:
         edges = site.consumers
@@ -142,9 +144,12 @@ def _specs(view: View, group: Group, plan: Plan) -> tuple[QuantSpec, tuple[Quant
         data.append(by_edge.get((Role.ACTIVATION, edge)) or by_edge.get((Role.OUTPUT, edge)))
         weights.append(by_edge.get((Role.WEIGHT, view.edge(op.node, 1))))
     first = data[0]
-    if first is None or not isinstance(first.granularity, PerTensor) or first.is_float or any(d != first for d in data):
+    held = [w for w in weights if w is not None and not w.is_float]
+    if first is None:
+        return (None, tuple(held)) if len(held) == len(weights) and not any(data) else None
+    if not isinstance(first.granularity, PerTensor) or first.is_float or any(d != first for d in data):
         return None
-    held = [w for w in weights if w is not None and not isinstance(w.granularity, PerBlock) and not w.is_float]
+    held = [w for w in held if not isinstance(w.granularity, PerBlock)]
     return (first, tuple(held)) if len(held) == len(weights) else None
 
 
@@ -168,7 +173,10 @@ def smoothing_factors(proto: ModelProto, plan: Plan, seen: Mapping[TensorId, See
             Reader(op.weight if op.axis == 1 else op.weight.T, along_outputs(spec))
             for op, spec in zip(group.readers, specs[1], strict=True)
         )
-        s, alpha, error, plain = search(values, readers, specs[0])
+        if specs[0] is None:
+            s, alpha, error, plain = awq_core.search(values.rows, readers)
+        else:
+            s, alpha, error, plain = search(values, readers, specs[0])
         gain = 10.0 * np.log10(max(plain, 1e-30) / max(error, 1e-30))
         kept = error < plain * (MUL if group.home is None else FREE)
         how = "one Mul" if group.home is None else f"in {_name(group.home)}"

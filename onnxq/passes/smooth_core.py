@@ -9,7 +9,7 @@ without weights keep 1. Powers of two for s lose nearly two decibels, so they ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from onnxq.numerics import fake_quant, qparams_from_range, weight_qparams
 from onnxq.passes.affine_core import Array64
-from onnxq.spec import PerChannel, QuantSpec
+from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
 ALPHAS = (0.5, 0.65, 0.8, 0.9)
 _DEAD = 1e-6
@@ -25,7 +25,7 @@ _DEAD = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A weight [inputs, outputs] with its per-channel (or per-tensor) spec along axis 1."""
+    """A weight [inputs, outputs] with its spec, turned with it: channels along axis 1, blocks along axis 0."""
 
     weight: NDArray[np.float32]
     spec: QuantSpec
@@ -77,14 +77,8 @@ def search(seen: Seen, readers: Sequence[Reader], spec: QuantSpec) -> tuple[NDAr
 
 
 def along_outputs(spec: QuantSpec) -> QuantSpec:
-    """The spec of a weight turned so that its outputs lie along axis 1."""
-    if not isinstance(spec.granularity, PerChannel):
-        return spec
-    return QuantSpec(
-        bits=spec.bits,
-        signed=spec.signed,
-        symmetric=spec.symmetric,
-        narrow_range=spec.narrow_range,
-        granularity=PerChannel(1),
-        storage=spec.storage,
-    )
+    """The spec of a weight turned so that its outputs lie along axis 1, and its blocks along axis 0."""
+    grain = spec.granularity
+    if isinstance(grain, PerChannel):
+        return replace(spec, granularity=PerChannel(1))
+    return replace(spec, granularity=PerBlock(0, grain.size)) if isinstance(grain, PerBlock) else spec

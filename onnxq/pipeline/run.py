@@ -204,8 +204,10 @@ def _scaled(
     budget: Budget,
 ) -> tuple[PreparedModel, tuple[Scaling, ...]]:
     """The prepared model with its channels scaled, where the effort and the mode ask for it."""
-    if config.effort == "fast" or config.mode != "static":
+    if config.effort == "fast" or (config.mode != "static" and inputs.synthetic):
         return prepared, ()
+    # Equalizing and shifting channels serve the scales of activations.
+    skip = config.skip if config.mode == "static" else (*config.skip, "equalize", "absorb")
 
     def work(shown: Progress) -> tuple[PreparedModel, tuple[Scaling, ...]]:
         scene = Scene(
@@ -216,7 +218,7 @@ def _scaled(
             batch=config.data.batch,
             memory_limit=options.memory_limit,
         )
-        return scale_channels(prepared, scene, skip=config.skip)
+        return scale_channels(prepared, scene, skip=skip)
 
     with stages.run("scale channels"):
         nothing: tuple[PreparedModel, tuple[Scaling, ...]] = (prepared, ())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,11 +12,14 @@ from onnx import ModelProto
 
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes
-from onnxq.passes.smooth import find_groups, smoothed
+from onnxq.numerics import fake_quant, weight_qparams
+from onnxq.passes import awq_core
+from onnxq.passes.smooth import find_groups, quantized_groups, smoothed, smoothing_factors
 from onnxq.passes.smooth_core import ALPHAS, Reader, Seen, layer_error, search, smoothing
 from onnxq.passes.view import View
-from onnxq.sites import TensorId
-from onnxq.spec import PerChannel, QuantSpec
+from onnxq.plan import Plan, SitePlan
+from onnxq.sites import Edge, Role, TensorId
+from onnxq.spec import PerBlock, PerChannel, QuantSpec
 from tests.passes.kit import assert_same, in_branch, ops, parse
 
 F = np.float32
@@ -143,3 +148,51 @@ def test_dead_channels_keep_their_size() -> None:
     assert s[0] == s[3] == 1.0
     np.testing.assert_allclose(s[1:3], [np.sqrt(2), np.sqrt(0.5)], rtol=1e-6)
     assert (smoothing(np.zeros(3), [np.zeros((3, 2), F)], 0.5) == 1.0).all()
+
+
+INT4 = QuantSpec(bits=4, signed=False, symmetric=False, granularity=PerBlock(0, 4), storage="uint4")
+
+
+def test_awq_gives_room_to_weights_that_large_inputs_meet() -> None:
+    rng = np.random.default_rng(3)
+    rows = rng.standard_normal((200, 16)).astype(F) * np.where(np.arange(16) % 4 == 1, 30, 1).astype(F)
+    readers = [Reader(normal(16, 9, seed=4), INT4), Reader(normal(16, 5, seed=5), INT4)]
+    s, alpha, error, plain = awq_core.search(rows, readers)
+    assert alpha in awq_core.ALPHAS
+    assert error < 0.7 * plain
+    assert set(np.argsort(s)[-4:] % 4) == {1}
+    assert np.isclose(np.log(s).mean(), 0, atol=1e-5)
+    # What it promises is what the rounded weights do.
+    for reader in readers:
+        scaled = reader.weight * s[:, None]
+        rounded = fake_quant(scaled, weight_qparams(scaled, INT4), INT4)
+        assert np.square((rows / s) @ rounded - rows @ reader.weight).sum() < np.square(rows @ reader.weight).sum() / 20
+
+
+def test_awq_leaves_dead_inputs_finite() -> None:
+    rows = np.zeros((4, 8), F)
+    assert awq_core.scaling(rows, 0.5).tolist() == [1.0] * 8
+    rows[:, 2] = 3
+    s = awq_core.scaling(rows, 0.5)
+    assert np.isfinite(s).all()
+    assert s.argmax() == 2
+
+
+def test_weights_alone_are_scaled_too_where_it_is_free() -> None:
+    proto = model("LayerNormalization")
+    edges = [(site.name, k) for site, k in ((View(proto).index.node(n), 1) for n in ("o1/MatMul", "u/MatMul"))]
+    sites = tuple(
+        SitePlan(site=TensorId(w), role=Role.WEIGHT, spec=INT4, consumers=(Edge(node, k),))
+        for w, (node, k) in zip(("w2", "w3"), edges, strict=True)
+    )
+    plan = Plan(target="ort", model="m", topology="", weights="", sites=sites)
+    groups = quantized_groups(proto, plan)
+    assert [group.tensor for group in groups] == [TensorId("h")]
+    rows = normal(50, 12, seed=1) * np.where(np.arange(12) == 5, 40, 1).astype(F)
+    seen = {TensorId("h"): Seen(rows.min(axis=0), rows.max(axis=0), rows)}
+    found = smoothing_factors(proto, plan, seen)
+    assert list(found.factors) == [TensorId("h")]
+    assert found.factors[TensorId("h")].argmax() == 5
+    assert_same(proto, smoothed(proto, found.factors), rtol=2e-5)
+    # One weight of the group in float: there is nothing that both gain from.
+    assert not quantized_groups(proto, replace(plan, sites=sites[:1]))
