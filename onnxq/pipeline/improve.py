@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
+from onnxq.errors import ConfigError
+from onnxq.graph.half import computes_in_half
+from onnxq.passes import PassReport
 from onnxq.pipeline.attention import settle_attention, without_attention
 from onnxq.pipeline.bit_budget import NAME as BITS
 from onnxq.pipeline.bit_budget import budgeted
@@ -15,7 +18,8 @@ from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.promotion import Ground, Outcome, Wish, promoted
 from onnxq.pipeline.ranging import NAME, ranged
 from onnxq.pipeline.stages import Stages
-from onnxq.pipeline.sweeping import Trial, swept
+from onnxq.pipeline.sweeping import NAME as SWEEP
+from onnxq.pipeline.sweeping import Trial, reported, swept
 from onnxq.plan import Plan
 from onnxq.planner import Draft
 from onnxq.report import Progress, Promotion
@@ -71,6 +75,8 @@ def _ranged(prepared: PreparedModel, plan: Plan, scene: Improving) -> Better:
     config, inputs = scene.config, scene.inputs
     if config.effort == "fast":
         return prepared, plan
+    if (left_out := _in_half(prepared, NAME, config)) is not None:
+        return left_out, plan
 
     def work(progress: Progress) -> Better:
         return ranged(
@@ -93,6 +99,17 @@ def _budgeted(prepared: PreparedModel, plan: Plan, scene: Improving) -> Better:
         return scene.budget.tried(BITS, _BITS, scene.progress, work, (prepared, plan))
 
 
+def _in_half(prepared: PreparedModel, name: str, config: Config) -> PreparedModel | None:
+    """The model with a line that the pass was left out, where it computes in float16; None where it does not.
+
+    The sums these passes live on need more digits than their operators then give.
+    """
+    if name in config.skip or not computes_in_half(prepared.proto):
+        return None
+    line = "left out: the network computes in float16; quantize its float32 export for more accuracy"
+    return reported(prepared, PassReport(name, (line,)))
+
+
 def _settled(prepared: PreparedModel, plan: Plan, plain: Plan | None, scene: Improving) -> Plan:
     """The plan with attention quantized or in float, whichever its outputs say."""
     if plain is None:
@@ -106,6 +123,8 @@ def _swept(prepared: PreparedModel, plan: Plan, scene: Improving, name: str) -> 
     config, inputs = scene.config, scene.inputs
     if config.effort == "fast":
         return prepared, plan
+    if (left_out := _in_half(prepared, SWEEP, config)) is not None:
+        return left_out, plan
 
     def work(progress: Progress) -> Better:
         return swept(
@@ -142,6 +161,13 @@ def _promoted(prepared: PreparedModel, plan: Plan, draft: Draft, scene: Improvin
         return Outcome(plan)
     if scene.inputs.synthetic and not wish.asked:
         return Outcome(plan)
+    if computes_in_half(prepared.proto):
+        if not wish.asked:
+            return Outcome(plan)
+        raise ConfigError(
+            "--min-sqnr, --metric", "the network computes in float16, where pairs cannot be switched one by one",
+            "quantize its float32 export",
+        )  # fmt: skip
     quantized = config.attention == "quantized" or plan.choice.get("attention", "").startswith("quantized")
 
     def work(progress: Progress) -> Outcome:

@@ -11,6 +11,7 @@ from onnx import TensorProto, numpy_helper
 
 import onnxq
 from onnxq.config import load_config
+from onnxq.errors import ConfigError
 from tests.targets.graphs import HEAD
 from tests.targets.rtx import kernels, needs_rtx
 
@@ -54,6 +55,15 @@ def test_types_stay(changes: dict[str, object]) -> None:
     assert "Cast" not in {node.op_type for node in result.model.graph.node}
     assert result.model.opset_import[0].version >= 19
     assert min(check.sqnr_db[0] for check in result.report.checks) > (15 if changes else 30)
+
+
+def test_more_effort_leaves_out_what_half_cannot_bear_and_says_so() -> None:
+    result = onnxq.quantize(half_model(), images(), "trt-int8", effort="balanced")
+    assert types(result.model, "/scale") == {TensorProto.FLOAT16}
+    told = [line for line in result.report.accounts if "computes in float16" in line]
+    assert [line.partition(":")[0] for line in told] == ["ranges", "sweep"]
+    with pytest.raises(ConfigError, match="float16"):
+        onnxq.quantize(half_model(), images(), "trt-int8", min_sqnr=99.0)
 
 
 def test_applying_the_plan_gives_the_same_bytes() -> None:
