@@ -101,6 +101,10 @@ class Dataset:
         """At most `count` of the samples, chosen by the seed, in order."""
         return self._of(_choice(np.random.default_rng(seed), self._indices, max(count, 1)))
 
+    def joined(self, other: Dataset) -> Dataset:
+        """The samples of both, which must be parts of one set, each once."""
+        return self._of(sorted({*self._indices, *other._indices}))
+
     def describe(self) -> str:
         """One line for reports and plans: how many samples of what, and what was done to them."""
         total = len(self._source)

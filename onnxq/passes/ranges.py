@@ -1,8 +1,9 @@
 """Ranges of activations, site by site: the one whose pair disturbs least what the operators behind it give.
 
 Each Conv, ConvTranspose, Gemm and MatMul that reads a site is run alone, on the float model's tensors, with every
-candidate in front of it; anything else that reads it counts as an error of the tensor itself. The candidates come from
-some samples, the errors from others. Sites whose scale several share keep theirs. The numbers: ranges_core.
+candidate in front of it; anything else that reads it counts as an error of the tensor itself. Candidates come from some
+samples, errors from others and a dozen of the same: what is rare costs most, and few samples do not show it. Sites
+whose scale several share keep theirs. The numbers: ranges_core.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from onnxq.spec import PerTensor, QParams
 
 _RUN = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _PRESENT = "as calibrated"
+_AGAIN = 12
 Runner = Callable[[int, Array], Array]
 
 
@@ -111,6 +113,8 @@ class _State:
 
     def __init__(self, index: GraphIndex, walk: Walk, feeds: Sequence[Feeds], fitted: int) -> None:
         self.index, self.walk, self.feeds, self.fitted = index, walk, feeds, fitted
+        again = {int(j) for j in np.linspace(0, fitted - 1, min(_AGAIN, fitted))}
+        self.judges = [*sorted(again), *range(fitted, len(feeds))]
         self.candidates: dict[Site, dict[str, QParams]] = {}
         self.errors: dict[Site, dict[str, float]] = {}
 
@@ -126,7 +130,7 @@ class _State:
             self.errors[site.site] = dict.fromkeys(self.candidates[site.site], 0.0)
         if len(self.candidates[site.site]) < 2:
             return
-        judged = [j for j in range(self.fitted, len(values)) if values[j].size]
+        judged = [j for j in self.judges if values[j].size]
         run = self._alone(node, k) if node.op_type in _RUN and not node.domain else None
         exact = [self._kept(j, run(j, values[j]) if run else values[j]) for j in judged]
         for name, numbers in self.candidates[site.site].items():

@@ -28,8 +28,9 @@ OBSERVERS = (
     ObserverSpec("mse"),
     ObserverSpec("entropy"),
 )
-# What a candidate must leave at most of the error of the range there is: less is within what few samples can tell.
-WORTH = 0.97
+# What a candidate must leave at most of the error of the range there is: a decibel. Less is within what few samples can
+# tell (MobileNetV2, uint8: 39.2 dB as calibrated, 36.6 at 0.97 on four samples, 38.4 at 0.8 on sixteen).
+WORTH = 0.8
 
 
 class Ranges:

@@ -15,13 +15,16 @@ _MOST_HELD = 16
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The samples in three sets: for ranges and rewrites, for choosing between plans, for the figures reported.
+    """The samples in three sets: for rewrites and weights, for choosing between plans, for the figures reported.
 
-    They share no sample while there are enough; `trial` is `held` where nothing is chosen. seen: what the samples in
-    `held` were also used for, in words, "" where nothing was.
+    They share no sample while there are enough; `trial` is `held` where nothing is chosen. ranges: what activations are
+    observed on, calibration and trial, but no more than were asked for: all plans compared have these ranges alike, and
+    a range misses what it has not seen. seen: what the samples in `held` were also used for, in words, "" where nothing
+    was.
     """
 
     calibration: Dataset
+    ranges: Dataset
     trial: Dataset
     held: Dataset
     seen: str
@@ -50,7 +53,9 @@ def read_data(prepared: PreparedModel, data: object, config: Config, *, choosing
     elif choice:
         trial = calibration
     first = next(iter(held.samples()))
-    return Inputs(calibration, trial, held, seen, first, dataset.describe(), dataset.synthetic)
+    spare = len(calibration) + len(trial) > count
+    ranges = calibration if trial is held or spare else calibration.joined(trial)
+    return Inputs(calibration, ranges, trial, held, seen, first, dataset.describe(), dataset.synthetic)
 
 
 def _chooses(config: Config) -> bool:

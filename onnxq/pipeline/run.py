@@ -175,7 +175,7 @@ def quantize(
         return calibrate(prepared.proto, plan, samples, batch=wished.data.batch, memory_limit=limit, progress=shown)
 
     with stages.run("calibrate"):
-        plan = budget.fitting("calibration", inputs.calibration, wished.data.seed, progress, calibrated)
+        plan = budget.fitting("calibration", inputs.ranges, wished.data.seed, progress, calibrated)
     _demand_numbers(plan)
     scene = Improving(inputs, wished, wish, budget, stages, progress, options.memory_limit)
     prepared, plan, promotion = improved(prepared, plan, plain, draft, scene)

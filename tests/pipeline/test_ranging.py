@@ -96,7 +96,7 @@ def test_padding_is_not_looked_at() -> None:
 
 def test_what_follows_from_a_range_follows_it() -> None:
     feeds = images(48)
-    feeds["x"][::7, :, 0, 0] = 40.0
+    feeds["x"][10, 0, 0, 0] = 40.0
     prepared, plan = prepared_plan(residual(), feeds)
     samples = list(load_data(feeds, GraphIndex(prepared.proto).inputs).samples())
     done = choose_ranges(prepared.proto, plan, samples[8:], samples[:8], progress=silent)
@@ -148,15 +148,15 @@ def test_candidates_are_those_of_the_observers_without_repeats() -> None:
 
 
 def test_a_range_must_be_better_by_more_than_chance() -> None:
-    assert chosen({"now": 1.0, "a": 0.98, "b": 0.99}, "now") == "now"
-    assert chosen({"now": 1.0, "a": 0.9, "b": 0.8}, "now") == "b"
+    assert chosen({"now": 1.0, "a": 0.85, "b": 0.9}, "now") == "now"
+    assert chosen({"now": 1.0, "a": 0.7, "b": 0.6}, "now") == "b"
     assert noise([np.array([3.0, 4.0])], [np.array([3.0, 4.5])]) == pytest.approx(0.25 / 25)
 
 
 def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     config = MINMAX.model_copy(update={"effort": "balanced", "skip": ("equalize", "smooth", "sweep", "promote")})
     feeds = images(48)
-    feeds["x"][::7, :, 0, 0] = 40.0
+    feeds["x"][10, 0, 0, 0] = 40.0
 
     def told(config: Config, data: object = feeds) -> list[str]:
         found = onnxq.quantize(residual(), data, config, latency=False)

@@ -65,7 +65,7 @@ def test_what_samples_leaves_over_is_used_first() -> None:
     config = config.model_copy(update={"data": config.data.model_copy(update={"samples": 16})})
     data = np.repeat(np.arange(64, dtype=np.float32)[:, None, None], 4, axis=2)
     inputs = read_data(PREPARED, {"x": data}, config)
-    assert len(inputs.calibration) == 16
+    assert len(inputs.calibration) == len(inputs.ranges) == 16
     assert len(_ids(inputs.trial) | _ids(inputs.held)) == 4
 
 
@@ -75,3 +75,12 @@ def test_holdout_0_says_that_the_samples_were_seen() -> None:
     inputs = read_data(PREPARED, {"x": np.ones((8, 1, 4), np.float32)}, config)
     assert len(inputs.held) == 8
     assert inputs.seen == "calibration"
+
+
+def test_ranges_are_seen_on_everything_but_what_is_reported_on() -> None:
+    inputs = _inputs(48)
+    ranges, trial, held = (_ids(part) for part in (inputs.ranges, inputs.trial, inputs.held))
+    assert ranges | held == {float(k) for k in range(48)}
+    assert trial <= ranges
+    assert not held & ranges
+    assert _ids(_inputs(32, effort="fast").ranges) == _ids(_inputs(32, effort="fast").calibration)
