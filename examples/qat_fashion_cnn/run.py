@@ -64,8 +64,6 @@ def configuration(method: Method, weight_bits: int, activation_bits: int) -> dic
     """The keys of a configuration file; first and last layer at 8 bits, with plain learned or fixed scales."""
     # At 8 bits there is little to learn, and the smallest scales suffer most from a step too far.
     plain = {"quantizer": "uniform", "bits": 8}
-    # From the observed range: in two epochs the paper's start at 10 does not come down far enough.
-    learned = {"name": "pact", "init": "observer"} if method.activations == "pact" else method.activations
     return {
         "target": "virtual",
         "weights": {"bits": weight_bits, "scheme": "symmetric", "granularity": "channel", "observer": "mse"},
@@ -75,7 +73,7 @@ def configuration(method: Method, weight_bits: int, activation_bits: int) -> dic
             {"tensor": "input:*", "set": plain},
             {"node": "head", "role": "activation", "set": plain},
         ],
-        "torch": {"weights": {"quantizer": method.weights}, "activations": {"quantizer": learned}},
+        "torch": {"weights": {"quantizer": method.weights}, "activations": {"quantizer": method.activations}},
     }
 
 
