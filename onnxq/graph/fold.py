@@ -118,12 +118,25 @@ class _Folding:
             if node.domain or node.op_type in _NEVER or self.index.bodies(node.name) or not any(node.inputs):
                 continue
             read = [self.index.resolve(name, node.scope) for name in node.inputs if name]
+            if self._unpacks(node, read[0]):
+                continue
             if all(t is not None and self._is_fixed(t, nodes) for t in read):
                 size = sum(self._source_bytes(t) for t in read if t is not None)
                 self.bytes.update(dict.fromkeys(outputs, size))
                 if not any(self._too_large(t, self._inferred_bytes(t)) for t in outputs):
                     nodes[node.name] = node
         return nodes
+
+    def _unpacks(self, node: NodeRef, read: TensorId | None) -> bool:
+        """A Cast that makes bytes of a quantized weight's 4 bits: they are packed to keep the file small."""
+        if (
+            node.op_type != "Cast"
+            or read is None
+            or self.index.dtype(read) not in (TensorProto.INT4, TensorProto.UINT4)
+        ):
+            return False
+        readers = self.index.consumers(TensorId(node.outputs[0], node.scope))
+        return any(self.index.node(edge.node).op_type == "DequantizeLinear" for edge in readers)
 
     def _is_fixed(self, t: TensorId, nodes: dict[str, NodeRef]) -> bool:
         maker = self.index.producer(t)
