@@ -123,7 +123,8 @@ def unhurried() -> float:
 
 @pytest.mark.parametrize("share", [0.02, 0.4, 0.7])
 def test_a_run_keeps_to_it(unhurried: float, share: float) -> None:
-    allowed = max(unhurried * share, 0.05)
+    # The smallest is less than reading the model takes, on any machine.
+    allowed = unhurried * share if share > 0.1 else 0.005
     begun = time.monotonic()
     done = onnxq.quantize(residual(), images(64), BALANCED, budget=allowed)
     spent = time.monotonic() - begun
