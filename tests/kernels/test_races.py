@@ -85,7 +85,12 @@ def test_a_missing_barrier_is_seen(threads: Sanitizer, emulation: Emulation, num
         before, after = text.split(BARRIER)[: number + 1], text.split(BARRIER)[number + 1 :]
         return BARRIER.join(before) + BARRIER.join(after)
 
-    done = threads.run(emulation(*THREADS, edit=without, kinds=KINDS))
+    library = emulation(*THREADS, edit=without, kinds=KINDS)
+    # The sanitizer sees what happened, not what could have: on a busy machine threads may miss each other once.
+    for _ in range(8):
+        done = threads.run(library)
+        if done.returncode:
+            break
     assert done.returncode == 66
     assert "data race" in done.stderr
 
