@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +50,11 @@ class Dataset:
     def __len__(self) -> int:
         return len(self._indices)
 
+    @property
+    def spare(self) -> int:
+        """How many samples a split may hold back without taking any of these."""
+        return len(self._spare)
+
     def samples(self) -> Iterator[dict[str, Array]]:
         """Every sample by input name, with the model's own ranks and dtypes.
 
@@ -84,16 +89,19 @@ class Dataset:
             held.append(sample)
         yield _joined(held, first, axes)
 
-    def split(self, holdout: int, seed: int = 0) -> tuple[Dataset, Dataset]:
+    def split(self, holdout: int, seed: int = 0, keep: Collection[int] = ()) -> tuple[Dataset, Dataset]:
         """(calibration, held back): disjoint, the held-back samples from the spare ones first.
 
         At least one sample stays for calibration. holdout 0, or a single sample: both are the whole set.
+        keep: positions that calibration cannot do without; they are held back only when nothing else is left.
         """
         if holdout <= 0 or len(self) + len(self._spare) == 1:
             return self._of(self._indices), self._of(self._indices)
         rng = np.random.default_rng(seed)
         held = _choice(rng, self._spare, holdout)
-        mine = _choice(rng, self._indices, min(holdout - len(held), len(self) - 1))
+        wanted = min(holdout - len(held), len(self) - 1)
+        free = [i for position, i in enumerate(self._indices) if position not in keep]
+        mine = _choice(rng, free if len(free) >= wanted else self._indices, wanted)
         kept = [i for i in self._indices if i not in frozenset(mine)]
         return self._of(kept), self._of(sorted([*held, *mine]))
 

@@ -19,6 +19,7 @@ from onnxq.calibrate import Progress, calibrate
 from onnxq.calibrate.constants import tensor_of
 from onnxq.data import attended
 from onnxq.graph import GraphIndex, NodeRef, opset_of, upgrade_opset
+from onnxq.passes.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.ranges_core import Array, Ranges, chosen, noise, rounded
 from onnxq.passes.sweep_walk import Walk
 from onnxq.plan import Plan, SitePlan
@@ -108,6 +109,12 @@ def _readers(index: GraphIndex, plan: Plan) -> dict[str, list[tuple[int, SitePla
     return found
 
 
+def _positions(node: NodeRef, value: Array) -> int:
+    """How many times the channels of a tensor are seen: pixels, tokens."""
+    axis = 1 if node.op_type in ("Conv", "ConvTranspose") else -1
+    return value.size // value.shape[axis] if value.ndim > 1 and value.size else value.size
+
+
 class _State:
     """The float model on its way through the graph; errors of every candidate so far."""
 
@@ -126,7 +133,9 @@ class _State:
         self.walk.advance(self.walk.place(node.name))
         values = list(self.walk.values(tensor))
         if site.site not in self.candidates:
-            self.candidates[site.site] = {_PRESENT: site.qparams, **self._made(values, site)}
+            seen = sum(_positions(node, value) for value in values[: self.fitted])
+            made = self._made(values, site) if seen >= FEWEST_POSITIONS else {}
+            self.candidates[site.site] = {_PRESENT: site.qparams, **made}
             self.errors[site.site] = dict.fromkeys(self.candidates[site.site], 0.0)
         if len(self.candidates[site.site]) < 2:
             return

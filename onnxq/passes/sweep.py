@@ -26,6 +26,7 @@ from onnxq.numerics.rounding import align
 from onnxq.passes.adaround_core import agreed_moments, round_narrow
 from onnxq.passes.gptq_core import (
     DAMPING,
+    FEWEST_POSITIONS,
     POSITIONS_PER_COLUMN,
     chosen_ridge,
     corrected_bias,
@@ -72,11 +73,16 @@ class Treatment:
 
 @dataclass(frozen=True, eq=False)
 class Swept:
-    """The plan with better numbers, and what was done, in order. skipped: nodes that no sample reached."""
+    """The plan with better numbers, and what was done, in order. skipped: nodes that no sample reached.
+
+    thin: nodes left as they were, because the samples show them fewer than `FEWEST_POSITIONS` positions; weights of few
+    bits gain more by any moments than they can lose.
+    """
 
     plan: Plan
     done: tuple[Treatment, ...]
     skipped: tuple[str, ...] = ()
+    thin: tuple[str, ...] = ()
 
     def lines(self) -> tuple[str, ...]:
         """For people: operators by kind."""
@@ -84,10 +90,12 @@ class Swept:
         refits = Counter(one.kind for one in self.done if one.refitted)
         rounds = Counter(one.kind for one in self.done if one.rounded)
         biases = Counter(one.kind for one in self.done if one.bias)
-        return tuple(
+        told = tuple(
             f"{count} {kind}: {rounds[kind]} rounded by moments, {refits[kind]} re-fitted, {biases[kind]} biases"
             for kind, count in kinds.items()
         )
+        left = f"{len(self.thin)} left: fewer than {FEWEST_POSITIONS} positions in the samples" if self.thin else ""
+        return (*told, left) if left else told
 
 
 def sweep(
@@ -144,6 +152,7 @@ class _State:
         self.biases: list[BiasPlan] = list(plan.biases)
         self.done: list[Treatment] = []
         self.skipped: list[str] = []
+        self.thin: list[str] = []
 
     def treat(self, one: Operator, damping: float) -> None:
         """Moments, re-fit, rounding and bias of one operator."""
@@ -151,6 +160,9 @@ class _State:
         moments = together(*halves)
         if not moments.count:
             self.skipped.append(one.node.name)
+            return
+        if moments.count < FEWEST_POSITIONS and one.site.spec.bits > NARROW_BITS:
+            self.thin.append(one.node.name)
             return
         weight, refitted, site = one.rows(one.weight), False, self.sites[one.site.site]
         rounded = one.alone and not site.spec.is_float and not site.group and moments.h.size > 0
@@ -266,7 +278,7 @@ class _State:
             node = self.index.node(bias.edge.node)
             nodes.setdefault(node.name, ids.get(TensorId(node.outputs[0], node.scope), ""))
         plan = replace(self.plan, sites=sites, biases=tuple(self.biases), nodes=nodes)
-        return Swept(plan, tuple(self.done), tuple(self.skipped))
+        return Swept(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
 
 
 def _rows(feeds: Feeds, shape: tuple[int, ...], geometry: Geometry, most: int, seed: int) -> NDArray[np.int64]:

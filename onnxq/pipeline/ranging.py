@@ -35,7 +35,7 @@ def ranged(
     judges = trial.take(_JUDGES, seed) if len(trial) > _JUDGES else trial
     done = choose_ranges(prepared.proto, plan, few.samples(), judges.samples(), progress=progress)
     if not done.taken:
-        return prepared, plan
+        return reported(prepared, PassReport(NAME, ("nothing to gain",))), plan
     judge = Trial(prepared, trial, Session(prepared.proto, optimize=False))
     before, after = judge.score(plan), judge.score(done.plan)
     if not after > before - _NOISE_DB:

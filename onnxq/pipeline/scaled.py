@@ -22,7 +22,7 @@ from onnxq.pipeline.prepared import EQUIVALENT_DB, PreparedModel
 from onnxq.pipeline.realise import realise
 from onnxq.plan import Plan, Scaling
 from onnxq.report import Progress
-from onnxq.runtime import Session
+from onnxq.runtime import Feeds, Session
 from onnxq.sites import Refusal, TensorId
 from onnxq.verify import Array, Comparison, OutputError
 
@@ -68,7 +68,7 @@ def scale_channels(
             for t, s in factors.items()
         )
         after = _rewritten(prepared, name, factors)
-        proof = _difference(prepared.proto, after.proto, scene)
+        proof = _difference(prepared.proto, after.proto, islice(scene.held.samples(), _PROOF))
         worst = max((one.max_abs for one in proof), default=0.0)
         equal = all(one.sqnr_db >= EQUIVALENT_DB or one.max_abs < 1e-6 for one in proof)
         best = _trial(prepared, scene) if best is None and equal else best
@@ -180,25 +180,27 @@ def _smoothing(prepared: PreparedModel, scene: Scene) -> Chosen:
 
 
 def _trial(prepared: PreparedModel, scene: Scene) -> float | None:
-    """dB of the worst output of the model quantized on a few samples against the prepared one; None if it cannot."""
+    """dB of the worst output of the model quantized on a few samples against the prepared one; None if it cannot.
+
+    Judged on the samples that gave the ranges: what others are clipped at is chance, and not what scaling is about.
+    """
+    few = scene.calibration.take(_TRIAL).joined(scene.held)
     try:
         plan = scene.place(prepared)
-        done = calibrate(prepared.proto, plan, scene.calibration.take(_TRIAL), memory_limit=scene.memory_limit)
+        done = calibrate(prepared.proto, plan, few, memory_limit=scene.memory_limit)
         if not done.sites or not done.calibrated:
             return None
-        found = _difference(prepared.proto, realise(prepared, done), scene, count=_TRIAL)
+        found = _difference(prepared.proto, realise(prepared, done), few.samples())
     except OnnxqError:
         return None
     return min((min(one.sqnr_db, 200.0) for one in found), default=None)
 
 
-def _difference(
-    before: onnx.ModelProto, after: onnx.ModelProto, scene: Scene, count: int = _PROOF
-) -> tuple[OutputError, ...]:
-    """Both on held-back samples, output by output; positions that the model's mask input leaves out do not count."""
+def _difference(before: onnx.ModelProto, after: onnx.ModelProto, samples: Iterable[Feeds]) -> tuple[OutputError, ...]:
+    """Both on the samples, output by output; positions that the model's mask input leaves out do not count."""
     one, other = Session(before, optimize=False), Session(after, optimize=False)
     sums: dict[str, Comparison] = {}
-    for feeds in islice(scene.held.samples(), count):
+    for feeds in samples:
         got = other.run(feeds)
         for name, value in one.run(feeds).items():
             if value.dtype.kind in "fiub" and name in got:

@@ -22,9 +22,9 @@ from onnxq.verify import compare
 
 NAME = "sweep"
 _SAMPLES = {"balanced": 32, "high": 64}
-# Small samples give few positions and cost little: as many as make up so many input values, up to 64. Large ones give
+# Small samples give few positions and cost little: as many as make up so many input values, up to 128. Large ones give
 # many and cost memory: no more than make up so many, and at least 8.
-_VALUES, _MOST = 1 << 18, 64
+_VALUES, _MOST = 1 << 18, 128
 _TOO_MANY, _FEWEST = 1 << 23, 8
 # Above this an output is as good as float; one such output must not outweigh the others.
 _PERFECT_DB = 80.0
@@ -65,7 +65,8 @@ def swept(
     before = trial.score(plan)
     first = sweep(prepared.proto, plan, few.samples(), progress=progress)
     if not first.done:
-        return prepared, plan
+        line = "; ".join(first.lines()) or "nothing to treat"
+        return reported(prepared, PassReport(NAME, (line,))), plan
     done: Swept | None = first
     after, told = trial.score(first.plan), ""
     if not after > before:

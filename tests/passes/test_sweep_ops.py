@@ -115,7 +115,7 @@ def test_swept_weights_answer_better_on_new_data(name: str, grain: str, bits: in
     shape, attrs = CASES[name]
     rng = np.random.default_rng(3)
     w = rng.standard_normal(shape).astype(np.float32)
-    data = smooth(96, (8, 6, 6) if "Conv" in name else (32,), 5)
+    data = smooth(160, (8, 6, 6) if "Conv" in name else (32,), 5)
     # Smaller, so that none lies outside the range of what was seen: clipping is not the weights' error.
     fresh = smooth(32, data.shape[1:], 6) * np.float32(0.6)
     proto = one_node(name.split()[-1], w, (None, *data.shape[1:]), **attrs)
@@ -131,3 +131,16 @@ def test_swept_weights_answer_better_on_new_data(name: str, grain: str, bits: in
         gap = Session(model, optimize=False).run({"x": fresh})["y"] - Session(proto).run({"x": fresh})["y"]
         errors.append(float((gap.astype(np.float64) ** 2).sum()))
     assert errors[1] < 0.8 * errors[0]
+
+
+@pytest.mark.parametrize(("bits", "count", "treated"), [(8, 64, False), (8, 160, True), (4, 64, True)])
+def test_eight_bits_are_left_alone_where_few_positions_were_seen(bits: int, count: int, treated: bool) -> None:
+    w = np.random.default_rng(3).standard_normal((32, 16)).astype(np.float32)
+    proto = one_node("MatMul", w, (None, 32))
+    wish = QuantWish(bits=bits, granularity="channel")
+    wide = QuantWish(bits=16, scheme="asymmetric")
+    done = planned(proto, {"x": smooth(count, (32,), 5)}, weights=wish, activations=wide, effort="balanced")
+    weight = next(site for site in done.plan.sites if site.role is Role.WEIGHT)
+    assert (weight.values is not None) == treated
+    told = next(line for line in done.report.accounts if line.startswith("sweep: "))
+    assert ("fewer than 100 positions" in told) != treated

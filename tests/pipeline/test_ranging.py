@@ -96,7 +96,7 @@ def test_padding_is_not_looked_at() -> None:
 
 def test_what_follows_from_a_range_follows_it() -> None:
     feeds = images(48)
-    feeds["x"][10, 0, 0, 0] = 40.0
+    feeds["x"][[10, 20], 0, 0, 0] = 40.0
     prepared, plan = prepared_plan(residual(), feeds)
     samples = list(load_data(feeds, GraphIndex(prepared.proto).inputs).samples())
     done = choose_ranges(prepared.proto, plan, samples[8:], samples[:8], progress=silent)
@@ -156,7 +156,7 @@ def test_a_range_must_be_better_by_more_than_chance() -> None:
 def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     config = MINMAX.model_copy(update={"effort": "balanced", "skip": ("equalize", "smooth", "sweep", "promote")})
     feeds = images(48)
-    feeds["x"][10, 0, 0, 0] = 40.0
+    feeds["x"][[10, 20], 0, 0, 0] = 40.0
 
     def told(config: Config, data: object = feeds) -> list[str]:
         found = onnxq.quantize(residual(), data, config, latency=False)
