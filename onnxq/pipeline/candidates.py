@@ -35,12 +35,17 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Ways:
-    """How a calibrated plan can be promoted. attention: its rules are on. to: "float" or "uint16"."""
+    """How a calibrated plan can be promoted. attention: its rules are on. to: "float" or "uint16".
+
+    reason, fix: what the plan's refusals say of operators that become float.
+    """
 
     draft: Draft
     plan: Plan
     to: str = FLOAT
     attention: bool = False
+    reason: str = "promoted to float: it cost the outputs most"
+    fix: str = "ask for less accuracy"
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Single operators, the operators around one tensor, and stretches of the network; no two alike."""
@@ -87,18 +92,22 @@ class Ways:
             return self.plan
         if self.to == UINT16:
             return self._widened(keys)
-        reason = "promoted to float: it cost the outputs most"
-        refused = {name: Refusal(name, reason, "ask for less accuracy", "promoted") for name in keys}
-        left = replace(self.draft, refused={**self.draft.refused, **refused})
-        # The model is the same, so its structural ids are; they take longer than planning does.
-        vars(left)["ids"] = self.draft.ids
+        left = self.left(keys)
         if self.plan.choice.get("placement") == "measured":
             taken = self.draft.candidates()[self.plan.choice["chosen"]].difference(keys)
             told = tuple(r for r in self.plan.refusals if r.rule == "measured")
-            made = left.placed(Choice(taken, (*told, *refused.values())), self.plan.choice)
+            made = left.placed(Choice(taken, (*told, *(left.refused[name] for name in sorted(keys)))), self.plan.choice)
         else:
             made = left.default(attention=self.attention)
         return _carried(self.plan, made, self.draft.units.index)
+
+    def left(self, keys: frozenset[str]) -> Draft:
+        """The draft with these operators refused."""
+        refused = {name: Refusal(name, self.reason, self.fix, "promoted") for name in sorted(keys)}
+        left = replace(self.draft, refused={**self.draft.refused, **refused})
+        # The model is the same, so its structural ids are; they take longer than planning does.
+        vars(left)["ids"] = self.draft.ids
+        return left
 
     def _widened(self, keys: frozenset[str]) -> Plan:
         wide = {str(site.site) for site in self.plan.sites if self._widens(site) and str(site.site) in keys}

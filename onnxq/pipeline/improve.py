@@ -15,8 +15,9 @@ from onnxq.pipeline.bit_budget import budgeted
 from onnxq.pipeline.budget import Budget
 from onnxq.pipeline.inputs import Inputs
 from onnxq.pipeline.prepared import PreparedModel
-from onnxq.pipeline.promotion import Ground, Outcome, Wish, promoted
+from onnxq.pipeline.promotion import Ground, Outcome, Wish, promoted, whole_bytes
 from onnxq.pipeline.ranging import NAME, ranged
+from onnxq.pipeline.relief import Relieved, relieved
 from onnxq.pipeline.stages import Stages
 from onnxq.pipeline.sweeping import NAME as SWEEP
 from onnxq.pipeline.sweeping import Trial, reported, swept
@@ -27,7 +28,7 @@ from onnxq.runtime import Session
 from onnxq.sites import Role
 
 # Shares of the time that is left, where there is a budget.
-_RANGES, _BITS, _SWEEP, _PROMOTION = 0.3, 0.4, 0.6, 0.8
+_RANGES, _RELIEF, _BITS, _SWEEP, _PROMOTION = 0.3, 0.2, 0.4, 0.6, 0.8
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,10 @@ def improved(
 
     plan: calibrated. plain: the same without attention, where that is to be tried.
     """
-    prepared, plan = _budgeted(*_ranged(prepared, plan, scene), scene)
+    prepared, plan = _ranged(prepared, plan, scene)
+    if plain is None:
+        prepared, plan, draft = _relieved(prepared, plan, draft, scene)
+    prepared, plan = _budgeted(prepared, plan, scene)
     before = prepared
     plan = bare = _settled(before, plan, plain, scene)
     prepared, plan = _swept(prepared, plan, scene, "sweep")
@@ -86,6 +90,23 @@ def _ranged(prepared: PreparedModel, plan: Plan, scene: Improving) -> Better:
 
     with scene.stages.run(NAME):
         return scene.budget.tried(NAME, _RANGES, scene.progress, work, (prepared, plan))
+
+
+def _relieved(prepared: PreparedModel, plan: Plan, draft: Draft, scene: Improving) -> tuple[PreparedModel, Plan, Draft]:
+    config = scene.config
+    pairs = any(site.role in (Role.ACTIVATION, Role.OUTPUT) for site in plan.sites) and whole_bytes(plan)
+    if config.effort == "fast" or "promote" in config.skip or scene.inputs.synthetic or not pairs:
+        return prepared, plan, draft
+    if computes_in_half(prepared.proto):
+        return prepared, plan, draft
+    nothing: Relieved = (plan, draft, ())
+
+    def work(progress: Progress) -> Relieved:
+        return relieved(_ground(prepared, plan, draft, scene, progress), plan)
+
+    with scene.stages.run("relieve"):
+        plan, draft, lines = scene.budget.tried("promotion", _RELIEF, scene.progress, work, nothing)
+    return reported(prepared, PassReport("promote", lines)) if lines else prepared, plan, draft
 
 
 def _budgeted(prepared: PreparedModel, plan: Plan, scene: Improving) -> Better:
@@ -168,23 +189,26 @@ def _promoted(prepared: PreparedModel, plan: Plan, draft: Draft, scene: Improvin
             "--min-sqnr, --metric", "the network computes in float16, where pairs cannot be switched one by one",
             "quantize its float32 export",
         )  # fmt: skip
-    quantized = config.attention == "quantized" or plan.choice.get("attention", "").startswith("quantized")
 
     def work(progress: Progress) -> Outcome:
-        ground = Ground(
-            prepared=prepared,
-            draft=draft,
-            calibration=scene.inputs.calibration,
-            trial=scene.inputs.trial,
-            progress=progress,
-            attention=quantized,
-            threads=config.verify.threads,
-            seed=config.data.seed,
-            batch=config.data.batch,
-            memory_limit=scene.memory_limit,
-            expired=lambda: scene.budget.left() <= 0,
-        )
-        return promoted(ground, plan, wish)
+        return promoted(_ground(prepared, plan, draft, scene, progress), plan, wish)
 
     with scene.stages.run("promote"):
         return scene.budget.tried("promotion", _PROMOTION, scene.progress, work, Outcome(plan))
+
+
+def _ground(prepared: PreparedModel, plan: Plan, draft: Draft, scene: Improving, progress: Progress) -> Ground:
+    config = scene.config
+    return Ground(
+        prepared=prepared,
+        draft=draft,
+        calibration=scene.inputs.calibration,
+        trial=scene.inputs.trial,
+        progress=progress,
+        attention=config.attention == "quantized" or plan.choice.get("attention", "").startswith("quantized"),
+        threads=config.verify.threads,
+        seed=config.data.seed,
+        batch=config.data.batch,
+        memory_limit=scene.memory_limit,
+        expired=lambda: scene.budget.left() <= 0,
+    )

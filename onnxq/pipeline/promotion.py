@@ -111,7 +111,7 @@ def promoted(ground: Ground, plan: Plan, wish: Wish) -> Outcome:
     start = search.judged(frozenset())
     if wish.min_sqnr is not None:
         return _by_sqnr(search, wish.min_sqnr, start.likely_db())
-    if start.worst_db() >= LOST_DB or not _eight(plan):
+    if start.worst_db() >= LOST_DB or not whole_bytes(plan):
         return Outcome(plan)
     return _mended(search)
 
@@ -126,7 +126,7 @@ def _check(plan: Plan, wish: Wish) -> None:
         raise ConfigError("promote_to: uint16", f"{plan.target} has no 16-bit activations", "promote to float")
 
 
-def _eight(plan: Plan) -> bool:
+def whole_bytes(plan: Plan) -> bool:
     """True when nothing has fewer than 8 bits: who asks for fewer knows what it costs."""
     return all(site.spec.bits >= 8 for site in plan.sites)
 
