@@ -3,9 +3,11 @@
     python benchmarks/fake_quant.py [--device cpu|cuda] [--dtype float32] [--threads 2] [--rounds 30] [--small]
 
 Every contender runs once per round, in turns, and its least time counts. Forward reads x and writes y: the limit is a
-copy. Backward reads x and dy and writes dx: the limit is an addition of two tensors into a third.
-"kernels" write into memory that is already there, as the limits do; every other row makes its outputs anew, which on
-a CPU costs page faults besides: `copy, new output` is that row's limit.
+copy. Backward reads x and dy and writes dx: the limit is an addition of two tensors into a third. A tensor that the
+last cache may hold is marked: its rows say nothing about memory.
+"kernels" write into memory that is already there, the same as the limits; every other row makes its outputs anew, which
+on a CPU costs page faults besides: `copy, new output` is that row's limit.
+Rows with a fixed scale take the gradient of x alone and are compared with each other, those with learned ones too.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +34,13 @@ from torch_frontend.fake_quant.kernels import kernels_for
 from torch_frontend.fake_quant.reference import backward, forward
 
 QMIN, QMAX = -8, 7
-_OURS = "onnxq, learned scale and zero point"
+_OURS = {False: "onnxq, fixed scale", True: "onnxq, learned scale and zero point"}
+_LIMIT = "limit: copy, add into a third"
+_KERNELS = "onnxq kernels"
+SUMMARY = (
+    "tensor (*: may lie in the cache)", "forward × copy", "dx alone × add", "backward × add",
+    "fixed scale, ms", "next", "learned, ms", "next",
+)  # fmt: skip
 # Rounds after which the slowest rows, whose place is clear by then, are left out.
 _FEW = 8
 
@@ -51,10 +60,12 @@ CASES = (
     Case("activation 64x64x56x56, axis 1", (64, 64, 56, 56), 1),
     Case("activation 64x64x56x56 channels_last, axis 1", (64, 64, 56, 56), 1, True),
     Case("tokens 64x196x768, axis 2", (64, 196, 768), 2),
-    Case("weight 512x512x3x3, axis 0", (512, 512, 3, 3), 0),
+    Case("weight 2048x1024x3x3, axis 0", (2048, 1024, 3, 3), 0),
     Case("weight 4096x4096, axis 0", (4096, 4096), 0),
+    Case("weight 4096x4096, axis 1", (4096, 4096), 1),
 )
 SMALL = (
+    Case("weight 512x512x3x3, axis 0", (512, 512, 3, 3), 0),
     Case("activation 8x64x28x28, per tensor", (8, 64, 28, 28), None),
     Case("weight 64x64x3x3, axis 0", (64, 64, 3, 3), 0),
 )
@@ -69,14 +80,12 @@ class Tensors:
     zero: Tensor
     dy: Tensor
     axis: int | None
+    fixed: tuple[Tensor, Tensor]
 
     @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
         """What gradients are taken of."""
         return self.x, self.scale, self.zero
-
-
-Forward = Callable[[Tensors], Tensor]
 
 
 def _made(case: Case, dtype: torch.dtype, device: str) -> Tensors:
@@ -88,7 +97,8 @@ def _made(case: Case, dtype: torch.dtype, device: str) -> Tensors:
     shape = () if case.axis is None else (case.shape[case.axis],)
     scale = (torch.rand(shape, generator=rng) * 0.1 + 0.3).to(device)
     zero = torch.zeros(shape, device=device)
-    return Tensors(x.requires_grad_(), scale.requires_grad_(), zero.requires_grad_(), dy, case.axis)
+    fixed = scale.clone(), zero.clone()
+    return Tensors(x.requires_grad_(), scale.requires_grad_(), zero.requires_grad_(), dy, case.axis, fixed)
 
 
 def _spread(values: Tensor, x: Tensor, axis: int | None) -> Tensor:
@@ -120,48 +130,81 @@ class _ByHand(torch.autograd.Function):
         return (*backward(dy, *ctx.saved_tensors, ctx.grid), None)
 
 
+class _FixedByHand(torch.autograd.Function):
+    """The same for x alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero: Tensor, axis: int | None) -> Tensor:
+        ctx.save_for_backward(x, scale, zero)
+        ctx.grid = Grid(QMIN, QMAX, axis)
+        return forward(x, scale, zero, ctx.grid)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        return backward(dy, *ctx.saved_tensors, ctx.grid, (True, False, False))[0], None, None, None
+
+
 def _by_hand(x: Tensor, scale: Tensor, zero: Tensor, axis: int | None) -> Tensor:
     y: Tensor = _ByHand.apply(x, scale, zero, axis)
     return y
 
 
-def _ours(t: Tensors) -> Tensor:
-    return fake_quantize(t.x, t.scale, t.zero, qmin=QMIN, qmax=QMAX, axis=t.axis)
-
-
-def _ours_fixed(t: Tensors) -> Tensor:
-    return fake_quantize(t.x, t.scale.detach(), t.zero.detach(), qmin=QMIN, qmax=QMAX, axis=t.axis)
-
-
-def _torch_fixed(t: Tensors) -> Tensor:
-    scale, zero = t.scale.detach(), t.zero.detach().int()
-    if t.axis is None:
-        return torch.fake_quantize_per_tensor_affine(t.x, scale, zero, QMIN, QMAX)
-    return torch.fake_quantize_per_channel_affine(t.x, scale, zero, t.axis, QMIN, QMAX)
-
-
-def _torch_learned(t: Tensors) -> Tensor:
-    if t.axis is None:
-        y: Tensor = torch._fake_quantize_learnable_per_tensor_affine(
-            t.x, t.scale.reshape(1), t.zero.reshape(1), QMIN, QMAX, 1.0
-        )
-    else:
-        y = torch._fake_quantize_learnable_per_channel_affine(t.x, t.scale, t.zero, t.axis, QMIN, QMAX, 1.0)
+def _fixed_by_hand(x: Tensor, scale: Tensor, zero: Tensor, axis: int | None) -> Tensor:
+    y: Tensor = _FixedByHand.apply(x, scale, zero, axis)
     return y
 
 
-def _contenders() -> dict[str, Forward]:
-    compiled = torch.compile(_composed, dynamic=False)
-    compiled_by_hand = torch.compile(_by_hand, dynamic=False)
+def _ours(x: Tensor, scale: Tensor, zero: Tensor, axis: int | None) -> Tensor:
+    return fake_quantize(x, scale, zero, qmin=QMIN, qmax=QMAX, axis=axis)
+
+
+def _torch_fixed(x: Tensor, scale: Tensor, zero: Tensor, axis: int | None) -> Tensor:
+    if axis is None:
+        return torch.fake_quantize_per_tensor_affine(x, scale, zero.int(), QMIN, QMAX)
+    return torch.fake_quantize_per_channel_affine(x, scale, zero.int(), axis, QMIN, QMAX)
+
+
+def _torch_learned(x: Tensor, scale: Tensor, zero: Tensor, axis: int | None) -> Tensor:
+    if axis is None:
+        y: Tensor = torch._fake_quantize_learnable_per_tensor_affine(
+            x, scale.reshape(1), zero.reshape(1), QMIN, QMAX, 1.0
+        )
+    else:
+        y = torch._fake_quantize_learnable_per_channel_affine(x, scale, zero, axis, QMIN, QMAX, 1.0)
+    return y
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to fake quantize: y of x, scale, zero point and axis; learned: whether the two get gradients."""
+
+    run: Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
+    learned: bool
+
+    def forward(self, t: Tensors) -> Tensor:
+        """y."""
+        numbers = (t.scale, t.zero) if self.learned else t.fixed
+        return self.run(t.x, *numbers, t.axis)
+
+    def backward(self, y: Tensor, t: Tensors) -> Any:
+        """The gradients this contender owes."""
+        return torch.autograd.grad(y, t.leaves if self.learned else t.leaves[:1], t.dy)
+
+
+def _contenders() -> dict[str, Contender]:
+    compiled = [torch.compile(each, dynamic=False) for each in (_composed, _composed, _fixed_by_hand, _by_hand)]
     return {
-        "onnxq, fixed scale": _ours_fixed,
-        "torch.fake_quantize_*": _torch_fixed,
-        _OURS: _ours,
-        "torch._fake_quantize_learnable_*": _torch_learned,
-        "composed, autograd": lambda t: _composed(*t.leaves, t.axis),
-        "composed, gradient by hand": lambda t: _by_hand(*t.leaves, t.axis),
-        "torch.compile, autograd": lambda t: compiled(*t.leaves, t.axis),
-        "torch.compile, gradient by hand": lambda t: compiled_by_hand(*t.leaves, t.axis),
+        _OURS[False]: Contender(_ours, False),
+        "torch.fake_quantize_*": Contender(_torch_fixed, False),
+        "composed, fixed scale": Contender(_composed, False),
+        "torch.compile, fixed scale, autograd": Contender(compiled[0], False),
+        "torch.compile, fixed scale, gradient by hand": Contender(compiled[2], False),
+        _OURS[True]: Contender(_ours, True),
+        "torch._fake_quantize_learnable_*": Contender(_torch_learned, True),
+        "composed, autograd": Contender(_composed, True),
+        "composed, gradient by hand": Contender(_by_hand, True),
+        "torch.compile, autograd": Contender(compiled[1], True),
+        "torch.compile, gradient by hand": Contender(compiled[3], True),
     }
 
 
@@ -187,23 +230,30 @@ class _Clock:
 
 def _limits(t: Tensors) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     """Rows that are no operators: the limits, with and without new outputs, and the kernels alone."""
-    x, dy, scale, zero = t.x.detach(), t.dy, t.scale.detach(), t.zero.detach()
-    y = torch.empty_like(x).copy_(x)
-    rows: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-        "limit: copy, add into a third": (lambda: y.copy_(x), lambda: torch.add(x, dy, out=y)),
-        "copy, add, new output": (lambda: x.clone(), lambda: x + dy),
-    }
+    x, dy, scale, zero = t.x.detach(), t.dy, *t.fixed
     kernels, grid = kernels_for(x), Grid(QMIN, QMAX, t.axis)
-    if isinstance(kernels, CompiledKernels):
-        there = prepare_forward(x, scale, zero, grid)
-        back = prepare_backward(dy, x, scale, zero, grid, (True, True, True))
-        only_x = prepare_backward(dy, x, scale, zero, grid, (True, False, False))
-        rows["onnxq kernels, dx alone"] = partial(kernels.run_forward, there), partial(kernels.run_backward, only_x)
-        rows["onnxq kernels"] = partial(kernels.run_forward, there), partial(kernels.run_backward, back)
-    return rows
+    if not isinstance(kernels, CompiledKernels):
+        y = torch.empty_like(x).copy_(x)
+        return {
+            _LIMIT: (lambda: y.copy_(x), lambda: torch.add(x, dy, out=y)),
+            "copy, add, new output": (x.clone, lambda: x + dy),
+        }
+    there = prepare_forward(x, scale, zero, grid)
+    back = prepare_backward(dy, x, scale, zero, grid, (True, True, True))
+    only_x = prepare_backward(dy, x, scale, zero, grid, (True, False, False))
+    # One output for all: the same pages, so what they are made of favours nobody.
+    out = there.outputs[0]
+    assert out is not None
+    back.call.y = only_x.call.y = there.call.y
+    return {
+        _LIMIT: (lambda: out.copy_(x), lambda: torch.add(x, dy, out=out)),
+        f"{_KERNELS}, dx alone": (partial(kernels.run_forward, there), partial(kernels.run_backward, only_x)),
+        _KERNELS: (partial(kernels.run_forward, there), partial(kernels.run_backward, back)),
+        "copy, add, new output": (x.clone, lambda: x + dy),
+    }
 
 
-def _measure(t: Tensors, contenders: dict[str, Forward], rounds: int, clock: _Clock) -> dict[str, list[float]]:
+def _measure(t: Tensors, contenders: dict[str, Contender], rounds: int, clock: _Clock) -> dict[str, list[float]]:
     """Least forward and backward milliseconds per row; rows that fail once are left out."""
     limits = _limits(t)
     least = {name: [float("inf")] * 2 for name in (*limits, *contenders)}
@@ -211,14 +261,13 @@ def _measure(t: Tensors, contenders: dict[str, Forward], rounds: int, clock: _Cl
     def one(name: str) -> tuple[float, float]:
         if name in limits:
             return clock(limits[name][0])[0], clock(limits[name][1])[0]
-        wanted = t.leaves[:1] if "fixed" in name or name == "torch.fake_quantize_*" else t.leaves
-        first, y = clock(lambda: contenders[name](t))
-        second, _ = clock(partial(torch.autograd.grad, y, wanted, t.dy))
+        first, y = clock(partial(contenders[name].forward, t))
+        second, _ = clock(partial(contenders[name].backward, y, t))
         return first, second
 
     for number in range(rounds + 2):
         for name in list(least):
-            if number > _FEW and sum(least[name]) > 8 * sum(least[_OURS]):
+            if number > _FEW and sum(least[name]) > 8 * sum(least[_OURS[True]]):
                 continue
             try:
                 spent = one(name)
@@ -231,23 +280,45 @@ def _measure(t: Tensors, contenders: dict[str, Forward], rounds: int, clock: _Cl
     return least
 
 
-def _shown(least: dict[str, list[float]], t: Tensors, device: str) -> str:
+def _shown(least: dict[str, list[float]], t: Tensors, contenders: dict[str, Contender], device: str) -> str:
     size = t.x.numel() * t.x.element_size()
-    limit = least["limit: copy, add into a third"]
-    ours = least[_OURS]
+    limit = least[_LIMIT]
     head = ["", "forward ms", "× limit", "backward ms", "× limit", "both ms", "÷ onnxq"]
     if device == "cuda":
         head += ["forward % of copy", "backward % of copy"]
     rows = []
     for name, (first, second) in least.items():
-        against = least["onnxq, fixed scale"] if "fake_quantize_*" in name and "learn" not in name else ours
         row = [name, f"{first:.3f}", f"{first / limit[0]:.2f}", f"{second:.3f}", f"{second / limit[1]:.2f}"]
-        row += [f"{first + second:.3f}", f"{(first + second) / sum(against):.2f}"]
+        against = f"{_against(least, contenders, name):.2f}" if name in contenders else ""
+        row += [f"{first + second:.3f}", against]
         if device == "cuda":
             copied = 2 * size / limit[0]
             row += [f"{2 * size / first / copied:.0%}", f"{3 * size / second / copied:.0%}"]
         rows.append(row)
     return measure.table(rows, head)
+
+
+def _against(least: dict[str, list[float]], contenders: dict[str, Contender], name: str) -> float:
+    """How many times as long as ours of the same kind."""
+    return sum(least[name]) / sum(least[_OURS[contenders[name].learned]])
+
+
+def _verdict(least: dict[str, list[float]], contenders: dict[str, Contender]) -> list[str]:
+    """One line's figures: the kernels against their limits, and the fastest alternative of each kind."""
+    row = []
+    for name, way in ((_KERNELS, 0), (f"{_KERNELS}, dx alone", 1), (_KERNELS, 1)):
+        row.append(f"{least[name][way] / least[_LIMIT][way]:.2f}" if name in least else "")
+    for learned, ours in _OURS.items():
+        others = [each for each in least if each in contenders and contenders[each].learned is learned and each != ours]
+        best = min(others, key=lambda each: sum(least[each]))
+        row += [f"{sum(least[ours]):.3f}", f"{_against(least, contenders, best):.2f} ({best})"]
+    return row
+
+
+def _last_cache() -> int:
+    """Bytes of the last cache, as Linux gives it for the first core; 0 where it does not."""
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max((int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]] for size in sizes), default=0)
 
 
 def main() -> None:
@@ -269,13 +340,22 @@ def main() -> None:
     )
     print(f"load {os.getloadavg()[0]:.1f}")
     clock, contenders = _Clock(options.device), _contenders()
+    cache = 0 if options.device == "cuda" else _last_cache()
+    print(f"last cache {cache / 2**20:.0f} MiB" if cache else "last cache of unknown size")
+    summary = []
     for case in SMALL if options.small else CASES:
         if options.only not in case.name:
             continue
         torch._dynamo.reset()
         t = _made(case, getattr(torch, options.dtype), options.device)
-        print(f"\n## {case.name}\n")
-        print(_shown(_measure(t, contenders, options.rounds, clock), t, options.device))
+        size = t.x.numel() * t.x.element_size()
+        note = ", may lie in the cache" if size < cache else ""
+        print(f"\n## {case.name}, {size / 1e6:.1f} MB{note}\n")
+        least = _measure(t, contenders, options.rounds, clock)
+        print(_shown(least, t, contenders, options.device), flush=True)
+        summary.append([case.name + ("*" if note else ""), *_verdict(least, contenders)])
+    print("\n## All\n")
+    print(measure.table(summary, SUMMARY))
     print("\n" + ", ".join(f"{device}: {state}" for device, state in available().items()))
 
 

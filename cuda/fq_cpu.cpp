@@ -1,7 +1,7 @@
 // The CPU twin: the arithmetic of fq_math.h over spans that the compiler turns into vector code, threads by OpenMP.
 //
 // Work is cut up by shape alone and sums are added in fixed order: float in 32 lanes over a span, double above, so
-// results are the same bits for any number of threads and any vector width. Half types go through float buffers.
+// results are the same bits for any number of threads and any vector width.
 #include "fq_spans.h"
 
 #include <algorithm>
@@ -21,12 +21,14 @@ struct Pass {
     typedef typename FqArithmetic<T>::Type A;
     const FqCall &call;
     const T *x, *dy;
-    T *y;
+    T *y;  // where nothing is to be written, what is not: pointers may move along it
+    const To way;
     const bool clip;
     int threads = 1;
 
     explicit Pass(const FqCall &from)
-        : call(from), x((const T *)from.x), dy((const T *)from.dy), y((T *)from.y),
+        : call(from), x((const T *)from.x), dy((const T *)from.dy), y((T *)(from.y ? from.y : from.dy)),
+          way(to(from.y)),
           clip((from.flags & FQ_EDGE_CLIP) != 0) {
 #if defined(_OPENMP)
         if (call.outer * call.channels * call.inner >= 2 * TASK)
@@ -56,19 +58,12 @@ struct Pass {
             each_tile([&](const Tile &tile) {
                 for (Index row = 0; row < tile.rows; ++row) {
                     const Index start = tile.start + row * tile.stride;
-                    Typed<T>::forward(x + start, y + start, tile.filled(row),
-                                      [&](const A *in, A *out, Index k, Index part) {
-                                          in_pieces<A>({in, out}, part, tile.ahead, [&](Index at, Index piece) {
-                                              forward_row(in + at, out + at, piece, tile.columns.from(k + at));
-                                          });
-                                      });
+                    forward_row(x + start, y + start, tile.filled(row), tile.ahead, tile.columns, way);
                 }
             });
         else
             each_span([&](const Span &span) {
-                const FqLevels<A> at = levels(span.scale);
-                Typed<T>::forward(x + span.start, y + span.start, span.count,
-                                  [&](const A *in, A *out, Index, Index part) { forward_span(in, out, part, at); });
+                forward_span(x + span.start, y + span.start, span.count, levels(span.scale), way);
             });
     }
 
@@ -78,10 +73,24 @@ struct Pass {
             for (Index index = 0; index < scales; ++index) result(index, Sum());
             return;
         }
-        if (by_columns())
-            clip ? backward_columns<true>() : backward_columns<false>();
+        if (wants_sums())
+            clip ? backward<true, true>() : backward<false, true>();
         else
-            clip ? backward_spans<true>() : backward_spans<false>();
+            clip ? backward<true, false>() : backward<false, false>();
+    }
+
+    template <bool CLIP, bool SUMS>
+    void backward() const {
+        by_columns() ? backward_columns<CLIP, SUMS>() : backward_spans<CLIP, SUMS>();
+    }
+
+    // Past the caches where an output is too large for them, and all its pieces begin on a line.
+    To to(const void *output) const {
+        const Index line = 64 / (Index)sizeof(T), size = call.outer * call.channels * call.inner;
+        if (!output) return To::Nowhere;
+        if (size * (Index)sizeof(T) < STREAMED || (size_t)output % 64 != 0) return To::Memory;
+        const Index piece = by_columns() ? width() : call.block ? call.block : call.inner;
+        return piece % line == 0 && (!call.block || call.channels % line == 0) ? To::Past : To::Memory;
     }
 
     // ---- spans: pieces of runs of one scale ----
@@ -102,7 +111,7 @@ struct Pass {
         if (call.block) together = up(together, per_run) * per_run;
         const Index tasks = up(spans, together);
 #pragma omp parallel for schedule(static) num_threads(threads)
-        for (Index task = 0; task < tasks; ++task)
+        for (Index task = 0; task < tasks; ++task) {
             for (Index slot = task * together; slot < std::min(spans, (task + 1) * together); ++slot) {
                 const Index run = slot / per_run, begin = (slot - run * per_run) * SPAN;
                 Index start, length;
@@ -118,26 +127,24 @@ struct Pass {
                 body(Span{start + begin, count, call.block ? run : run % call.channels, slot,
                           slot - run * per_run + 1 == per_run});
             }
+            settle(way);
+        }
     }
 
-    template <bool CLIP>
+    template <bool CLIP, bool SUMS>
     void backward_spans() const {
         const Index per_run = pieces();
-        std::vector<Sum> sums(wants_sums() ? call.outer * (call.block ? blocks() : call.channels) * per_run : 0);
+        std::vector<Sum> sums(SUMS ? call.outer * (call.block ? blocks() : call.channels) * per_run : 0);
         each_span([&](const Span &span) {
-            const FqLevels<A> at = levels(span.scale);
-            Sum sum;
-            Typed<T>::backward(x + span.start, dy + span.start, y ? y + span.start : nullptr, span.count,
-                               [&](const A *in, const A *gradient, A *out, Index, Index part) {
-                                   sum += backward_span<CLIP>(in, gradient, out, part, at);
-                               });
-            if (!wants_sums()) return;
+            Sum sum = backward_span<CLIP, SUMS>(x + span.start, dy + span.start, y + span.start, span.count,
+                                                levels(span.scale), way);
+            if (!SUMS) return;
             sums[span.slot] = sum;
             if (!call.block || !span.last) return;
             for (Index slot = span.slot + 1 - per_run; slot < span.slot; ++slot) sum += sums[slot];
             result(span.scale, sum);
         });
-        if (!wants_sums() || call.block) return;
+        if (!SUMS || call.block) return;
 #pragma omp parallel for schedule(static) num_threads(sums.size() >= TASK ? threads : 1)
         for (Index channel = 0; channel < call.channels; ++channel) {
             Sum sum;
@@ -151,20 +158,26 @@ struct Pass {
     // ---- columns: where scales change from element to element ----
 
     bool by_columns() const {
-        return call.block ? call.inner > 1 : call.inner < SHORT && call.outer >= FEW && call.channels > 1;
+        if (call.block) return call.inner > 1;
+        return call.inner < std::min(SHORT, 12 * call.outer) && call.outer >= FEW && call.channels > 1;
     }
 
     // Rows of a strip, columns of a tile. Narrow rows are taken several at a time, as one row of repeated scales.
     struct Tile {
-        Index start, rows, stride, ahead, count, short_row, strip, left;
+        Index start, rows, stride, ahead, count, strip, left;
+        Index missing;  // from the last row of all
+        bool last;
         Columns<A> columns;
-        // The last row of all may have fewer elements.
-        Index filled(Index row) const { return row == short_row ? std::max<Index>(0, count - missing) : count; }
-        Index missing;
+        Index filled(Index row) const { return last && row + 1 == rows ? std::max<Index>(0, count - missing) : count; }
     };
 
+    // As many narrow rows as make one of whole vectors, if any number does.
     Index repeats() const {
-        return call.block ? 1 : std::max<Index>(1, std::min(call.outer, NARROW / (call.channels * call.inner)));
+        const Index period = call.channels * call.inner;
+        Index most = std::max<Index>(1, std::min(call.outer, NARROW / period)), whole = LANES;
+        if (call.block) return 1;
+        while (whole > 1 && period * (whole / 2) % LANES == 0) whole /= 2;
+        return most >= whole ? most / whole * whole : most;
     }
     Index width() const { return (call.block ? 1 : call.channels) * call.inner * repeats(); }
     Index strips() const { return call.block ? call.outer * blocks() : up(up(call.outer, repeats()), STRIP); }
@@ -175,16 +188,15 @@ struct Pass {
         const Index all_rows = up(call.outer, repeats());
 #pragma omp parallel for schedule(static) num_threads(threads)
         for (Index task = 0; task < total; ++task) {
-            A scale[TILE], low[TILE], high[TILE];
+            A scale[TILE + LANES], low[TILE + LANES], high[TILE + LANES];
             Tile tile;
             tile.strip = task / tiles;
             tile.left = (task - tile.strip * tiles) * TILE;
             tile.count = std::min(TILE, wide - tile.left);
             tile.stride = wide;
-            // Only where rows have gaps between them; half types are read through buffers.
-            tile.ahead = sizeof(T) == sizeof(A) && tiles > 1 ? wide : 0;
-            tile.short_row = -1;
-            tile.missing = 0;
+            tile.ahead = tiles > 1 ? wide : way == To::Past ? NEAR : 0;
+            tile.last = false;
+            tile.missing = all_rows * wide - call.outer * call.channels * call.inner;
             Index row;
             if (call.block) {
                 const Index outer = tile.strip / blocks(), first = (tile.strip - outer * blocks()) * call.block;
@@ -193,10 +205,7 @@ struct Pass {
             } else {
                 row = tile.strip * STRIP;
                 tile.rows = std::min(STRIP, all_rows - row);
-                if (row + tile.rows == all_rows) {
-                    tile.short_row = tile.rows - 1;
-                    tile.missing = all_rows * wide - call.outer * call.channels * call.inner;
-                }
+                tile.last = row + tile.rows == all_rows;
             }
             tile.start = row * wide + tile.left;
             Index index = call.block ? tile.strip * call.inner + tile.left : tile.left / call.inner % call.channels;
@@ -210,40 +219,40 @@ struct Pass {
                 left = call.block ? 1 : call.inner;
                 if (++index == call.channels && !call.block) index = 0;
             }
+            for (Index k = tile.count; k < up(tile.count, LANES) * LANES; ++k) {
+                scale[k] = 1;
+                low[k] = high[k] = 0;
+            }
             tile.columns = Columns<A>{scale, low, high};
             body(tile);
+            settle(way);
         }
     }
 
-    template <bool CLIP>
+    template <bool CLIP, bool SUMS>
     void backward_columns() const {
         const Index wide = width();
-        std::vector<Sum> sums(wants_sums() && !call.block ? strips() * wide : 0);
+        std::vector<Sum> sums(SUMS && !call.block ? strips() * wide : 0);
         each_tile([&](const Tile &tile) {
-            A scale[TILE] = {}, cut[TILE] = {};
+            A scale[TILE + LANES] = {}, cut[TILE + LANES] = {};
             Sum sum[TILE];
             for (Index row = 0; row < tile.rows; ++row) {
                 const Index start = tile.start + row * tile.stride;
-                Typed<T>::backward(x + start, dy + start, y ? y + start : nullptr, tile.filled(row),
-                                   [&](const A *in, const A *gradient, A *out, Index k, Index part) {
-                                       in_pieces<A>({in, gradient, out}, part, tile.ahead, [&](Index at, Index piece) {
-                                           backward_row<CLIP>(in + at, gradient + at, out + at, piece,
-                                                              tile.columns.from(k + at), scale + k + at, cut + k + at);
-                                       });
-                                   });
-                if ((row + 1) % STRIP != 0 && row + 1 != tile.rows) continue;
+                backward_row<CLIP, SUMS>(x + start, dy + start, y + start, tile.filled(row), tile.ahead, tile.columns,
+                                         scale, cut, way);
+                if (!SUMS || ((row + 1) % STRIP != 0 && row + 1 != tile.rows)) continue;
                 for (Index k = 0; k < tile.count; ++k) {
                     sum[k] += Sum{(double)scale[k], (double)cut[k]};
                     scale[k] = cut[k] = 0;
                 }
             }
-            for (Index k = 0; wants_sums() && k < tile.count; ++k)
+            for (Index k = 0; SUMS && k < tile.count; ++k)
                 if (call.block)
                     result(tile.strip * wide + tile.left + k, sum[k]);
                 else
                     sums[tile.strip * wide + tile.left + k] = sum[k];
         });
-        if (!wants_sums() || call.block) return;
+        if (!SUMS || call.block) return;
         const Index period = call.channels * call.inner, rows = (Index)sums.size() / period;
         std::vector<Sum> totals(call.channels);
         for (Index row = 0; row < rows; ++row)

@@ -4,6 +4,8 @@
 // Order of operations is part of the contract: y is bit for bit what QuantizeLinear and DequantizeLinear give, so
 // x / s is a true division (x * (1 / s) differs at half-way points), rounding is half to even, and nothing here has the
 // form a * b + c where a fused multiply-add could change y or dx. Never build with -ffast-math or --use_fast_math.
+//
+// What is written with A and U alone also takes GCC's vectors, whose comparisons choose lane by lane in ?:.
 #ifndef ONNXQ_FQ_MATH_H
 #define ONNXQ_FQ_MATH_H
 
@@ -69,6 +71,13 @@ FQ_FN float fq_read(FqHalf v) {
 #endif
 }
 
+// The upper half of a float's bits, rounded; U is unsigned, or a vector of it.
+template <class U>
+FQ_FN U fq_brain_bits(U bits) {
+    const U rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, nan = U() + 0x7fffu;
+    return (bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded;
+}
+
 // To nearest, ties to even; every NaN becomes 0x7fff. The second argument only chooses the type.
 FQ_FN float fq_write(float v, float) { return v; }
 FQ_FN double fq_write(double v, double) { return v; }
@@ -77,8 +86,7 @@ FQ_FN FqBrain fq_write(float v, FqBrain) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(v));
 #else
-    const unsigned bits = fq_bits(v);
-    out.bits = (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fff : (unsigned short)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+    out.bits = (unsigned short)fq_brain_bits(fq_bits(v));
 #endif
     return out;
 }
@@ -121,7 +129,7 @@ FQ_FN A fq_forward(A x, const FqLevels<A> &at) {
     A level = fq_rint(x / at.scale);
     level = level < at.low ? at.low : level;
     level = level > at.high ? at.high : level;
-    return (level + (A)0) * at.scale;
+    return (level + A()) * at.scale;
 }
 
 // What an element adds to the gradients: dx whole; to be summed: `scale`, and `cut`, which is still to be times -s.
@@ -134,13 +142,14 @@ struct FqGradient {
 template <class A>
 FQ_FN FqGradient<A> fq_backward(A x, A dy, const FqLevels<A> &at, bool clip) {
     const A exact = x / at.scale, level = fq_rint(exact), edge = clip ? exact : level;
-    const bool below = (edge < at.low) | (clip & (edge == at.low));
-    const bool above = (edge > at.high) | (clip & (edge == at.high));
-    const bool outside = below | above;
+    const auto below = clip ? edge <= at.low : edge < at.low;
+    const auto above = clip ? edge >= at.high : edge > at.high;
+    const auto outside = below | above;
+    const A nothing = A();
     FqGradient<A> out;
-    out.dx = outside ? (A)0 : dy;
+    out.dx = outside ? nothing : dy;
     out.scale = dy * (below ? at.low : above ? at.high : level - exact);
-    out.cut = outside ? dy : (A)0;
+    out.cut = outside ? dy : nothing;
     return out;
 }
 

@@ -17,7 +17,7 @@ from onnxq.kernels import cache as store
 from onnxq.kernels import sources
 from onnxq.kernels.abi import Call
 
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 _NAME = "libfq_cpu-{}.dylib" if sys.platform == "darwin" else "libfq_cpu-{}.so"
 # What x86-64-v3 adds, as Linux names it: a wheel's library is built for that.
 _V3 = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))

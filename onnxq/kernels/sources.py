@@ -10,7 +10,7 @@ from pathlib import Path
 from onnxq.errors import MissingDependencyError
 
 HEADERS = ("fq_call.h", "fq_math.h")
-HOST = ("fq_cpu.cpp", "fq_spans.h", *HEADERS)
+HOST = ("fq_cpu.cpp", "fq_spans.h", "fq_vectors.h", *HEADERS)
 DEVICE = ("fq_kernels.cuh", *HEADERS)
 # Built ahead of time and shipped with the sources, if at all.
 PREBUILT = "prebuilt"

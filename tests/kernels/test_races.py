@@ -23,6 +23,18 @@ shapes = [((3001,), None, 0), ((40, 33, 8), 1, 0), ((40, 3, 5), 1, 0), ((3, 2, 6
 for shape, axis, block in shapes:
     grid(case(shape, axis, block, DType.F32, -8, 7, 1), True, True)
 """
+TWIN = """
+import ctypes, sys
+from onnxq.kernels import DType
+from tests.kernels.machines import case, on_cpu
+run = on_cpu(ctypes.CDLL(sys.argv[1]))
+shapes = [((3001,), None, 0), ((40, 33, 8), 1, 0), ((2001, 3), 1, 0), ((3, 2, 600), 1, 0), ((5, 70), 1, 32),
+          ((9, 1100), 1, 0), ((50, 7), 0, 16), ((7,), None, 0), ((4, 33), 0, 0)]
+for shape, axis, block in shapes:
+    for dtype in DType:
+        for dx, sums in ((True, True), (True, False), (False, True)):
+            run(case(shape, axis, block, dtype, -8, 7, 1), dx, sums)
+"""
 KINDS = ("f32",)
 BARRIER = "__syncthreads();"
 BARRIERS = (sources.folder() / "fq_kernels.cuh").read_text("utf-8").count(BARRIER)
@@ -49,8 +61,8 @@ class Sanitizer:
             == 0
         )
 
-    def run(self, library: Path) -> subprocess.CompletedProcess[str]:
-        command = [*self.prefix, sys.executable, "-c", CHILD, str(library)]
+    def run(self, library: Path, child: str = CHILD) -> subprocess.CompletedProcess[str]:
+        command = [*self.prefix, sys.executable, "-c", child, str(library)]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=300)
 
 
@@ -97,6 +109,18 @@ def test_a_missing_barrier_is_seen(threads: Sanitizer, emulation: Emulation, num
 
 def test_no_access_leaves_its_array(addresses: Sanitizer, emulation: Emulation) -> None:
     done = addresses.run(emulation(*ADDRESSES, kinds=KINDS))
+    assert done.returncode == 0, done.stderr[:3000]
+
+
+@pytest.mark.parametrize(
+    "flags", [("-march=native",), pytest.param((), marks=pytest.mark.slow)], ids=["this processor", "any"]
+)
+def test_the_cpu_twin_stays_in_its_arrays(addresses: Sanitizer, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    library = tmp_path / "twin.so"
+    options = ("-std=c++17", "-O1", "-g", "-shared", "-fPIC", *ADDRESSES[:2], *flags)
+    source = sources.folder() / sources.HOST[0]
+    subprocess.run([str(GXX), *options, "-o", str(library), str(source)], check=True)
+    done = addresses.run(library, TWIN)
     assert done.returncode == 0, done.stderr[:3000]
 
 
