@@ -8,6 +8,7 @@ from __future__ import annotations
 from onnxq.graph.editor import Editor
 from onnxq.graph.fold import fold_constants
 from onnxq.graph.functions import inline_functions
+from onnxq.graph.held import filled, hold, holding
 from onnxq.graph.identity import Fingerprint, fingerprint, structural_ids
 from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, opset_of
 from onnxq.graph.load import Model, load_model
@@ -24,8 +25,11 @@ __all__ = [
     "Model",
     "NodeRef",
     "ValueInfo",
+    "filled",
     "fingerprint",
     "fold_constants",
+    "hold",
+    "holding",
     "infer_shapes",
     "inline_functions",
     "load_model",

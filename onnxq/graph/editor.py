@@ -65,7 +65,7 @@ class Editor:
 
         dtype: an onnx.TensorProto type, by default the array's; sub-byte values are given as ordinary integers.
         """
-        self.add_tensor(scope, encode_tensor(name, array, dtype))
+        self.add_tensor(scope, encode_tensor(name, array, dtype, hold=not scope))
         return name
 
     def add_tensor(self, scope: str, tensor: TensorProto) -> None:
@@ -93,7 +93,7 @@ class Editor:
         scope = self._tensor_scope(t)
         if t.name not in scope.initializers:
             raise ModelError(str(t), "is not an initializer", did_you_mean(t.name, scope.initializers))
-        scope.initializers[t.name] = encode_tensor(t.name, array, dtype)
+        scope.initializers[t.name] = encode_tensor(t.name, array, dtype, hold=not scope.name)
         scope.value_info.pop(t.name, None)
 
     def insert_node(

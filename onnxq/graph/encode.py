@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.errors import ModelError
+from onnxq.graph.held import put
 from onnxq.graph.weights import BITS
 
 
-def encode_tensor(name: str, array: NDArray[Any], dtype: int | None = None) -> TensorProto:
+def encode_tensor(name: str, array: NDArray[Any], dtype: int | None = None, *, hold: bool = False) -> TensorProto:
     """A TensorProto named `name`. dtype: an onnx.TensorProto type, by default the array's own.
+
+    hold: inside `holding()`, a stub of a large array, which then must not change; for the main graph only.
 
     Sub-byte integers are given as ordinary integers and packed little end first (the ONNX spec of raw_data). Raises
     ModelError when a value does not fit the type.
@@ -28,6 +31,8 @@ def encode_tensor(name: str, array: NDArray[Any], dtype: int | None = None) -> T
         return tensor
     target = onnx.helper.tensor_dtype_to_np_dtype(dtype)
     stored = array if array.dtype == target else _cast(name, array, target)
+    if hold and put(tensor, stored):
+        return tensor
     if dtype in BITS:
         tensor.raw_data = _pack(stored, BITS[dtype])
     else:

@@ -10,10 +10,12 @@ from collections.abc import Iterable
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
+from onnxq.graph.encode import encode_tensor
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.scopes import walk
+from onnxq.graph.values import decode_tensor
 from onnxq.sites import TensorId
 
 _COMPUTE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -42,7 +44,7 @@ def widen_half(proto: ModelProto) -> ModelProto:
     out.CopyFrom(proto)
     taken = {name for _, graph in walk(out.graph) for node in graph.node for name in (*node.output, node.name)}
     for scope, graph in walk(out.graph):
-        _widen_constants(graph)
+        _widen_constants(graph, not scope)
         for node in graph.node:
             _widen_node(node)
         del graph.value_info[:]
@@ -52,16 +54,16 @@ def widen_half(proto: ModelProto) -> ModelProto:
     return out
 
 
-def _widen_constants(graph: GraphProto) -> None:
+def _widen_constants(graph: GraphProto, main: bool) -> None:
     for tensor in graph.initializer:
-        _widen_tensor(tensor)
+        _widen_tensor(tensor, hold=main)
     for sparse in graph.sparse_initializer:
         _widen_tensor(sparse.values)
 
 
-def _widen_tensor(tensor: TensorProto) -> None:
+def _widen_tensor(tensor: TensorProto, *, hold: bool = False) -> None:
     if tensor.data_type == TensorProto.FLOAT16:
-        wide = numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
+        wide = encode_tensor(tensor.name, decode_tensor(tensor).astype(np.float32), hold=hold)
         wide.metadata_props.extend(tensor.metadata_props)
         tensor.CopyFrom(wide)
 
@@ -150,13 +152,13 @@ def restore_half(proto: ModelProto, original: ModelProto) -> ModelProto:
         source = held.get(tensor.name)
         if source is None or tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims, dtype=np.int64) < _WORTH:
             continue
-        wide = numpy_helper.to_array(tensor)
+        wide = decode_tensor(tensor)
         narrow = wide.astype(np.float16)
         if not np.array_equal(narrow.astype(np.float32), wide):
             continue
         name = tensor.name
         stored = _fresh(source if source != name else f"{name}/float16", taken)
-        tensor.CopyFrom(numpy_helper.from_array(narrow, stored))
+        tensor.CopyFrom(encode_tensor(stored, narrow, hold=True))
         casts.append(_cast(stored, name, TensorProto.FLOAT, _fresh(f"{name}/Cast", taken)))
     if casts:
         kept = [NodeProto.FromString(node.SerializeToString()) for node in (*casts, *graph.node)]

@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto
 
 from onnxq.errors import OutputError
 from onnxq.graph.encode import encode_tensor
+from onnxq.graph.held import filled
 from onnxq.graph.values import decode_tensor
 from onnxq.graph.weights import is_large, lighten, locate_initializers, model_bytes, restore
 
@@ -29,7 +30,7 @@ def save_model(proto: ModelProto, path: str | Path, *, external: bool | None = N
     external: put initializers over 4 KB, if there are any, into `<file name>.data`; by default only over 2 GB. Raises
     OutputError when the file is there already (unless overwrite), cannot be written, or the disk is full.
     """
-    path = Path(path)
+    path, proto = Path(path), filled(proto)
     targets = [path]
     if external is None:
         external = model_bytes(proto) > _ONE_FILE

@@ -76,6 +76,16 @@ def captures(graph: GraphProto) -> list[str]:
     return list(found)
 
 
+def names_read(graph: GraphProto) -> set[str]:
+    """Every name that a node of the graph or of a body in it reads, or that one of them gives out."""
+    found = {value.name for value in graph.output}
+    for node in graph.node:
+        found.update(node.input)
+        for _, body in bodies(node):
+            found |= names_read(body)
+    return found
+
+
 def reads(node: NodeProto) -> list[str]:
     """The tensors a node needs before it can run: its inputs and what its bodies capture."""
     names = [name for name in node.input if name]

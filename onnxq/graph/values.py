@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto, numpy_helper
 
 from onnxq.errors import ModelError
+from onnxq.graph.held import held_array, is_held
 
 Dims = tuple[int | str | None, ...]
 
@@ -27,6 +28,8 @@ _CONSTANT_DTYPES: dict[str, int] = {
 
 def decode_tensor(tensor: TensorProto) -> NDArray[Any]:
     """The tensor as a read-only array; bfloat16, float8, sub-byte types as ml_dtypes. Raises ModelError if corrupt."""
+    if is_held(tensor):
+        return held_array(tensor)
     try:
         array = numpy_helper.to_array(tensor)
     except Exception as error:

@@ -16,13 +16,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.numerics import qparams_from_range, quantize, symmetric_steps
+from onnxq.numerics import qparams_from_range, symmetric_steps
 from onnxq.observers.base import even_steps, register_observer
 from onnxq.observers.histogram import MIN_BINS, HistogramObserver, View
 from onnxq.observers.search import best_range
-from onnxq.spec import PerTensor, QuantSpec
+from onnxq.spec import PerChannel, QuantSpec
 
 Array = NDArray[np.float64]
+Places = NDArray[np.intp]
 
 
 @register_observer("entropy")
@@ -57,7 +58,12 @@ class Entropy(HistogramObserver):
 
 
 class Divergence:
-    """lo [n], hi [n] -> D(P || Q) in nats over the non-empty bins of a histogram; inf for a range without values."""
+    """lo [n], hi [n] -> D(P || Q) in nats over the non-empty bins of a histogram; inf for a range without values.
+
+    Q is constant inside a level, so sum(p log(p / q)) needs sums over levels only: with reference counts r of sum R,
+    and levels of n bins that hold k (K with what lies outside), it is
+    (sum(r log r) - sum(K log(k / n))) / R - log(R / sum(k)).
+    """
 
     def __init__(self, view: View, spec: QuantSpec) -> None:
         full = view.counts > 0
@@ -65,21 +71,56 @@ class Divergence:
         self._centers = ((edges[:-1] + edges[1:]) / 2)[full].astype(np.float32)
         self._counts = view.counts[full].astype(np.float64)
         self._below = np.concatenate(([0.0], np.cumsum(self._counts)))
-        self._spec = replace(spec, granularity=PerTensor())
+        self._logs = np.concatenate(([0.0], np.cumsum(_self_log(self._counts))))
+        self._spec = replace(spec, granularity=PerChannel(0))
 
     def __call__(self, low: Array, high: Array) -> Array:
-        return np.array([self._one(lo, hi) for lo, hi in zip(low, high, strict=True)])
+        first = np.searchsorted(self._centers, low, "left")
+        last = np.searchsorted(self._centers, high, "right")
+        costs = np.full(low.shape, np.inf)
+        some = np.flatnonzero(first < last)
+        if some.size:
+            costs[some] = self._costs(low[some], high[some], first[some], last[some])
+        return costs
 
-    def _one(self, low: float, high: float) -> float:
-        first, last = np.searchsorted(self._centers, low, "left"), np.searchsorted(self._centers, high, "right")
-        if first >= last:
-            return float("inf")
-        kept = self._counts[first:last]
-        reference = kept.copy()
-        reference[0] += self._below[first]
-        reference[-1] += self._below[-1] - self._below[last]
-        levels = quantize(self._centers[first:last], qparams_from_range(low, high, self._spec), self._spec)
-        places = levels.astype(np.intp) - self._spec.qmin
-        blurred = (np.bincount(places, kept) / np.maximum(np.bincount(places), 1))[places]
-        p, q = reference / reference.sum(), blurred / blurred.sum()
-        return float((p * np.log(p / q)).sum())
+    def _costs(self, low: Array, high: Array, first: Places, last: Places) -> Array:
+        """The divergences of ranges that hold the bins first .. last-1, at least one each."""
+        sizes = last - first
+        begin = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+        places = np.arange(int(sizes.sum())) + np.repeat(first - begin, sizes)
+        numbers = qparams_from_range(low, high, self._spec)
+        scale, zero = (np.repeat(one, sizes).astype(np.float32) for one in (numbers.scale, numbers.zero_point))
+        # As the quantizer rounds, but for the zero point, which moves all levels of a range alike.
+        levels = np.rint(self._centers[places] / scale)
+        levels = np.clip(levels, np.float32(self._spec.qmin) - zero, np.float32(self._spec.qmax) - zero, out=levels)
+        # A level is a run of bins: bins ascend, and so do their levels.
+        new = np.concatenate(([True], levels[1:] != levels[:-1]))
+        new[begin] = True
+        starts = np.flatnonzero(new)
+        bins = np.diff(np.append(starts, places.size))
+        kept = self._below[places[starts] + bins] - self._below[places[starts]]
+        left, right = self._below[first], self._below[-1] - self._below[last]
+        whole = kept.copy()
+        run = np.searchsorted(starts, begin)
+        ends = np.append(run[1:], starts.size) - 1
+        np.add.at(whole, run, left)
+        np.add.at(whole, ends, right)
+        own = self._below[last] - self._below[first]
+        return np.asarray(
+            (self._entropy(first, last, left, right) - np.add.reduceat(whole * np.log(kept / bins), run))
+            / self._below[-1]
+            - np.log(self._below[-1] / own)
+        )
+
+    def _entropy(self, first: Places, last: Places, left: Array, right: Array) -> Array:
+        """sum(r log r) of the reference: the bins inside, with what lies outside added to the outermost two."""
+        inside = self._logs[last] - self._logs[first]
+        a, b = self._counts[first], self._counts[last - 1]
+        single = last - first == 1
+        low = _self_log(a + left + np.where(single, right, 0.0)) - _self_log(a)
+        high = np.where(single, 0.0, _self_log(b + right) - _self_log(b))
+        return np.asarray(inside + low + high)
+
+
+def _self_log(counts: Array) -> Array:
+    return np.asarray(counts * np.log(counts))

@@ -38,42 +38,61 @@ class Mse(HistogramObserver):
 class SquaredError:
     """lo [n], hi [n] -> sum of (x - fake_quant(x))^2 over a histogram, values spread evenly inside each bin.
 
-    Between two neighbouring decision points all values go to one level v, at the cost M2 - 2 v M1 + v^2 M0, where M0,
-    M1, M2 are the count, sum and sum of squares of the values between them. Cumulated over the bins these are exact
-    piecewise polynomials, so the cost is exact for the density that the histogram stands for. Zeros cost nothing.
+    All values between two neighbouring decision points p go to one level v, at the cost M2 - 2 v M1 + v^2 M0, where
+    M0, M1, M2 are their count, sum and sum of squares. Summed by parts, with v' the topmost level and C0(p), C1(p) the
+    count and the sum of what lies below p, that is
+
+        M2 - 2 v' M1 + v'^2 M0 + sum over p of 2 (v above p - v below p) (C1(p) - p C0(p))
+
+    with M over all values. Cumulated over the bins, C1(p) - p C0(p) is an exact piecewise polynomial, so the cost is
+    exact for the density that the histogram stands for. Zeros cost nothing.
     """
 
     def __init__(self, view: View, spec: QuantSpec) -> None:
         self._spec = replace(spec, granularity=PerChannel(0))
         self._levels = levels(spec)
-        self._edges = view.edges
-        width = np.diff(self._edges)
+        edges = view.edges
+        self._first, self._per_width = view.first, 2.0**-view.exponent
+        self._least, self._most = edges[0], edges[-1]
+        width = np.diff(edges)
         counts = view.counts.astype(np.float64)
-        self._density = np.divide(counts, width, out=np.zeros_like(counts), where=width > 0)
-        a, b = self._edges[:-1], self._edges[1:]
+        density = np.divide(counts, width, out=np.zeros_like(counts), where=width > 0)
+        a, b = edges[:-1], edges[1:]
         parts = (counts, counts * (a + b) / 2, counts * (a * a + a * b + b * b) / 3)
-        self._moments = np.stack([np.concatenate(([0.0], np.cumsum(part))) for part in parts])
+        self._below = [np.concatenate(([0.0], np.cumsum(part))) for part in parts]
+        # One more bin for everything above: no density, whatever its start.
+        self._start, self._half = edges, np.append(density / 2, 0.0)
+        self._all = [float(part[-1]) for part in self._below]
 
     def __call__(self, low: Array, high: Array) -> Array:
         numbers = qparams_from_range(low, high, self._spec)
         scale, zero = numbers.scale.astype(np.float64)[:, None], numbers.zero_point[:, None]
-        few = self._levels.size <= _MOST_LEVELS
-        values = ((self._levels if few else self._levels[[0, -1]]) - zero) * scale
-        points = (values[:, 1:] + values[:, :-1]) / 2 if few else values
-        below = self._cumulated(points)
-        start, end = np.zeros((3, len(scale), 1)), np.broadcast_to(self._moments[:, -1:, None], (3, len(scale), 1))
-        m0, m1, m2 = np.diff(np.concatenate((start, below, end), axis=2), axis=2)
-        if few:
-            return np.asarray((m2 - 2 * values * m1 + values**2 * m0).sum(axis=1))
-        outside = (m2 - 2 * values[:, [0, 0, 1]] * m1 + values[:, [0, 0, 1]] ** 2 * m0)[:, [0, 2]].sum(axis=1)
-        return np.asarray(outside + m0[:, 1] * scale[:, 0] ** 2 / 12)
+        if self._levels.size > _MOST_LEVELS:
+            return self._outside_and_rounded((self._levels[[0, -1]] - zero) * scale, scale[:, 0])
+        values = (self._levels - zero) * scale
+        points = (values[:, 1:] + values[:, :-1]) / 2
+        bins = self._bins(points)
+        m0, m1 = self._below[0][bins], self._below[1][bins]
+        inside = np.maximum(points, self._least) - self._start[bins]
+        short = m1 - points * m0 - self._half[bins] * inside * inside
+        top, (all0, all1, all2) = values[:, -1], self._all
+        return np.asarray(all2 - 2 * top * all1 + top**2 * all0 + 2 * (np.diff(values, axis=1) * short).sum(axis=1))
 
-    def _cumulated(self, points: Array) -> Array:
-        """Count, sum and sum of squares of all values up to each point: [3, *points.shape]."""
-        bins = np.clip(np.searchsorted(self._edges, points, side="right") - 1, 0, self._density.size - 1)
-        a = self._edges[bins]
-        t = np.clip(points, a, self._edges[bins + 1])
-        density = self._density[bins]
-        inside = np.stack((t - a, (t * t - a * a) / 2, (t**3 - a**3) / 3)) * density
-        # Past the last edge everything is below, also a point mass there.
-        return np.where(points >= self._edges[-1], self._moments[:, -1:, None], self._moments[:, bins] + inside)
+    def _outside_and_rounded(self, ends: Array, scale: Array) -> Array:
+        """What clipping to `ends` [n, 2] costs, and s^2 / 12 for each value between them."""
+        bins = self._bins(ends)
+        a = self._start[bins]
+        t = np.maximum(ends, self._least)
+        powers = (t - a, (t * t - a * a) / 2, (t**3 - a**3) / 3)
+        below = [part[bins] + 2 * self._half[bins] * power for part, power in zip(self._below, powers, strict=True)]
+        m0, m1, m2 = (np.stack((part[:, 0], total - part[:, 1]), 1) for part, total in zip(below, self._all, strict=True))
+        outside = (m2 - 2 * ends * m1 + ends**2 * m0).sum(axis=1)
+        return np.asarray(outside + (below[0][:, 1] - below[0][:, 0]) * scale**2 / 12)
+
+    def _bins(self, points: Array) -> NDArray[np.intp]:
+        """The bin each point lies in; one past the last from the largest value on, also where that is a point mass."""
+        count = self._half.size - 1
+        numbers = np.trunc(points * self._per_width)
+        bins = np.clip(numbers, self._first, self._first + count - 1, out=numbers).astype(np.intp) - self._first
+        bins[points >= self._most] = count
+        return bins

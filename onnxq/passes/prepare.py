@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx import ModelProto
 
 from onnxq.errors import ConfigError
-from onnxq.graph import GraphIndex, fold_constants, infer_shapes, name_nodes
+from onnxq.graph import GraphIndex, fold_constants, hold, infer_shapes, name_nodes
 from onnxq.graph.scopes import walk
 from onnxq.nearest import did_you_mean
 from onnxq.passes.activations import activations
@@ -21,7 +21,7 @@ from onnxq.passes.residual import residual
 
 def constants(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
     """What can be computed now becomes initializers: weights behind Cast or Transpose, shape chains, Pad amounts."""
-    folded = infer_shapes(fold_constants(proto))
+    folded = infer_shapes(hold(fold_constants(proto)))
     left = {node.name for node in GraphIndex(folded).nodes}
     gone = [node for node in GraphIndex(proto).nodes if node.name not in left]
     return folded, PassReport("constants", tuple(f"{node.name}: {node.op_type} computed" for node in gone))

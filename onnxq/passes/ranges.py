@@ -20,7 +20,7 @@ from onnxq.calibrate.constants import tensor_of
 from onnxq.data import attended
 from onnxq.graph import GraphIndex, NodeRef, opset_of, upgrade_opset
 from onnxq.passes.gptq_core import FEWEST_POSITIONS
-from onnxq.passes.ranges_core import Array, Ranges, chosen, noise, rounded
+from onnxq.passes.ranges_core import WORTH, Array, Ranges, chosen, noise, power, rounded
 from onnxq.passes.sweep_walk import Walk
 from onnxq.plan import Plan, SitePlan
 from onnxq.runtime import Feeds, Session
@@ -61,11 +61,13 @@ def choose_ranges(
     readers = _readers(index, plan)
     few, others = list(samples), list(judges)
     state = _State(index, Walk(proto, [*few, *others], {}), [*few, *others], len(few))
+    left = Counter(site.site for read in readers.values() for _, site in read)
     with progress("choosing ranges", len(readers)) as task:
         for node in index.nodes:
             if node.name in readers:
                 for k, site in readers[node.name]:
-                    state.read(node, k, site)
+                    left[site.site] -= 1
+                    state.read(node, k, site, last=not left[site.site])
                 task.advance()
     taken: dict[Site, tuple[str, QParams]] = {}
     for where, errors in state.errors.items():
@@ -125,8 +127,8 @@ class _State:
         self.candidates: dict[Site, dict[str, QParams]] = {}
         self.errors: dict[Site, dict[str, float]] = {}
 
-    def read(self, node: NodeRef, k: int, site: SitePlan) -> None:
-        """Add what each candidate does to this reader of the site."""
+    def read(self, node: NodeRef, k: int, site: SitePlan, *, last: bool) -> None:
+        """Add what each candidate does to this reader of the site. last: no other reader will follow."""
         tensor = self.index.resolve(node.inputs[k], node.scope)
         if tensor is None or site.qparams is None:
             return
@@ -134,7 +136,7 @@ class _State:
         values = list(self.walk.values(tensor))
         if site.site not in self.candidates:
             seen = sum(_positions(node, value) for value in values[: self.fitted])
-            made = self._made(values, site) if seen >= FEWEST_POSITIONS else {}
+            made = self._made(values, site, site.qparams) if seen >= FEWEST_POSITIONS else {}
             self.candidates[site.site] = {_PRESENT: site.qparams, **made}
             self.errors[site.site] = dict.fromkeys(self.candidates[site.site], 0.0)
         if len(self.candidates[site.site]) < 2:
@@ -142,16 +144,20 @@ class _State:
         judged = [j for j in self.judges if values[j].size]
         run = self._alone(node, k) if node.op_type in _RUN and not node.domain else None
         exact = [self._kept(j, run(j, values[j]) if run else values[j]) for j in judged]
+        signal, errors, most = sum(power(one) for one in exact), self.errors[site.site], np.inf
         for name, numbers in self.candidates[site.site].items():
             pairs = ((j, rounded(values[j], numbers, site.spec)) for j in judged)
             got = (self._kept(j, run(j, value) if run else value) for j, value in pairs)
-            self.errors[site.site][name] += noise(exact, got)
+            errors[name] += noise(exact, got, signal, most - errors[name])
+            if last:
+                # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
+                most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
 
-    def _made(self, values: Sequence[Array], site: SitePlan) -> dict[str, QParams]:
+    def _made(self, values: Sequence[Array], site: SitePlan, present: QParams) -> dict[str, QParams]:
         ranges = Ranges(site.spec)
         for j in range(self.fitted):
             ranges.update(self._kept(j, values[j]))
-        return ranges.candidates(site.bound)
+        return ranges.candidates(site.bound, present)
 
     def _kept(self, sample: int, value: Array) -> Array:
         """Without positions of padding."""

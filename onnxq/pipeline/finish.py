@@ -10,7 +10,7 @@ import onnx
 
 from onnxq import targets
 from onnxq.config import Config
-from onnxq.graph import GraphIndex
+from onnxq.graph import GraphIndex, filled
 from onnxq.pipeline import check
 from onnxq.pipeline.budget import Budget
 from onnxq.pipeline.inputs import Inputs
@@ -52,6 +52,7 @@ def finish(
             else:
                 with stages.run("time"):
                     timing = check.time_both(prepared.named, model, inputs.first, threads=config.verify.threads or 1)
+    model = filled(model)
     if budget.over():
         budget.lines.append(f"the budget was too small: {duration(budget.spent())} is what the least of it takes")
     index = GraphIndex(prepared.proto)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import onnx
 
 from onnxq.data import Dataset
+from onnxq.graph import filled
 from onnxq.passes.handed import registered, taken
 from onnxq.passes.sweep import NARROW_BITS, Swept, sweep
 from onnxq.plan import Plan
@@ -34,7 +35,7 @@ def harder(
     for name, rounder in registered().items():
         asked = kept = 0
         begun = reached
-        for block in rounder(proto, plan, list(few.samples())):
+        for block in rounder(filled(proto), plan, list(few.samples())):
             asked += 1
             tried = taken(plan, block)
             now = score(tried)

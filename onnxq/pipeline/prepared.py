@@ -13,6 +13,7 @@ from onnxq.errors import VerificationError
 from onnxq.graph import (
     GraphIndex,
     Model,
+    hold,
     infer_shapes,
     inline_functions,
     load_model,
@@ -78,7 +79,7 @@ def load(
 ) -> PreparedModel:
     """Load and prepare for a target. `skip` leaves passes out; `only` runs no others (a plan carried out again)."""
     model = load_model(source)  # type: ignore[arg-type]
-    named = name_nodes(model.proto)
+    named = name_nodes(hold(model.proto))
     proto = inline_functions(named) if named.functions else named
     upgraded = upgrade_opset(proto, _MINIMUM_OPSET) if opset_of(proto) < _MINIMUM_OPSET else proto
     left_out = frozenset(skip)
@@ -93,7 +94,7 @@ def load(
         reports.append(PassReport(_WIDEN, ("float16 is computed in float32",), ()))
     result = prepare(typed, skip=left_out - {_WIDEN} - _LATER, target=target)
     reports.extend(result.reports)
-    return PreparedModel(model, GraphIndex(named), named, infer_shapes(result.proto), tuple(reports))
+    return PreparedModel(model, GraphIndex(named), named, infer_shapes(hold(result.proto)), tuple(reports))
 
 
 def prove_equal(prepared: PreparedModel, samples: Iterable[Mapping[str, Array]]) -> tuple[OutputError, ...]:

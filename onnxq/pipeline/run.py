@@ -14,7 +14,7 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config, check_limits, load_config
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError
-from onnxq.graph import GraphIndex
+from onnxq.graph import GraphIndex, holding
 from onnxq.pipeline.bit_budget import check_budget
 from onnxq.pipeline.budget import Budget
 from onnxq.pipeline.candidates import FLOAT, UINT16
@@ -158,6 +158,20 @@ def quantize(
     """
     stages, budget = Stages(), Budget(options.budget)
     wished, wish = configured(config, target, options), options.wish()
+    with holding():
+        return _quantized(model, data, wished, wish, options, stages, progress, budget)
+
+
+def _quantized(
+    model: str | Path | onnx.ModelProto,
+    data: object,
+    wished: Config,
+    wish: Wish,
+    options: Options,
+    stages: Stages,
+    progress: Progress,
+    budget: Budget,
+) -> Result:
     with stages.run("prepare"):
         prepared = load(model, skip=wished.skip, target=wished.target)
         inputs = read_data(prepared, data, wished, choosing=wish.asked)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 
+from onnxq.graph import filled
 from onnxq.runtime.session import Session
 
 
@@ -19,5 +20,5 @@ def optimized_graph(model: onnx.ModelProto | str | Path, *, layout: bool = True)
     """
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
         path = Path(folder) / "optimized.onnx"
-        Session(model, layout=layout, threads=1, save_optimized=path)
+        Session(filled(model) if isinstance(model, onnx.ModelProto) else model, layout=layout, threads=1, save_optimized=path)
         return onnx.load(path)

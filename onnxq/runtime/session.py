@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import ValueInfo
+from onnxq.graph.held import held_initializers
+from onnxq.graph.scopes import names_read
 from onnxq.graph.weights import model_bytes
 from onnxq.nearest import did_you_mean
 from onnxq.runtime.engine import checked_providers, engine, faults, session_options
@@ -81,6 +83,7 @@ class Session:
         )
         self._label = "the model" if isinstance(model, onnx.ModelProto) else str(model)
         try:
+            self._weights = _weights(model, options)
             with _Source(model) as source:
                 self._session = ort.InferenceSession(source, options, providers=chosen)
         except faults() as error:
@@ -128,6 +131,18 @@ class Session:
             if want and got != want:
                 wanted = type_name.removeprefix("tensor(").removesuffix(")")
                 raise DataError(f"input {name!r}", f"is {value.dtype}, the model wants {wanted}", "convert it first")
+
+
+def _weights(model: onnx.ModelProto | str | Path, options: Any) -> list[Any]:
+    """Hand ORT the arrays behind stubs, without a copy: they must live as long as the session."""
+    held = held_initializers(model) if isinstance(model, onnx.ModelProto) else {}
+    if not held:
+        return []
+    # ORT drops initializers that nothing reads before it looks for these.
+    read = names_read(model.graph)
+    values = {name: engine().OrtValue.ortvalue_from_numpy(array) for name, array in held.items() if name in read}
+    options.add_external_initializers(list(values), list(values.values()))
+    return list(values.values())
 
 
 class _Source:
