@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
-from onnxq.graph import Editor, GraphIndex, opset_of
+from onnxq.graph import Editor, GraphIndex, index_of, opset_of
 from onnxq.numerics import clip_bounds, quantize, scale_as
 from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.plan.limits import check_numbers, check_specs
@@ -40,7 +40,7 @@ def put_biases(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     """
     if not plan.biases:
         return proto
-    index, editor = GraphIndex(proto), Editor(proto)
+    index, editor = index_of(proto), Editor(proto)
     for bias in plan.biases:
         node = index.node(bias.edge.node)
         if bias.edge.index > len(node.inputs):
@@ -64,7 +64,7 @@ def emit(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     """
     if opset_of(proto) < plan.opset:
         raise PlanError(plan.model, f"the plan needs opset {plan.opset}, the model has {opset_of(proto)}")
-    index = GraphIndex(proto)
+    index = index_of(proto)
     check_specs(plan, index)
     check_numbers(plan)
     writer = _Writer(Editor(proto), index, _in_integers(plan, index))

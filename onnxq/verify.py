@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import onnx
@@ -11,9 +12,15 @@ from numpy.typing import NDArray
 
 from onnxq.data import attended
 from onnxq.errors import VerificationError
-from onnxq.runtime import Session
 
 Array = NDArray[np.generic]
+
+
+class Runs(Protocol):
+    """A Session, or what stands in for one."""
+
+    def run(self, feeds: Mapping[str, Array], /) -> dict[str, Array]:
+        """All outputs by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +80,7 @@ class Comparison:
 
 
 def compare(
-    pairs: Mapping[str, tuple[Session, Session]],
+    pairs: Mapping[str, tuple[Runs, Runs]],
     samples: Iterable[Mapping[str, Array]],
     *,
     on_sample: Callable[[], None] = lambda: None,

@@ -12,7 +12,7 @@ from onnxq.calibrate.activations import Progress, Task, Want, Watch, observe
 from onnxq.calibrate.constants import bias_numbers, tensor_of, weight_numbers
 from onnxq.data import Dataset
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex
+from onnxq.graph import GraphIndex, index_of
 from onnxq.numerics import qparams_from_range
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.limits import check_numbers
@@ -54,7 +54,7 @@ def calibrate(
     Raises CalibrationError naming tensor and sample for NaN and inf, PlanError for a site that is not in the model,
     ModelError and DataError from the runs.
     """
-    index = GraphIndex(proto)
+    index = index_of(proto)
     numbers: dict[Site, QParams] = {site.site: site.qparams for site in plan.sites if site.qparams is not None}
     numbers.update(_shared(plan))
     missing = [site for site in plan.sites if site.site not in numbers]

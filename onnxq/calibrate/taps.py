@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from onnxq.data import Batch
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex
-from onnxq.runtime import Feeds, Session, ShapeProbe, Tapped, tap, trim
+from onnxq.graph import index_of
+from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap, trim
 from onnxq.sites import Refusal, TensorId
 
 Array = NDArray[Any]
@@ -23,20 +23,21 @@ Signature = tuple[tuple[str, tuple[int, ...]], ...]
 _BYTES: dict[int, int] = {onnx.TensorProto.DOUBLE: 8, onnx.TensorProto.FLOAT16: 2, onnx.TensorProto.BFLOAT16: 2}
 # Nothing in common networks grows faster with its input than attention does.
 _GROWTH = 2.0
-_WORTH_TRIMMING = 2 * 2**20
+# Trimming after every run of a small network would take longer than the run: pages given back are asked for again.
+_WORTH_TRIMMING, _SHARE, _IN_ALL = 2**25, 32, 2**28
 
 
 class Taps:
     """A model whose tensors `tensors` are wanted. refusals: those that cannot be led out, with the reason."""
 
     def __init__(self, proto: onnx.ModelProto, tensors: Sequence[TensorId], memory_limit: int) -> None:
-        self._proto, self._index, self._limit = proto, GraphIndex(proto), memory_limit
+        self._proto, self._index, self._limit = proto, index_of(proto), memory_limit
         whole = tap(proto, tensors, only=True)
         self.refusals: tuple[Refusal, ...] = whole.refusals
         self.tensors: Group = tuple(whole.outputs)
         self._whole: Tapped | None = whole
         self._sizes: dict[Signature, dict[TensorId, int]] = {}
-        self._probe: ShapeProbe | None = None
+        self._shapes: Shapes | None = None
 
     def groups(self, batch: Batch) -> list[Group]:
         """The tensors in groups whose values for this batch stay below the limit, none split, in order."""
@@ -60,7 +61,8 @@ class Taps:
 
     def _runner(self, group: Group) -> _Runner:
         whole, self._whole = self._whole, None
-        return _Runner(whole if whole is not None and group == self.tensors else tap(self._proto, group, only=True))
+        tapped = whole if whole is not None and group == self.tensors else tap(self._proto, group, only=True)
+        return _Runner(tapped, min(_WORTH_TRIMMING, self._limit // _SHARE))
 
     def _packed(self, group: Group, batch: Batch) -> list[Group]:
         sizes = self._bytes(batch)
@@ -106,10 +108,10 @@ class Taps:
         return None
 
     def _observed(self, batch: Batch) -> dict[TensorId, int]:
-        if self._probe is None:
-            self._probe = ShapeProbe(self._proto, self.tensors)
+        if self._shapes is None:
+            self._shapes = Shapes(self._proto, self.tensors)
         try:
-            shapes = self._probe.shapes(batch.feeds)
+            shapes = self._shapes.of(batch.feeds)
         except ModelError:
             if batch.count == 1:
                 raise
@@ -124,8 +126,8 @@ class Taps:
 class _Runner:
     """One tapped session."""
 
-    def __init__(self, tapped: Tapped) -> None:
-        self._outputs = tapped.outputs
+    def __init__(self, tapped: Tapped, worth: int) -> None:
+        self._outputs, self._worth, self._untrimmed = tapped.outputs, worth, 0
         # NOTE: without optimizations a tensor's bits do not depend on what else is tapped or on the batch, for about
         # a tenth of the time: most of it goes into the observers.
         self._session = Session(tapped.proto, optimize=False, arena=False)
@@ -134,12 +136,14 @@ class _Runner:
         """The tensors' values, each handed over as it is yielded."""
         for found in self._runs(batch, singles):
             size = sum(value.nbytes for value in found.values())
+            self._untrimmed += size
             for tensor, name in self._outputs.items():
                 value = found.pop(name)
                 if value.size:
                     yield tensor, value
                 del value
-            if size > _WORTH_TRIMMING:
+            if size > self._worth or self._untrimmed > _IN_ALL:
+                self._untrimmed = 0
                 trim()
 
     def _runs(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[dict[str, Array]]:

@@ -9,8 +9,8 @@ from onnxq.graph.editor import Editor
 from onnxq.graph.fold import fold_constants
 from onnxq.graph.functions import inline_functions
 from onnxq.graph.held import filled, hold, holding
-from onnxq.graph.identity import Fingerprint, fingerprint, structural_ids
-from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, opset_of
+from onnxq.graph.identity import Fingerprint, fingerprint, graph_digest, structural_ids
+from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, index_of, opset_of
 from onnxq.graph.load import Model, load_model
 from onnxq.graph.names import name_nodes
 from onnxq.graph.opset import upgrade_opset
@@ -28,8 +28,10 @@ __all__ = [
     "filled",
     "fingerprint",
     "fold_constants",
+    "graph_digest",
     "hold",
     "holding",
+    "index_of",
     "infer_shapes",
     "inline_functions",
     "load_model",

@@ -13,7 +13,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from onnxq.graph.encode import encode_tensor
-from onnxq.graph.index import GraphIndex
+from onnxq.graph.index import GraphIndex, index_of
 from onnxq.graph.scopes import walk
 from onnxq.graph.values import decode_tensor
 from onnxq.sites import TensorId
@@ -171,7 +171,7 @@ def _half_initializers(original: ModelProto) -> dict[str, str]:
     """float32 tensor name -> the float16 initializer it comes from: itself, or what a Cast reads."""
     half = {tensor.name for tensor in original.graph.initializer if tensor.data_type == TensorProto.FLOAT16}
     found = {name: name for name in half}
-    index = GraphIndex(original)
+    index = index_of(original)
     for node in index.nodes:
         if node.op_type == "Constant" and index.dtype(TensorId(node.outputs[0], node.scope)) == TensorProto.FLOAT16:
             half.add(node.outputs[0])

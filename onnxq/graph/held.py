@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -32,22 +33,41 @@ _PLAIN = frozenset(
     }
 )  # fmt: skip
 
+
+@dataclass(eq=False)
+class _Block:
+    """What one block holds, and what is remembered of models until the outermost one ends."""
+
+    own: list[int]
+    memo: dict[str, dict[Any, Any]]
+
+
 _arrays: dict[int, NDArray[Any]] = {}
 _numbers = count(1)
-_open: ContextVar[list[int] | None] = ContextVar("onnxq_held", default=None)
+_open: ContextVar[_Block | None] = ContextVar("onnxq_held", default=None)
 
 
 @contextmanager
 def holding() -> Iterator[None]:
     """Hold the weights of the models made inside the block; blocks nest, and each lets go of its own at the end."""
-    own: list[int] = []
-    token = _open.set(own)
+    outer = _open.get()
+    block = _Block([], {} if outer is None else outer.memo)
+    token = _open.set(block)
     try:
         yield
     finally:
         _open.reset(token)
-        for number in own:
+        for number in block.own:
             del _arrays[number]
+
+
+def remembered(kind: str) -> dict[Any, Any] | None:
+    """Where to keep what is known of models while a block lasts, by kind of knowledge; None outside.
+
+    Inside, a model that is handed on is changed no more, so what was found out about it stays true.
+    """
+    block = _open.get()
+    return None if block is None else block.memo.setdefault(kind, {})
 
 
 def is_held(tensor: TensorProto) -> bool:
@@ -68,14 +88,14 @@ def put(tensor: TensorProto, array: NDArray[Any]) -> bool:
 
     tensor: with data_type and dims. Holds nothing outside `holding()`.
     """
-    own = _open.get()
-    if own is None or array.nbytes < _WORTH or tensor.data_type not in _PLAIN:
+    block = _open.get()
+    if block is None or array.nbytes < _WORTH or tensor.data_type not in _PLAIN:
         return False
     value = np.ascontiguousarray(array).view()
     value.setflags(write=False)
     number = next(_numbers)
     _arrays[number] = value
-    own.append(number)
+    block.own.append(number)
     tensor.data_location = TensorProto.EXTERNAL
     for key, text in (("location", _LOCATION), ("offset", str(number))):
         tensor.external_data.add(key=key, value=text)
@@ -99,7 +119,8 @@ def hold(proto: ModelProto) -> ModelProto:
             continue
         copy_fields(tensor, target, ("raw_data",))
         kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).newbyteorder("<")
-        put(target, np.frombuffer(tensor.raw_data, kind).astype(kind.newbyteorder("="), copy=False).reshape(tensor.dims))
+        array = np.frombuffer(tensor.raw_data, kind).astype(kind.newbyteorder("="), copy=False)
+        put(target, array.reshape(tensor.dims))
     return light
 
 

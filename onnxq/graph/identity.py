@@ -15,16 +15,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
-from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.held import remembered
+from onnxq.graph.index import GraphIndex, NodeRef, index_of
 from onnxq.graph.names import has_unique_names, name_nodes
 from onnxq.graph.scopes import function_id
+from onnxq.graph.values import decode_tensor
 from onnxq.sites import TensorId
 
 _ROUNDS = 2
+_DIGESTS = 4
+# Factors of a Resize and the like, which shapes follow from.
+_SIZES = 8
 # Integer constants up to this many entries are structure (axes, shapes, pads); larger ones are weights.
 _STRUCTURAL = 64
+_FLOATING = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 
 
 @dataclass(frozen=True)
@@ -61,11 +67,50 @@ def structural_ids(proto: ModelProto) -> dict[TensorId, str]:
     return _refine(_indexed(proto))
 
 
+def graph_digest(proto: ModelProto) -> str:
+    """What the graph computes but for the values of floating-point weights, under its own names: a digest.
+
+    Much cheaper than a fingerprint, and for models of one run only.
+    """
+    memo = remembered("digest")
+    if memo is not None and id(proto) in memo:
+        return str(memo[id(proto)][1])
+    found = _graph_digest(proto)
+    if memo is not None:
+        memo[id(proto)] = (proto, found)
+        if len(memo) > _DIGESTS:
+            del memo[next(iter(memo))]
+    return found
+
+
+def _graph_digest(proto: ModelProto) -> str:
+    digest = hashlib.sha256()
+    graph = proto.graph
+    for part in (*graph.node, *graph.input, *graph.output, *proto.opset_import, *proto.functions):
+        digest.update(part.SerializeToString(deterministic=True))
+    for tensor in graph.initializer:
+        digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode())
+        if tensor.data_type not in _FLOATING or np.prod(tensor.dims, dtype=np.int64) <= _SIZES:
+            digest.update(decode_tensor(tensor).tobytes() if tensor.data_type != TensorProto.STRING else b"")
+    return digest.hexdigest()
+
+
 def _indexed(proto: ModelProto) -> GraphIndex:
-    return GraphIndex(proto if has_unique_names(proto) else name_nodes(proto))
+    return index_of(proto if has_unique_names(proto) else name_nodes(proto))
 
 
 def _refine(index: GraphIndex) -> dict[TensorId, str]:
+    memo = remembered("structure")
+    if memo is not None and id(index) in memo:
+        return dict(memo[id(index)][1])
+    colours = _colours(index)
+    if memo is not None:
+        memo.clear()
+        memo[id(index)] = (index, dict(colours))
+    return colours
+
+
+def _colours(index: GraphIndex) -> dict[TensorId, str]:
     colours: dict[TensorId, str] = {}
     for _ in range(_ROUNDS):
         made = _forward(index, colours)
@@ -107,7 +152,7 @@ def _leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> str:
     """A constant, or the input of a body, which is known by its holder's inputs and its own position."""
     if index.is_constant(t):
         shape = index.shape(t) or ()
-        content = b""
+        content: bytes | memoryview = b""
         if all(isinstance(d, int) for d in shape) and np.prod([d for d in shape if isinstance(d, int)]) <= _STRUCTURAL:
             array = index.constant(t)
             content = _content(array) if array is not None and array.dtype.kind in "iub" else b""
@@ -155,17 +200,17 @@ def _text(value: Any) -> str:
     return repr(value)
 
 
-def _content(array: np.ndarray[Any, Any]) -> bytes:
+def _content(array: np.ndarray[Any, Any]) -> bytes | memoryview:
     if array.dtype.kind == "O":
         return repr(array.tolist()).encode()
-    return np.ascontiguousarray(array).tobytes()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _total(parts: Iterable[str]) -> str:
     return _hash(*sorted(parts))
 
 
-def _hash(*parts: str | bytes) -> str:
+def _hash(*parts: str | bytes | memoryview) -> str:
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxq.errors import ModelError
+from onnxq.graph.held import remembered
 from onnxq.graph.names import has_unique_names
 from onnxq.graph.scopes import bodies, body_scope, function_id, topological
 from onnxq.graph.values import (
@@ -274,6 +275,23 @@ class GraphIndex:
     def _info(self, name: str) -> ValueInfo:
         key = self.resolve(name, "") or TensorId(name)
         return ValueInfo(name, self.dtype(key), self.shape(key))
+
+
+# As many indices are remembered; a model that is left behind is not looked at again.
+_INDICES = 6
+
+
+def index_of(proto: ModelProto) -> GraphIndex:
+    """The index of a model that is changed no more: inside `holding()` the one made before, if there is one."""
+    memo = remembered("index")
+    if memo is None:
+        return GraphIndex(proto)
+    found = memo.pop(id(proto), None) or GraphIndex(proto)
+    # The index holds the model, so that no other can have its id.
+    memo[id(proto)] = found
+    if len(memo) > _INDICES:
+        del memo[next(iter(memo))]
+    return found
 
 
 def opset_of(proto: ModelProto, domain: str = "") -> int:

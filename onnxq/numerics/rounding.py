@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from onnxq.errors import PlanError
-from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 
 # Sub-byte values travel one to a byte; packing is the writer's business.
 _NUMPY_TYPE = {
@@ -80,7 +80,7 @@ def fake_quant(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
     """quantize then dequantize; float16 in, float16 out, everything else gives float32."""
     values = np.asarray(x)
     dtype = np.float16 if values.dtype == np.float16 else np.float32
-    if values.dtype == np.float32 and isinstance(spec.granularity, PerTensor) and spec.bits <= 16 and not spec.is_float:
+    if values.dtype == np.float32 and spec.bits <= 16 and not spec.is_float:
         return _in_float(values, qparams, spec)
     return dequantize(quantize(values, qparams, spec), qparams, spec, dtype)
 
@@ -90,22 +90,35 @@ _CHUNK = 1 << 15
 
 
 def _in_float(values: NDArray[np.float32], qparams: QParams, spec: QuantSpec) -> NDArray[np.float32]:
-    """fake_quant of a whole tensor without integers: float32 holds those of 16 bits exactly."""
+    """fake_quant without integers: float32 holds those of 16 bits exactly."""
     scale, zero = align(qparams, spec, values.shape, np.float32)
-    low, high = (np.float32(level - int(zero)) for level in (spec.qmin, spec.qmax))
+    low, high = ((level - zero).astype(np.float32) for level in (spec.qmin, spec.qmax))
+    if scale.ndim:
+        return _levels_in_float(values, scale, low, high, np.empty(values.shape, np.float32))
     flat = np.ascontiguousarray(values).reshape(-1)
     done = np.empty(flat.size, np.float32)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        for start in range(0, flat.size, _CHUNK):
-            out = done[start : start + _CHUNK]
-            np.divide(flat[start : start + _CHUNK], scale, out=out)
-            np.rint(out, out=out)
-            np.fmax(out, low, out=out)
-            np.fmin(out, high, out=out)
-            # -0.0 becomes 0.0, as it does in an integer.
-            out += np.float32(0)
-            out *= scale
+    for start in range(0, flat.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        _levels_in_float(flat[part], scale, low, high, done[part])
     return done.reshape(values.shape)
+
+
+def _levels_in_float(
+    values: NDArray[np.float32],
+    scale: NDArray[np.float32],
+    low: NDArray[np.float32],
+    high: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        np.divide(values, scale, out=out)
+        np.rint(out, out=out)
+        np.fmax(out, low, out=out)
+        np.fmin(out, high, out=out)
+        # -0.0 becomes 0.0, as it does in an integer.
+        out += np.float32(0)
+        out *= scale
+    return out
 
 
 def levels(spec: QuantSpec) -> NDArray[np.float64]:

@@ -85,7 +85,8 @@ class SquaredError:
         t = np.maximum(ends, self._least)
         powers = (t - a, (t * t - a * a) / 2, (t**3 - a**3) / 3)
         below = [part[bins] + 2 * self._half[bins] * power for part, power in zip(self._below, powers, strict=True)]
-        m0, m1, m2 = (np.stack((part[:, 0], total - part[:, 1]), 1) for part, total in zip(below, self._all, strict=True))
+        pairs = zip(below, self._all, strict=True)
+        m0, m1, m2 = (np.stack((part[:, 0], total - part[:, 1]), axis=1) for part, total in pairs)
         outside = (m2 - 2 * ends * m1 + ends**2 * m0).sum(axis=1)
         return np.asarray(outside + (below[0][:, 1] - below[0][:, 0]) * scale**2 / 12)
 

@@ -52,10 +52,13 @@ def observe_channels(
         for group in groups:
             last = -1
             for part, tensor, value in taps.run(group, dataset.batches(batch), singles):
-                flat = np.moveaxis(value, axes[tensor], -1).reshape(-1, value.shape[axes[tensor]])
-                meant = attended(part.feeds, value.shape)
-                picked = flat if meant is None else flat[meant.reshape(-1)]
-                found.setdefault(tensor, _Running(flat.shape[1], rows)).update(flat, picked, share * part.count)
+                axis = axes[tensor]
+                one = found.setdefault(tensor, _Running(value.shape[axis], rows))
+                one.extend(value, axis)
+                if share:
+                    flat = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
+                    meant = attended(part.feeds, value.shape)
+                    one.keep(flat if meant is None else flat[meant.reshape(-1)], share * part.count)
                 if part.first_index != last:
                     task.advance(part.count)
                     last = part.first_index
@@ -73,10 +76,14 @@ class _Running:
         self.rows: list[NDArray[np.float32]] = []
         self.left = rows
 
-    def update(self, flat: NDArray[np.floating[Any]], meant: NDArray[np.floating[Any]], share: int) -> None:
-        """flat: [positions, channels]; of `meant`, those that count, up to `share` rows, evenly spread, are kept."""
-        self.low = np.minimum(self.low, flat.min(axis=0))
-        self.high = np.maximum(self.high, flat.max(axis=0))
+    def extend(self, value: NDArray[np.floating[Any]], axis: int) -> None:
+        """value: channels along `axis`."""
+        others = tuple(k for k in range(value.ndim) if k != axis % value.ndim)
+        self.low = np.minimum(self.low, value.min(axis=others))
+        self.high = np.maximum(self.high, value.max(axis=others))
+
+    def keep(self, meant: NDArray[np.floating[Any]], share: int) -> None:
+        """Of `meant` [positions, channels], those that count, up to `share` rows, evenly spread, are kept."""
         take = min(share, self.left, len(meant))
         if take:
             picked = np.linspace(0, len(meant) - 1, take).astype(int)

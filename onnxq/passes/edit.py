@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from numpy.typing import NDArray
@@ -18,8 +19,13 @@ class Edit:
     """One import, edits in the vocabulary of passes, one export."""
 
     def __init__(self, proto: ModelProto) -> None:
-        self._editor = Editor(proto)
+        self._proto = proto
         self._rewritten: set[str] = set()
+
+    @cached_property
+    def _editor(self) -> Editor:
+        """Made at the first edit: most passes find nothing to do in most models."""
+        return Editor(self._proto)
 
     def export(self) -> ModelProto:
         """The edited model, without the nodes and initializers that nothing depends on any more."""

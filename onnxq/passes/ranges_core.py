@@ -20,6 +20,7 @@ from onnxq.observers.histogram import HistogramObserver
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 
 Array = NDArray[Any]
+Bound = tuple[float | None, float | None]
 
 OBSERVERS = (
     ObserverSpec("percentile", (("percentile", 100.0),)),
@@ -57,12 +58,12 @@ class Ranges:
         if self._first is not None:
             self._first.update(values)
 
-    def candidates(self, bound: tuple[float | None, float | None], present: QParams) -> dict[str, QParams]:
-        """Scale and zero point by name; {} when nothing was seen. Those equal to another or to `present` are left out."""
+    def candidates(self, bound: Bound, present: QParams | None = None) -> dict[str, QParams]:
+        """Scale and zero point by name, those equal to another or to `present` left out; {} when nothing was seen."""
         found: dict[str, QParams] = {}
         if self._first is None or not self._first.count:
             return found
-        seen = {(float(present.scale), int(present.zero_point))}
+        seen = set() if present is None else {(float(present.scale), int(present.zero_point))}
         for name, one in self._made.items():
             low, high = one.range()
             numbers = qparams_from_range(low, high, self._spec, origin=name, bound=bound)
@@ -92,8 +93,9 @@ def power(values: Array) -> float:
     return sum(float(np.dot(part, part)) for part in (flat[k : k + _BLOCK] for k in range(0, flat.size, _BLOCK)))
 
 
-def noise(exact: Sequence[Array], got: Iterable[Array], signal: float, most: float = np.inf) -> float:
-    """Sum of squared differences over `signal`, over samples of any shape; inf as soon as it is beyond `most`."""
+def noise(exact: Sequence[Array], got: Iterable[Array], signal: float | None = None, most: float = np.inf) -> float:
+    """Sum of squared differences over `signal`, by default that of `exact`; inf as soon as it is beyond `most`."""
+    signal = sum(power(one) for one in exact) if signal is None else signal
     wrong, floor = 0.0, max(signal, 1e-30)
     for a, b in zip(exact, got, strict=True):
         wrong += power(np.subtract(b, a, dtype=np.float32))

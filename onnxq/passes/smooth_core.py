@@ -21,6 +21,7 @@ from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
 ALPHAS = (0.5, 0.65, 0.8, 0.9)
 _DEAD = 1e-6
+Outputs = Sequence[NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,28 +51,39 @@ def smoothing(largest: Array64, weights: Sequence[NDArray[Any]], alpha: float) -
     return s.astype(np.float32)
 
 
-def layer_error(seen: Seen, readers: Sequence[Reader], spec: QuantSpec, s: NDArray[np.float32]) -> float:
-    """Noise over signal of the readers' outputs, their mean, with activations on `spec` and both rounded."""
+def layer_error(
+    seen: Seen, readers: Sequence[Reader], spec: QuantSpec, s: NDArray[np.float32], exact: Outputs | None = None
+) -> float:
+    """Noise over signal of the readers' outputs, their mean, with activations on `spec` and both rounded.
+
+    exact: the outputs without rounding, where they are known already.
+    """
+    exact = outputs(seen, readers) if exact is None else exact
     low, high = (float(f(end / s)) for f, end in ((np.min, seen.low), (np.max, seen.high)))
     numbers = qparams_from_range(min(low, 0.0), max(high, 0.0), spec)
     x = fake_quant(seen.rows / s, numbers, spec).astype(np.float32)
     ratios = []
-    for reader in readers:
+    for reader, wanted in zip(readers, exact, strict=True):
         weight = reader.weight * s[:, None]
         rounded = fake_quant(weight, weight_qparams(weight, reader.spec), reader.spec).astype(np.float32)
-        exact = seen.rows @ reader.weight
-        ratios.append(float(np.square(x @ rounded - exact).sum()) / max(float(np.square(exact).sum()), 1e-30))
+        ratios.append(float(np.square(x @ rounded - wanted).sum()) / max(float(np.square(wanted).sum()), 1e-30))
     return float(np.mean(ratios))
+
+
+def outputs(seen: Seen, readers: Sequence[Reader]) -> Outputs:
+    """What each reader makes of the rows."""
+    return [seen.rows @ reader.weight for reader in readers]
 
 
 def search(seen: Seen, readers: Sequence[Reader], spec: QuantSpec) -> tuple[NDArray[np.float32], float, float, float]:
     """(s, alpha, its error, the error without): the best alpha; ties go to the smaller."""
     largest = np.maximum(np.abs(seen.low), np.abs(seen.high))
-    plain = layer_error(seen, readers, spec, np.ones(largest.size, np.float32))
+    exact = outputs(seen, readers)
+    plain = layer_error(seen, readers, spec, np.ones(largest.size, np.float32), exact)
     tried = []
     for alpha in ALPHAS:
         s = smoothing(largest, [reader.weight for reader in readers], alpha)
-        tried.append((layer_error(seen, readers, spec, s), alpha, s))
+        tried.append((layer_error(seen, readers, spec, s, exact), alpha, s))
     error, alpha, s = min(tried, key=lambda one: one[:2])
     return s, alpha, error, plain
 

@@ -11,7 +11,7 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
-from onnxq.graph import GraphIndex
+from onnxq.graph import GraphIndex, index_of
 from onnxq.passes import PassReport
 from onnxq.passes.bits import isolated_errors
 from onnxq.passes.bits_core import Weight, mean_bits, spend
@@ -61,7 +61,7 @@ def budgeted(
     """
     if config.weight_bits_budget is None or NAME in config.skip:
         return prepared, plan
-    index = GraphIndex(prepared.proto)
+    index = index_of(prepared.proto)
     weights = [site for site in plan.sites if site.role is Role.WEIGHT]
     elements = {site.site: _elements(index, site) for site in weights}
     open_ = [one for one in (_candidate(index, site, elements[site.site], config) for site in weights) if one]

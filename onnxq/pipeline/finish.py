@@ -10,7 +10,7 @@ import onnx
 
 from onnxq import targets
 from onnxq.config import Config
-from onnxq.graph import GraphIndex, filled
+from onnxq.graph import filled, index_of
 from onnxq.pipeline import check
 from onnxq.pipeline.budget import Budget
 from onnxq.pipeline.inputs import Inputs
@@ -55,7 +55,7 @@ def finish(
     model = filled(model)
     if budget.over():
         budget.lines.append(f"the budget was too small: {duration(budget.spent())} is what the least of it takes")
-    index = GraphIndex(prepared.proto)
+    index = index_of(prepared.proto)
     account = Report(
         source=str(source) if isinstance(source, (str, Path)) else "",
         target=plan.target,

@@ -24,7 +24,6 @@ from onnxq.pipeline.sweeping import Trial, reported, swept
 from onnxq.plan import Plan
 from onnxq.planner import Draft
 from onnxq.report import Progress, Promotion
-from onnxq.runtime import Session
 from onnxq.sites import Role
 
 # Shares of the time that is left, where there is a budget.
@@ -162,7 +161,7 @@ def _best(before: PreparedModel, held: Better, bare: Plan, scene: Improving, nam
     again, plan = _swept(before, bare, scene, name)
     if plan is bare:
         return held
-    trial = Trial(before, scene.inputs.trial, Session(before.proto, optimize=False))
+    trial = Trial(before, scene.inputs.trial)
     return (again, plan) if trial.score(plan) > trial.score(held[1]) else held
 
 

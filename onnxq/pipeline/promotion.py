@@ -17,6 +17,7 @@ from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.pipeline.budget import OutOfTime
 from onnxq.pipeline.candidates import FLOAT, UINT16, Candidate, Ways, finished, operators_of
+from onnxq.pipeline.judging import plan_errors
 from onnxq.pipeline.metric import Drop, Metric
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.realise import realise
@@ -105,15 +106,15 @@ def promoted(ground: Ground, plan: Plan, wish: Wish) -> Outcome:
     Raises ConfigError for uint16 where the target has no such pairs.
     """
     _check(plan, wish)
+    if not wish.asked and (not whole_bytes(plan) or _good(ground, plan)):
+        return Outcome(plan)
     search = _Search(ground, plan, wish.to)
     if wish.metric is not None:
         return _by_metric(search, wish, wish.metric)
     start = search.judged(frozenset())
     if wish.min_sqnr is not None:
         return _by_sqnr(search, wish.min_sqnr, start.likely_db())
-    if start.worst_db() >= LOST_DB or not whole_bytes(plan):
-        return Outcome(plan)
-    return _mended(search)
+    return Outcome(plan) if start.worst_db() >= LOST_DB else _mended(search)
 
 
 def _check(plan: Plan, wish: Wish) -> None:
@@ -124,6 +125,12 @@ def _check(plan: Plan, wish: Wish) -> None:
         16 in row.bits and "uint16" in row.storage for row in engine.capabilities if row.role is Role.ACTIVATION
     ):
         raise ConfigError("promote_to: uint16", f"{plan.target} has no 16-bit activations", "promote to float")
+
+
+def _good(ground: Ground, plan: Plan) -> bool:
+    """True when no output is lost, as the file answers; the search looks at it with its own switches."""
+    found = plan_errors(ground.prepared, plan, ground.trial)
+    return min((one.sqnr_db for one in found), default=math.inf) >= LOST_DB
 
 
 def whole_bytes(plan: Plan) -> bool:

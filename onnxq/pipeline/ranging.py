@@ -11,7 +11,6 @@ from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.sweeping import Trial, enough, reported
 from onnxq.plan import Plan
 from onnxq.report import Progress
-from onnxq.runtime import Session
 
 NAME = "ranges"
 # Errors of layers are judged on few samples: they have many positions each.
@@ -36,7 +35,7 @@ def ranged(
     done = choose_ranges(prepared.proto, plan, few.samples(), judges.samples(), progress=progress)
     if not done.taken:
         return reported(prepared, PassReport(NAME, ("nothing to gain",))), plan
-    judge = Trial(prepared, trial, Session(prepared.proto, optimize=False))
+    judge = Trial(prepared, trial)
     before, after = judge.score(plan), judge.score(done.plan)
     if not after > before - _NOISE_DB:
         line = f"rolled back: the outputs fell from {before:.1f} to {after:.1f} dB on held-back samples"

@@ -14,7 +14,7 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config, check_limits, load_config
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError
-from onnxq.graph import GraphIndex, holding
+from onnxq.graph import GraphIndex, holding, index_of
 from onnxq.pipeline.bit_budget import check_budget
 from onnxq.pipeline.budget import Budget
 from onnxq.pipeline.candidates import FLOAT, UINT16
@@ -109,7 +109,7 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
 
 def look(prepared: PreparedModel, inputs: Inputs, config: Config, name: str) -> Draft:
     """Observe shapes and which bodies run, then draft the placement."""
-    index = GraphIndex(prepared.proto)
+    index = index_of(prepared.proto)
     enough = _BRANCH_SAMPLES if len(index.scopes) > 1 else _SHAPE_SAMPLES
     shapes = observe_shapes(prepared.proto, islice(inputs.calibration.samples(), enough))
     reached = {""} | {tensor.scope for tensor in shapes}

@@ -10,21 +10,22 @@ import numpy as np
 import onnx
 
 from onnxq.calibrate import calibrate
-from onnxq.data import Dataset, attended
+from onnxq.data import Dataset
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.graph import GraphIndex, infer_shapes, structural_ids
+from onnxq.graph import GraphIndex, holding, index_of, infer_shapes, structural_ids
 from onnxq.passes import PassReport
 from onnxq.passes.absorb import chosen_shifts, shift_axes, with_shifts
 from onnxq.passes.activity import observe_channels
 from onnxq.passes.equalize import channel_axes, equalized, equalizing_factors
 from onnxq.passes.smooth import quantized_groups, smoothed, smoothing_factors
+from onnxq.pipeline.judging import recorded
 from onnxq.pipeline.prepared import EQUIVALENT_DB, PreparedModel
 from onnxq.pipeline.realise import realise
 from onnxq.plan import Plan, Scaling
 from onnxq.report import Progress
-from onnxq.runtime import Feeds, Session
+from onnxq.runtime import Session
 from onnxq.sites import Refusal, TensorId
-from onnxq.verify import Array, Comparison, OutputError
+from onnxq.verify import Array, OutputError, compare
 
 NAMES = ("equalize", "absorb", "smooth")
 # Largest values of channels settle early; a layer's error needs few rows; a trial needs few samples.
@@ -53,7 +54,8 @@ def scale_channels(
     A pass whose rewrite changes the float outputs beyond rounding on held-back samples is rolled back, and so is one
     after which the quantized model's outputs are further from the float ones; its report says so.
     """
-    ids = structural_ids(prepared.proto)
+    ids, first = structural_ids(prepared.proto), prepared.proto
+    few = scene.calibration.take(_TRIAL).joined(scene.held)
     done: tuple[Scaling, ...] = ()
     best: float | None = None
     for name, choose in (("equalize", _equalizing), ("absorb", _absorbing), ("smooth", _smoothing)):
@@ -68,11 +70,11 @@ def scale_channels(
             for t, s in factors.items()
         )
         after = _rewritten(prepared, name, factors)
-        proof = _difference(prepared.proto, after.proto, islice(scene.held.samples(), _PROOF))
+        proof = _difference(first, after.proto, scene)
         worst = max((one.max_abs for one in proof), default=0.0)
         equal = all(one.sqnr_db >= EQUIVALENT_DB or one.max_abs < 1e-6 for one in proof)
-        best = _trial(prepared, scene) if best is None and equal else best
-        now = _trial(after, scene) if equal else None
+        best = _trial(prepared, scene, few, first) if best is None and equal else best
+        now = _trial(after, scene, few, first) if equal else None
         if now is None or best is None or now < best - _NOISE:
             why = (
                 f"it changed the float outputs by up to {worst:.3g}"
@@ -95,7 +97,7 @@ def rescaled(prepared: PreparedModel, scalings: Sequence[Scaling]) -> PreparedMo
     """
     if not scalings:
         return prepared
-    index, ids = GraphIndex(prepared.proto), structural_ids(prepared.proto)
+    index, ids = index_of(prepared.proto), structural_ids(prepared.proto)
     by_id: dict[str, list[TensorId]] = {}
     for tensor, anchor in ids.items():
         by_id.setdefault(anchor, []).append(tensor)
@@ -179,32 +181,25 @@ def _smoothing(prepared: PreparedModel, scene: Scene) -> Chosen:
     return found.factors, found.lines
 
 
-def _trial(prepared: PreparedModel, scene: Scene) -> float | None:
-    """dB of the worst output of the model quantized on a few samples against the prepared one; None if it cannot.
+def _trial(prepared: PreparedModel, scene: Scene, few: Dataset, reference: onnx.ModelProto) -> float | None:
+    """dB of the worst output of the model quantized on `few` samples against the reference; None if it cannot.
 
     Judged on the samples that gave the ranges: what others are clipped at is chance, and not what scaling is about.
     """
-    few = scene.calibration.take(_TRIAL).joined(scene.held)
     try:
         plan = scene.place(prepared)
         done = calibrate(prepared.proto, plan, few, memory_limit=scene.memory_limit)
         if not done.sites or not done.calibrated:
             return None
-        found = _difference(prepared.proto, realise(prepared, done), few.samples())
+        with holding():
+            quantized = Session(realise(prepared, done), optimize=False)
+        found = compare({"": (recorded(reference, few), quantized)}, few.samples())[""]
     except OnnxqError:
         return None
     return min((min(one.sqnr_db, 200.0) for one in found), default=None)
 
 
-def _difference(before: onnx.ModelProto, after: onnx.ModelProto, samples: Iterable[Feeds]) -> tuple[OutputError, ...]:
-    """Both on the samples, output by output; positions that the model's mask input leaves out do not count."""
-    one, other = Session(before, optimize=False), Session(after, optimize=False)
-    sums: dict[str, Comparison] = {}
-    for feeds in samples:
-        got = other.run(feeds)
-        for name, value in one.run(feeds).items():
-            if value.dtype.kind in "fiub" and name in got:
-                meant = attended(feeds, value.shape)
-                pair = (value, got[name]) if meant is None else (value[meant], got[name][meant])
-                sums.setdefault(name, Comparison(name)).update(*pair)
-    return tuple(done.result() for done in sums.values())
+def _difference(reference: onnx.ModelProto, after: onnx.ModelProto, scene: Scene) -> tuple[OutputError, ...]:
+    """Both float models on held-back samples, output by output."""
+    pair = (recorded(reference, scene.held), Session(after, optimize=False))
+    return compare({"": pair}, islice(scene.held.samples(), _PROOF))[""]

@@ -13,12 +13,10 @@ from onnxq.passes import PassReport
 from onnxq.passes.sweep import Swept, sweep
 from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.pipeline.harder import harder
+from onnxq.pipeline.judging import plan_errors
 from onnxq.pipeline.prepared import PreparedModel
-from onnxq.pipeline.realise import realise
 from onnxq.plan import Plan
 from onnxq.report import Progress
-from onnxq.runtime import Session
-from onnxq.verify import compare
 
 NAME = "sweep"
 _SAMPLES = {"balanced": 32, "high": 64}
@@ -38,12 +36,10 @@ class Trial:
 
     prepared: PreparedModel
     held: Dataset
-    float_model: Session
 
     def score(self, plan: Plan) -> float:
         """Mean SQNR of the outputs in dB, of the model as the file says."""
-        quantized = Session(realise(self.prepared, plan), optimize=False)
-        found = compare({"": (self.float_model, quantized)}, self.held.samples())[""]
+        found = plan_errors(self.prepared, plan, self.held)
         return float(np.mean([np.clip(one.sqnr_db, -_PERFECT_DB, _PERFECT_DB) for one in found] or [0.0]))
 
 
@@ -61,7 +57,7 @@ def swept(
     if effort not in _SAMPLES or NAME in skip or calibration.synthetic:
         return prepared, plan
     few = enough(calibration, effort, seed)
-    trial = Trial(prepared, held, Session(prepared.proto, optimize=False))
+    trial = Trial(prepared, held)
     before = trial.score(plan)
     first = sweep(prepared.proto, plan, few.samples(), progress=progress)
     if not first.done:

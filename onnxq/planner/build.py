@@ -9,7 +9,7 @@ from functools import cached_property
 import onnx
 
 from onnxq.config import Config
-from onnxq.graph import GraphIndex, fingerprint, structural_ids
+from onnxq.graph import GraphIndex, fingerprint, index_of, structural_ids
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner.choose import Choice, choose, choose_weights, strategies
 from onnxq.planner.choose_all import choose_all
@@ -89,7 +89,7 @@ def draft(
     before: index of the model as it came, whose names rules may use too.
     Raises ConfigError for a rule that matches nothing.
     """
-    index = GraphIndex(proto)
+    index = index_of(proto)
     closed = dict(closed or {})
     wishes = Wishes(config, index)
     wishes.check_used(before or index)

@@ -3,7 +3,7 @@
 from onnxq.runtime.graphs import optimized_graph
 from onnxq.runtime.memory import trim
 from onnxq.runtime.session import Feeds, Session
-from onnxq.runtime.shapes import ShapeProbe, observe_shapes
+from onnxq.runtime.shapes import ShapeProbe, Shapes, observe_shapes
 from onnxq.runtime.tap import Tapped, tap
 from onnxq.runtime.timing import Latency, latency, node_times
 
@@ -12,6 +12,7 @@ __all__ = [
     "Latency",
     "Session",
     "ShapeProbe",
+    "Shapes",
     "Tapped",
     "latency",
     "node_times",

@@ -18,7 +18,8 @@ def optimized_graph(model: onnx.ModelProto | str | Path, *, layout: bool = True)
     survives them still has its own name and axes.
     For looking at, not for shipping: it is bound to the machine. Raises ModelError when ORT refuses the model.
     """
+    whole = filled(model) if isinstance(model, onnx.ModelProto) else model
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
         path = Path(folder) / "optimized.onnx"
-        Session(filled(model) if isinstance(model, onnx.ModelProto) else model, layout=layout, threads=1, save_optimized=path)
+        Session(whole, layout=layout, threads=1, save_optimized=path)
         return onnx.load(path)

@@ -135,7 +135,9 @@ class Session:
 
 def _weights(model: onnx.ModelProto | str | Path, options: Any) -> list[Any]:
     """Hand ORT the arrays behind stubs, without a copy: they must live as long as the session."""
-    held = held_initializers(model) if isinstance(model, onnx.ModelProto) else {}
+    if not isinstance(model, onnx.ModelProto):
+        return []
+    held = held_initializers(model)
     if not held:
         return []
     # ORT drops initializers that nothing reads before it looks for these.

@@ -7,7 +7,8 @@ from typing import cast
 
 from onnx import ModelProto, TensorProto
 
-from onnxq.graph import GraphIndex
+from onnxq.graph import GraphIndex, graph_digest, index_of
+from onnxq.graph.held import remembered
 from onnxq.runtime.session import Feeds, Session
 from onnxq.runtime.tap import Probe, Tapped, tap
 from onnxq.sites import TensorId
@@ -44,14 +45,40 @@ def observe_shapes(proto: ModelProto, feeds: Feeds | Iterable[Feeds]) -> dict[Te
     feeds: one sample or several; each tensor's shape is of the first sample that made it. A tensor missing from the
     result lies in a branch no sample reached, or in the body of a Loop or Scan.
     """
-    index = GraphIndex(proto)
+    index = index_of(proto)
     samples = [cast(Feeds, feeds)] if isinstance(feeds, Mapping) else list(feeds)
-    probe = ShapeProbe(proto, float_tensors(index))
+    shapes = Shapes(proto, float_tensors(index))
     found: dict[TensorId, Shape] = {}
     for sample in samples:
-        for tensor, shape in probe.shapes(sample).items():
+        for tensor, shape in shapes.of(sample).items():
             found.setdefault(tensor, shape)
     return found
+
+
+class Shapes:
+    """Shapes of some tensors for given feeds; inside `holding()` those seen before of the same graph, for feeds alike.
+
+    Alike: of the same shapes. Where bodies may run or not every sample is run.
+    """
+
+    def __init__(self, proto: ModelProto, tensors: Iterable[TensorId]) -> None:
+        self._proto, self._tensors = proto, tuple(tensors)
+        self._probe: ShapeProbe | None = None
+        self._memo = remembered("shapes") if len(index_of(proto).scopes) == 1 else None
+        self._graph = "" if self._memo is None else graph_digest(proto)
+
+    def of(self, feeds: Feeds) -> dict[TensorId, Shape]:
+        """Shapes of the tensors that came to be."""
+        key = (self._graph, tuple((name, value.shape) for name, value in sorted(feeds.items())))
+        known = None if self._memo is None else self._memo.setdefault(key, {})
+        if known is not None and all(tensor in known for tensor in self._tensors):
+            return {tensor: known[tensor] for tensor in self._tensors}
+        if self._probe is None:
+            self._probe = ShapeProbe(self._proto, self._tensors)
+        found = self._probe.shapes(feeds)
+        if known is not None:
+            known.update(found)
+        return found
 
 
 def float_tensors(index: GraphIndex) -> list[TensorId]:

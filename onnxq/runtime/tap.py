@@ -15,7 +15,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex
+from onnxq.graph import GraphIndex, index_of
 from onnxq.graph.scopes import bodies, body_scope, reads, topological, walk
 from onnxq.graph.weights import lighten, restore
 from onnxq.nearest import did_you_mean
@@ -54,7 +54,7 @@ def tap(proto: ModelProto, tensors: Iterable[TensorId], *, only: bool = False, p
     Tensors that cannot be led out (bodies of unknown operators, an If inside a Loop, unknown types) come back as
     refusals. Raises ModelError for a tensor the model does not have. Nodes must be named (see name_nodes).
     """
-    index = GraphIndex(proto)
+    index = index_of(proto)
     wanted = list(dict.fromkeys(tensors))
     known = {scope: _values(graph) for scope, graph in walk(proto.graph)}
     for tensor in wanted:

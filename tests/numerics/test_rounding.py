@@ -297,3 +297,22 @@ def test_a_scale_that_is_none_is_a_plan_error(bad: float) -> None:
     numbers = QParams(np.asarray(bad, np.float32), np.asarray(0, np.int32))
     with pytest.raises(PlanError, match=r"0, negative or not finite as float16"):
         scale_as(numbers, np.float16)
+
+
+@pytest.mark.parametrize("spec", [
+    QuantSpec(), QuantSpec(signed=False, symmetric=False), QuantSpec(bits=4, narrow_range=True), QuantSpec(bits=16),
+    QuantSpec(signed=False, bits=16, symmetric=False), QuantSpec(granularity=PerChannel(1)),
+    QuantSpec(bits=3, signed=False, symmetric=False, granularity=PerChannel(0)), QuantSpec(granularity=PerBlock(1, 4)),
+])  # fmt: skip
+def test_fake_quant_without_integers_is_quantize_and_dequantize_to_the_bit(spec: QuantSpec) -> None:
+    rng = np.random.default_rng(3)
+    values = (rng.standard_normal((5, 7)) * np.exp(rng.standard_normal((5, 7)) * 3)).astype(np.float32)
+    values[0, :6] = [np.nan, np.inf, -np.inf, -0.0, 1e-40, -1e38]
+    shape = {PerChannel(0): (5,), PerChannel(1): (7,), PerBlock(1, 4): (5, 2)}.get(spec.granularity, ())
+    wide = rng.uniform(0.1, 3.0, shape)
+    numbers = qparams_from_range(-wide, 1.5 * wide, spec)
+    for x in (values, np.asfortranarray(values), values[:, ::-1] if spec.granularity != PerBlock(1, 4) else values):
+        wanted = dequantize(quantize(x, numbers, spec), numbers, spec)
+        got = fake_quant(x, numbers, spec)
+        assert got.dtype == np.float32
+        np.testing.assert_array_equal(got.view(np.uint32), wanted.view(np.uint32))

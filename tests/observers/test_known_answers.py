@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxq.numerics import fake_quant, qparams_from_range
+from onnxq.numerics import fake_quant, qparams_from_range, quantize
 from onnxq.observers import Entropy, View, aciq_alpha, create
 from onnxq.observers.aciq import Moments
 from onnxq.observers.base import checked
+from onnxq.observers.entropy import Divergence
+from onnxq.observers.histogram import Histogram
 from onnxq.observers.mse import SquaredError
 from onnxq.spec import ObserverSpec, QuantSpec
 
@@ -296,3 +298,34 @@ def test_moving_average_is_the_mean_of_the_samples_ends() -> None:
     for sample in ([-1.0, 3.0], [-2.0, 0.5], [0.25, 0.75]):
         observer.update(np.float32(sample))
     assert [float(end) for end in observer.range()] == [pytest.approx(-2.75 / 3), pytest.approx(4.25 / 3)]
+
+
+def _divergence(view: View, spec: QuantSpec, low: float, high: float) -> float:
+    """By the definition: P with what lies outside in its outermost bins, Q even over the bins of each level."""
+    full = view.counts > 0
+    centers = ((view.edges[:-1] + view.edges[1:]) / 2)[full].astype(np.float32)
+    counts = view.counts[full].astype(float)
+    inside = (centers >= low) & (centers <= high)
+    kept = counts[inside]
+    p = kept.copy()
+    p[0] += counts[: np.argmax(inside)].sum()
+    p[-1] += counts[len(counts) - np.argmax(inside[::-1]) :].sum()
+    levels = quantize(centers[inside], qparams_from_range(low, high, spec), spec)
+    q = np.array([kept[levels == level].mean() for level in levels])
+    p, q = p / p.sum(), q / q.sum()
+    return float((p * np.log(p / q)).sum())
+
+
+@pytest.mark.parametrize("spec", [QuantSpec(signed=False, symmetric=False), QuantSpec(bits=4), QuantSpec(bits=16)])
+def test_divergence_is_that_of_the_definition(spec: QuantSpec) -> None:
+    rng = np.random.default_rng(4)
+    values, seen = checked(rng.standard_normal(20_000) ** 3), Histogram(4096)
+    assert values is not None
+    seen.update(values)
+    view = seen.view()
+    low = np.array([-3.0, -0.2, -40.0, -1e-3, -90.0, -0.5])
+    high = np.array([4.0, 0.1, 50.0, 2e-3, 90.0, 0.7])
+    got = Divergence(view, spec)(low, high)
+    wanted = [_divergence(view, spec, a, b) for a, b in zip(low, high, strict=True)]
+    np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
+    assert np.isinf(Divergence(view, spec)(np.array([500.0]), np.array([501.0]))).all()

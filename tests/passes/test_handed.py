@@ -21,7 +21,6 @@ from onnxq.pipeline.prepared import load
 from onnxq.pipeline.sweeping import Trial
 from onnxq.plan import Plan, SitePlan
 from onnxq.report import silent
-from onnxq.runtime import Session
 from onnxq.sites import Role, TensorId
 from tests.pipeline.models import images, residual
 
@@ -110,7 +109,7 @@ def test_a_better_block_is_kept(name: str) -> None:
     good = onnxq.quantize(residual(), images(32), wide, latency=False).plan
     prepared = load(residual())
     data = load_data(images(32), GraphIndex(prepared.proto).inputs)
-    trial = Trial(prepared, data, Session(prepared.proto, optimize=False))
+    trial = Trial(prepared, data)
     first, second = weights(good)[:2]
     assert first.values is not None
     spoiled = taken(good, Handed("", {first.site: np.zeros_like(first.values)}))

@@ -10,6 +10,7 @@ from onnx import numpy_helper, parser
 import onnxq
 from onnxq.config import Config, Rule
 from onnxq.errors import PlanError
+from onnxq.graph.values import decode_tensor
 from onnxq.passes import PassReport
 from onnxq.pipeline import scaled
 from onnxq.plan import from_json, to_json
@@ -167,7 +168,7 @@ def test_a_rewrite_that_changes_the_function_is_rolled_back(monkeypatch: pytest.
     def wrong(proto: onnx.ModelProto, factors: object) -> tuple[onnx.ModelProto, tuple[str, ...]]:
         copy = onnx.ModelProto.FromString(proto.SerializeToString())
         tensor = copy.graph.initializer[0]
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * F(1.1), tensor.name))
+        tensor.CopyFrom(numpy_helper.from_array(decode_tensor(tensor) * F(1.1), tensor.name))
         return copy, ("changed",)
 
     monkeypatch.setattr(scaled, "equalized", wrong)

@@ -1,0 +1,86 @@
+"""Plans compared on the samples kept for choosing: what one stage found out, the next does not compute again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import onnx
+
+from onnxq.data import Dataset
+from onnxq.graph import holding
+from onnxq.pipeline.prepared import PreparedModel
+from onnxq.pipeline.realise import realise
+from onnxq.plan import Plan
+from onnxq.runtime import Session
+from onnxq.verify import Array, OutputError, compare
+
+# Outputs beyond this are computed again rather than kept, and so are all but the last few plans' errors.
+_MOST_BYTES = 2**26
+_PLANS = 4
+
+
+class Recorded:
+    """A float model that runs each sample once: further rounds over the same samples give what the first one gave."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.proto = proto
+        self._session: Session | None = None
+        self._kept: list[dict[str, Array]] = []
+        self._bytes, self._at = 0, 0
+
+    def rewound(self) -> Recorded:
+        """Itself, at the first sample."""
+        self._at = 0
+        return self
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs for the next sample."""
+        at, self._at = self._at, self._at + 1
+        if at < len(self._kept):
+            return self._kept[at]
+        if self._session is None:
+            self._session = Session(self.proto, optimize=False)
+        found: dict[str, Array] = self._session.run(feeds)
+        self._bytes += sum(value.nbytes for value in found.values() if hasattr(value, "nbytes"))
+        if at == len(self._kept) and self._bytes <= _MOST_BYTES:
+            self._kept.append(found)
+        return found
+
+
+@dataclass(eq=False)
+class _Known:
+    """By the identity of models and plans, which are held so that nothing else takes their place."""
+
+    floats: OrderedDict[int, Recorded] = field(default_factory=OrderedDict)
+    errors: OrderedDict[tuple[int, int], tuple[onnx.ModelProto, Plan, tuple[OutputError, ...]]] = field(
+        default_factory=OrderedDict
+    )
+
+
+_known: WeakKeyDictionary[Dataset, _Known] = WeakKeyDictionary()
+
+
+def recorded(proto: onnx.ModelProto, held: Dataset) -> Recorded:
+    """The float model on these samples, in their order, which must stay the same from round to round."""
+    floats = _known.setdefault(held, _Known()).floats
+    if id(proto) not in floats:
+        floats.clear()
+        floats[id(proto)] = Recorded(proto)
+    return floats[id(proto)].rewound()
+
+
+def plan_errors(prepared: PreparedModel, plan: Plan, held: Dataset) -> tuple[OutputError, ...]:
+    """Outputs of the model that the plan gives, as the file says, against those of the prepared float model."""
+    errors = _known.setdefault(held, _Known()).errors
+    key = (id(prepared.proto), id(plan))
+    if key not in errors:
+        with holding():
+            quantized = Session(realise(prepared, plan), optimize=False)
+        found = compare({"": (recorded(prepared.proto, held), quantized)}, held.samples())[""]
+        errors[key] = (prepared.proto, plan, found)
+        if len(errors) > _PLANS:
+            errors.popitem(last=False)
+    return errors[key][2]
