@@ -60,7 +60,7 @@ data = together(
 effort = click.option(
     "--effort",
     type=click.Choice(["fast", "balanced", "high"]),
-    help="What accuracy may cost. fast: ranges only; balanced, high: rewrite channels and weights too. [default: fast]",
+    help="What accuracy may cost. fast: ranges only; balanced, high: rewrite channels and weights. [default: balanced]",
 )
 
 

@@ -45,7 +45,7 @@ class Config(Frozen):
     bias: Literal["int32", "float"] = "int32"
     placement: Literal["rules", "measured"] = "rules"
     attention: Literal["float", "quantized", "auto"] = "float"
-    effort: Literal["fast", "balanced", "high"] = "fast"
+    effort: Literal["fast", "balanced", "high"] = "balanced"
     weight_bits_budget: Annotated[float, Field(ge=2, le=16)] | None = None
     weight_bits: Annotated[tuple[Bits, ...], BeforeValidator(_several)] = ()
     skip: tuple[str, ...] = ()

@@ -218,7 +218,7 @@ def _scaled(
     budget: Budget,
 ) -> tuple[PreparedModel, tuple[Scaling, ...]]:
     """The prepared model with its channels scaled, where the effort and the mode ask for it."""
-    if config.effort == "fast" or (config.mode != "static" and inputs.synthetic):
+    if config.effort == "fast" or inputs.synthetic:
         return prepared, ()
     # Equalizing and shifting channels serve the scales of activations.
     skip = config.skip if config.mode == "static" else (*config.skip, "equalize", "absorb")

@@ -76,7 +76,7 @@ def config(**raw: object) -> Config:
 
 def test_measured_errors_are_those_of_each_weight_alone() -> None:
     proto = residual()
-    result = onnxq.quantize(proto, images(), config(), latency=False)
+    result = onnxq.quantize(proto, images(), config(effort="fast"), latency=False)
     samples = [{"x": images()["x"][k : k + 1]} for k in range(4)]
     found = isolated_errors(name_nodes(proto), result.plan, samples, samples, rounded=False, progress=silent)
     weights = [site for site in result.plan.sites if site.role is Role.WEIGHT]

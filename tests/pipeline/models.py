@@ -8,7 +8,7 @@ from onnx import numpy_helper, parser
 
 from onnxq.config import Config, Rule
 
-EVERYTHING = Config(rules=(Rule(op="*", set={"quantize": True}),))  # type: ignore[arg-type]
+EVERYTHING = Config(effort="fast", rules=(Rule(op="*", set={"quantize": True}),))  # type: ignore[arg-type]
 
 RESIDUAL = """g (float[N,32,8,8] x) => (float[N,10] y) {
     a = Conv <pads=[1,1,1,1]>(x, w0, b0)

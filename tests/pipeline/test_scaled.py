@@ -19,7 +19,7 @@ from tests.pipeline.models import EVERYTHING, images, residual
 F = np.float32
 BALANCED = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("sweep",)})
 # Layers alone: a pair on what the Mul reads would keep the outliers.
-PLAIN = Config(rules=(Rule(op="MatMul", set={"quantize": True}),))  # type: ignore[arg-type]
+PLAIN = Config(effort="fast", rules=(Rule(op="MatMul", set={"quantize": True}),))  # type: ignore[arg-type]
 SMOOTH = PLAIN.model_copy(update={"effort": "balanced", "skip": ("sweep",)})
 LAYERS = """<ir_version: 8, opset_import: ["" : 17]>
 g (float[N,16,64] x, int64[N,16] attention_mask) => (float[N,16,64] y, float[N,16,64] z) {

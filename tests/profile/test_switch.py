@@ -117,7 +117,7 @@ def test_inside_branches() -> None:
 @pytest.mark.parametrize("preset", ["ort-int4-weights", "ort-int8-weights", "trt-int8", "ort-uint16-activations"])
 def test_other_kinds_of_pairs(preset: str) -> None:
     data = [{"x": part} for part in np.split(samples(48)["x"], 12)]
-    config = load_config(preset).model_copy(update={"rules": EVERYTHING.rules})
+    config = load_config(preset).model_copy(update={"rules": EVERYTHING.rules, "effort": "fast"})
     result = onnxq.quantize(chain(), data, config, latency=False)
     plain = load(chain(), target=result.plan.target).proto
     board = switchboard(plain, result.model)

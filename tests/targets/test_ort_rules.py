@@ -13,10 +13,10 @@ from onnxq.runtime import optimized_graph
 from onnxq.targets.ort import RULES
 from tests.targets.graphs import GRAPHS, model
 
-EVERYTHING = Config(rules=(Rule(op="*", set={"quantize": True}),))  # type: ignore[arg-type]
+EVERYTHING = Config(effort="fast", rules=(Rule(op="*", set={"quantize": True}),))  # type: ignore[arg-type]
 
 
-def feeds(shape: tuple[int | str | None, ...], count: int = 8) -> np.ndarray:
+def feeds(shape: tuple[int | str | None, ...], count: int = 48) -> np.ndarray:
     dims = [dim if isinstance(dim, int) else 1 for dim in shape]
     rng = np.random.default_rng(1)
     return rng.standard_normal((count, *dims)).astype(np.float32)
