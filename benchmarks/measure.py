@@ -14,12 +14,16 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Run:
-    """What one child did. peak_mb is its largest resident set; output is stdout and stderr together."""
+    """What one child did. peak_mb is its largest resident set; output is stdout and stderr together.
+
+    seconds are wall time, cpu_seconds what it and its own children computed: on a busy machine the fairer figure.
+    """
 
     code: int
     seconds: float
     peak_mb: float
     output: str
+    cpu_seconds: float = 0.0
 
     @property
     def last_line(self) -> str:
@@ -54,7 +58,8 @@ def run(command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> 
         log.seek(0)
         output = log.read().decode(errors="replace")
     unit = 1 if sys.platform == "darwin" else 1024
-    return Run(child.returncode, seconds, usage.ru_maxrss * unit / 2**20, output)
+    cpu = usage.ru_utime + usage.ru_stime
+    return Run(child.returncode, seconds, usage.ru_maxrss * unit / 2**20, output, cpu)
 
 
 def onnxq(*arguments: str | Path) -> list[str | Path]:

@@ -1,0 +1,156 @@
+"""The other tools, one function each, for children of `peers.py`: they run in interpreters of their own, whose packages
+may contradict onnxq's, so nothing of onnxq is imported here and each tool only where it is asked for.
+
+    python benchmarks/peer_tools.py TOOL SOURCE.onnx SAMPLES.npz TARGET.onnx     the last line is the tool's version
+    python benchmarks/peer_tools.py count FILE.onnx                              operators that hold or make integers
+
+All with what they do by themselves at W8A8: int8 weights and activations, Q/DQ, no search.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+OPS = ("QuantizeLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeLinear", "MatMulNBits")
+
+
+def samples(source: str, data: str) -> Iterator[dict[str, np.ndarray]]:
+    """Feeds of one sample each; an array with one dimension more than its input has one run a sample."""
+    arrays = dict(np.load(data))
+    ranks = {one.name: len(one.type.tensor_type.shape.dim) for one in onnx.load(source).graph.input}
+    for i in range(len(next(iter(arrays.values())))):
+        yield {name: np.asarray(a[i]) if a.ndim == ranks[name] + 1 else a[i : i + 1] for name, a in arrays.items()}
+
+
+def reader(source: str, data: str) -> Any:
+    """The samples as onnxruntime and what is built on it want them."""
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.rewind()
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self.left, None)
+
+        def rewind(self) -> None:
+            self.left = samples(source, data)
+
+    return Reader()
+
+
+def ort(source: str, data: str, target: str, method: str, symmetric: bool = False) -> str:
+    """quantize_static after its own preprocessing: weights per channel, activations asymmetric unless asked."""
+    import onnxruntime
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    ready = f"{target}.pre.onnx"
+    try:
+        quant_pre_process(source, ready)
+    except Exception:  # its symbolic shape inference does not know every operator; its own advice is to skip it
+        quant_pre_process(source, ready, skip_symbolic_shape=True)
+    quantize_static(
+        ready,
+        target,
+        reader(source, data),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=QuantType.QInt8,
+        weight_type=QuantType.QInt8,
+        calibrate_method=getattr(CalibrationMethod, method),
+        extra_options={"ActivationSymmetric": symmetric},
+    )
+    Path(ready).unlink()
+    return f"onnxruntime {onnxruntime.__version__}"
+
+
+def modelopt(source: str, data: str, target: str, method: str) -> str:
+    """ModelOpt; what is not int8 stays float32, which its CPU calibration needs."""
+    import modelopt
+    from modelopt.onnx.quantization import quantize
+
+    copy = f"{target}.source.onnx"  # it leaves files beside its input
+    shutil.copyfile(source, copy)
+    quantize(
+        copy,
+        quantize_mode="int8",
+        calibration_data=dict(np.load(data)),
+        calibration_method=method,
+        calibration_eps=["cpu"],
+        high_precision_dtype="fp32",
+        output_path=target,
+    )
+    Path(copy).unlink()
+    return f"modelopt {modelopt.__version__}"
+
+
+def nncf(source: str, data: str, target: str) -> str:
+    """NNCF's post-training quantization: fast bias correction, all samples."""
+    import nncf
+
+    feeds = list(samples(source, data))
+    made = nncf.quantize(onnx.load(source), nncf.Dataset(feeds), subset_size=len(feeds))
+    onnx.save(made, target)
+    return f"nncf {nncf.__version__}"
+
+
+def quark(source: str, data: str, target: str) -> str:
+    """Quark's configuration for int8 on CPUs, with its cross-layer equalization."""
+    import quark
+    from quark.onnx import ModelQuantizer
+    from quark.onnx.quantization.config.config import Config
+    from quark.onnx.quantization.config.custom_config import get_default_config
+
+    config = get_default_config("S8S8_AAWS")
+    config.include_cle = True
+    ModelQuantizer(Config(global_quant_config=config)).quantize_model(source, target, reader(source, data))
+    return f"quark {quark.__version__}"
+
+
+def count(path: str) -> int:
+    """Operators of a file that hold or make integers, subgraphs included."""
+
+    def inside(graph: onnx.GraphProto) -> int:
+        bodies = [a.g for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+        return sum(node.op_type in OPS for node in graph.node) + sum(map(inside, bodies))
+
+    model = onnx.load(path, load_external_data=False)
+    return inside(model.graph)
+
+
+TOOLS: dict[str, Callable[[str, str, str], str]] = {
+    "ort-minmax": lambda *files: ort(*files, "MinMax"),
+    "ort-percentile": lambda *files: ort(*files, "Percentile"),
+    "ort-entropy": lambda *files: ort(*files, "Entropy"),
+    "ort-minmax-symmetric": lambda *files: ort(*files, "MinMax", True),
+    "ort-percentile-symmetric": lambda *files: ort(*files, "Percentile", True),
+    "modelopt": lambda *files: modelopt(*files, "max"),
+    "modelopt-entropy": lambda *files: modelopt(*files, "entropy"),
+    "nncf": nncf,
+    "quark": quark,
+}
+
+
+def main() -> None:
+    """Run one tool, or count."""
+    tool, *files = sys.argv[1:]
+    paths = [str(Path(file).resolve()) for file in files]
+    if tool == "count":
+        print(count(paths[0]))
+        return
+    source, data, target = paths
+    os.chdir(Path(target).parent)  # some leave files in the working folder
+    print(f"\n{TOOLS[tool](source, data, target)}")
+
+
+if __name__ == "__main__":
+    main()

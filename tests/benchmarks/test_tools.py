@@ -1,0 +1,114 @@
+"""The benchmarks that compare tools and passes: who is compared with whom, and that one command makes the table."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from onnxq.pipeline.prepared import _LATER
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+MODULES = ("measure", "corpus", "subjects", "peers", "peer_tools", "ablation")
+SCORER = """
+import json, sys
+name, *rest = sys.argv[1:]
+if name == "--calib":
+    import numpy, shutil
+    shutil.copy(__file__.replace("evaluate.py", "data.npz"), rest[1])
+else:
+    print(json.dumps({"main": 0.5, "sqnr_db": 20.0}))
+"""
+
+
+@pytest.fixture
+def tools(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The scripts as modules."""
+    monkeypatch.syspath_prepend(FOLDER)
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """One small network with its samples, and a scorer."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N, 3, 16, 16] x) => (float[N, 8, 16, 16] y)'
+        "{ h = Conv<pads = [1, 1, 1, 1]>(x, v) r = Relu(h) y = Conv<pads = [1, 1, 1, 1]>(r, w) }"
+    )
+    for name, shape in (("v", (16, 3, 3, 3)), ("w", (8, 16, 3, 3))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(0, 0.3, shape).astype(np.float32), name))
+    (tmp_path / "models").mkdir()
+    onnx.save(model, tmp_path / "models" / "small.onnx")
+    np.savez(tmp_path / "data.npz", x=rng.normal(0, 1, (24, 3, 16, 16)).astype(np.float32))
+    (tmp_path / "evaluate.py").write_text(SCORER, encoding="utf-8")
+    return tmp_path
+
+
+def printed(script: str, *arguments: str | Path) -> str:
+    done = subprocess.run(
+        [sys.executable, FOLDER / script, *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_pass_that_improves_accuracy_is_left_out_once(tools: SimpleNamespace) -> None:
+    assert {*tools.ablation.ACCURACY, "bits"} == _LATER
+
+
+def test_every_peer_has_its_child(tools: SimpleNamespace) -> None:
+    assert set(tools.peers.PACKAGES) == set(tools.peer_tools.TOOLS)
+    assert set(tools.peers.DEFAULT) <= set(tools.peers.PACKAGES)
+
+
+def test_the_fastest_is_among_those_that_quantized_into_a_file_that_runs(tools: SimpleNamespace) -> None:
+    def row(tool: str, seconds: float, operators: int, error: str = "") -> object:
+        made = tools.measure.Run(0, seconds, 1.0, "", seconds / 2)
+        return tools.peers.Row(tool, made, tools.subjects.Score(0.5, 20.0, error), operators)
+
+    ours = row("onnxq balanced", 6.0, 9)
+    rows = [ours, row("idle", 1.0, 0), row("broken", 1.5, 9, "refused"), row("slow", 4.0, 9), row("good", 3.0, 9)]
+    said = tools.peers.beside(rows, "onnxq balanced")
+    assert "takes 2.0 times as long (CPU time 2.0) as the fastest peer, good" in said
+    assert "as idle, and no peer quantized anything" in tools.peers.beside(rows[:3], "onnxq balanced")
+    assert tools.peers.beside([ours], "onnxq balanced").endswith("no peer made a file that runs")
+
+
+def test_a_report_is_found_among_lines_of_progress(tools: SimpleNamespace) -> None:
+    found = tools.subjects.report_in('sweeping: 3/4\n{"checks": [{"sqnr_db": [30, 20], "optimized": true}]}\ndone\n')
+    assert tools.subjects.held_back(found) == 20
+    found["checks"].append({"sqnr_db": [10, None], "optimized": False})
+    assert tools.subjects.held_back(found) == 10
+
+
+def test_one_run_gives_a_table_of_tools(corpus: Path) -> None:
+    pytest.importorskip("sympy", reason="what onnxruntime's own preprocessing needs")
+    text = printed("peers.py", "small", "--corpus", corpus, "--efforts", "fast", "--peers", "ort-minmax", "--peer",
+                   f"nncf={corpus / 'none'}", "--memory", "40", "--out", corpus / "out")  # fmt: skip
+    lines = text.splitlines()
+    assert lines[0].startswith("| small (float 0.5000) | metric | SQNR dB | seconds |")
+    assert [line.split(" ")[1] for line in lines[2:5]] == ["onnxq", "ort-minmax", "nncf"]
+    assert "| 0.5000 | 20.0 |" in lines[2]
+    assert "failed: OSError" in lines[4]
+    assert "as the fastest peer, ort-minmax" in text
+    assert "| 40 |" in text
+
+
+def test_one_command_gives_a_table_of_passes_for_both_targets(corpus: Path) -> None:
+    net = f"{corpus / 'models' / 'small.onnx'}={corpus / 'data.npz'}"
+    text = printed("ablation.py", net, "--passes", "sweep", "promote", "--out", corpus / "out")
+    for target in ("ort", "trt"):
+        assert f"| {target}-int8, balanced | small |" in text
+    assert text.count("| everything on |") == 2
+    assert "Without effect here: promote" in text
