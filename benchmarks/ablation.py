@@ -51,7 +51,7 @@ def trial(one: Subject, target: str, skip: str, args: argparse.Namespace) -> Tri
         budget = ["--weight-bits-budget", args.weight_bits_budget] if args.weight_bits_budget else []
         made, report = one.quantized(file, "--config", path, *budget)
     if made.code:
-        return Trial(Score(error=made.last_line.replace("|", "/")), made)
+        return Trial(Score(error=made.last_line), made)
     if one.corpus is None:
         return Trial(Score(sqnr=held_back(report)), made)
     return Trial(one.score(file, optimize=target == "ort"), made)

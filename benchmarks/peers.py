@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from measure import Run, run, table
-from subjects import Score, Subject, subject
+from subjects import Score, Subject, brief, subject
 
 HERE = Path(__file__).resolve().parent
 TOOLS = HERE / "peer_tools.py"
@@ -49,7 +49,7 @@ class Row:
         metric = "" if self.score.metric is None else f"{self.score.metric:.4f}"
         sqnr = "" if self.score.sqnr is None else f"{self.score.sqnr:.1f}"
         cost = [f"{self.made.seconds:.1f}", f"{self.made.cpu_seconds:.1f}", f"{self.made.peak_mb:.0f}"]
-        return [self.tool, metric, sqnr, *cost, said or self.score.error]
+        return [self.tool, metric, sqnr, *cost, said or brief(self.score.error)]
 
 
 def fastest(command: Sequence[str | Path], rounds: int) -> Run:
@@ -97,7 +97,7 @@ def reason(made: Run) -> str:
     if made.code < 0:
         return f"ended by signal {-made.code}"
     told = [line for line in lines if "Error" in line.split(":")[0] or "Exception" in line.split(":")[0]]
-    return (told or lines or ["no output"])[-1].replace("|", "/")[:110]
+    return (told or lines or ["no output"])[-1]
 
 
 def beside(rows: Sequence[Row], label: str) -> str:
@@ -124,7 +124,7 @@ def memory(one: Subject, counts: Sequence[int], effort: str, out: Path) -> str:
         run([sys.executable, HERE / "subjects.py", one.data, str(count), data]).checked("more samples")
         more = Subject(one.name, one.source, data, None)
         made, _ = more.quantized(out / f"{one.name}.memory.onnx", "--effort", effort)
-        said = [f"{made.peak_mb:.0f}", f"{made.seconds:.1f}"] if not made.code else ["failed", reason(made)]
+        said = [f"{made.peak_mb:.0f}", f"{made.seconds:.1f}"] if not made.code else ["failed", brief(reason(made))]
         rows.append([str(count), f"{data.stat().st_size / 1e6:.0f}", *said])
         data.unlink()
     return table(rows, [f"{one.name}, onnxq {effort}: samples", "MB of samples", "peak MB", "seconds"])

@@ -16,6 +16,12 @@ from corpus import calibration
 from measure import Run, onnxq, run
 
 
+def brief(text: str, length: int = 120) -> str:
+    """Both ends of a long line, fit for a cell of a table: engines say what first and why last."""
+    text = text.replace("|", "/")
+    return text if len(text) <= length else f"{text[: length // 3]} … {text[-2 * length // 3 :]}"
+
+
 @dataclass(frozen=True)
 class Score:
     """metric: the corpus's, higher is better; None without a scorer. sqnr: dB against float. error: why neither."""
@@ -26,7 +32,7 @@ class Score:
 
     def __str__(self) -> str:
         if self.error:
-            return self.error[:60]
+            return brief(self.error, 80)
         figures = [] if self.metric is None else [f"{self.metric:.4f}"]
         return " / ".join([*figures, "-" if self.sqnr is None else f"{self.sqnr:.1f}"])
 
