@@ -11,6 +11,7 @@ import onnx
 
 from onnxq.data import Dataset
 from onnxq.graph import holding
+from onnxq.graph.dequantized import weights_dequantized
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.realise import realise
 from onnxq.plan import Plan
@@ -72,14 +73,18 @@ def recorded(proto: onnx.ModelProto, held: Dataset) -> Recorded:
     return floats[id(proto)].rewound()
 
 
+def trial_session(prepared: PreparedModel, plan: Plan) -> Session:
+    """The model that the plan gives, to be run as the file says; its weights are let go of with the session."""
+    with holding():
+        return Session(weights_dequantized(realise(prepared, plan)), optimize=False)
+
+
 def plan_errors(prepared: PreparedModel, plan: Plan, held: Dataset) -> tuple[OutputError, ...]:
     """Outputs of the model that the plan gives, as the file says, against those of the prepared float model."""
     errors = _known.setdefault(held, _Known()).errors
     key = (id(prepared.proto), id(plan))
     if key not in errors:
-        with holding():
-            quantized = Session(realise(prepared, plan), optimize=False)
-        found = compare({"": (recorded(prepared.proto, held), quantized)}, held.samples())[""]
+        found = compare({"": (recorded(prepared.proto, held), trial_session(prepared, plan))}, held.samples())[""]
         errors[key] = (prepared.proto, plan, found)
         if len(errors) > _PLANS:
             errors.popitem(last=False)

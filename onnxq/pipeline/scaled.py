@@ -12,15 +12,14 @@ import onnx
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.graph import GraphIndex, holding, index_of, infer_shapes, structural_ids
+from onnxq.graph import GraphIndex, index_of, infer_shapes, structural_ids
 from onnxq.passes import PassReport
 from onnxq.passes.absorb import chosen_shifts, shift_axes, with_shifts
 from onnxq.passes.activity import observe_channels
 from onnxq.passes.equalize import channel_axes, equalized, equalizing_factors
 from onnxq.passes.smooth import quantized_groups, smoothed, smoothing_factors
-from onnxq.pipeline.judging import recorded
+from onnxq.pipeline.judging import recorded, trial_session
 from onnxq.pipeline.prepared import EQUIVALENT_DB, PreparedModel
-from onnxq.pipeline.realise import realise
 from onnxq.plan import Plan, Scaling
 from onnxq.report import Progress
 from onnxq.runtime import Session
@@ -191,9 +190,7 @@ def _trial(prepared: PreparedModel, scene: Scene, few: Dataset, reference: onnx.
         done = calibrate(prepared.proto, plan, few, memory_limit=scene.memory_limit)
         if not done.sites or not done.calibrated:
             return None
-        with holding():
-            quantized = Session(realise(prepared, done), optimize=False)
-        found = compare({"": (recorded(reference, few), quantized)}, few.samples())[""]
+        found = compare({"": (recorded(reference, few), trial_session(prepared, done))}, few.samples())[""]
     except OnnxqError:
         return None
     return min((min(one.sqnr_db, 200.0) for one in found), default=None)

@@ -1,0 +1,71 @@
+"""A quantized model whose rounded weights are floats again: the same answers, without rounding back at every run."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto
+
+from onnxq.graph.encode import encode_tensor
+from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.weights import lighten, restore
+from onnxq.sites import TensorId
+
+_INTEGERS = frozenset({np.dtype(kind) for kind in (np.int8, np.uint8, np.int16, np.uint16, np.int32)})
+
+
+def weights_dequantized(proto: ModelProto) -> ModelProto:
+    """A copy in which every DequantizeLinear of constants in the main graph is the float32 initializer it makes.
+
+    For trials with optimizations off, where ORT would compute them in each run. The values are those that ORT computes;
+    blocks, sub-byte types and scales other than float32 stay as they are.
+    """
+    index = GraphIndex(proto)
+    found = {}
+    for node in index.nodes:
+        value = _value(index, node)
+        if value is not None:
+            found[node.name] = encode_tensor(node.outputs[0], value, hold=True)
+    if not found:
+        return proto
+    light, weights = lighten(proto)
+    kept = [node for node in light.graph.node if node.name not in found]
+    read = {name for node in kept for name in node.input}
+    read.update(value.name for value in light.graph.output)
+    gone = {name for node in index.nodes if node.name in found for name in node.inputs} - read
+    result = ModelProto()
+    result.CopyFrom(light)
+    del result.graph.node[:]
+    result.graph.node.extend(kept)
+    left = [tensor for tensor in light.graph.initializer if tensor.name not in gone]
+    del result.graph.initializer[:]
+    result.graph.initializer.extend(left)
+    done: ModelProto = restore(result, weights)
+    done.graph.initializer.extend(found.values())
+    return done
+
+
+def _value(index: GraphIndex, node: NodeRef) -> NDArray[np.float32] | None:
+    if node.op_type != "DequantizeLinear" or node.domain or node.scope or node.attrs.get("block_size", 0):
+        return None
+    held = [index.resolve(name, "") if name else None for name in node.inputs]
+    if held[0] is None or not all(t is None or index.is_constant(t) for t in held) or index.is_output(_made(node)):
+        return None
+    q, scale = (None if t is None else index.constant(t) for t in held[:2])
+    zero = index.constant(held[2]) if len(held) > 2 and held[2] is not None else None
+    if q is None or scale is None or scale.dtype != np.float32 or q.dtype not in _INTEGERS:
+        return None
+    if node.attrs.get("output_dtype", 0) not in (0, TensorProto.FLOAT):
+        return None
+    shape = [1] * q.ndim
+    if scale.size > 1:
+        axis = int(node.attrs.get("axis", 1)) % max(q.ndim, 1)
+        if scale.ndim != 1 or scale.size != q.shape[axis]:
+            return None
+        shape[axis] = scale.size
+    levels = q if zero is None else q.astype(np.int32) - zero.astype(np.int32).reshape(shape if zero.size > 1 else ())
+    return np.asarray(levels.astype(np.float32) * scale.reshape(shape if scale.size > 1 else ()))
+
+
+def _made(node: NodeRef) -> TensorId:
+    return TensorId(node.outputs[0], node.scope)
