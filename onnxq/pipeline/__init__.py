@@ -1,14 +1,30 @@
-"""quantize(): the one orchestration, and the other commands' functions."""
+"""quantize(): the one orchestration, and the other commands' functions, which load what they need at first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from onnxq.annotate import Inspection
-from onnxq.engines.diff_model import Difference
-from onnxq.engines.proof import Proof
 from onnxq.pipeline.api import annotate_bits, apply, import_calibration, inspect, make_plan, quantize
-from onnxq.pipeline.differ import diff
-from onnxq.pipeline.profiler import profile_model
-from onnxq.pipeline.prover import prove
 from onnxq.pipeline.result import Result
-from onnxq.profile import Profile
+
+if TYPE_CHECKING:
+    from onnxq.engines.diff_model import Difference
+    from onnxq.engines.proof import Proof
+    from onnxq.pipeline.differ import diff
+    from onnxq.pipeline.profiler import profile_model
+    from onnxq.pipeline.prover import prove
+    from onnxq.profile import Profile
+
+_HOME = {
+    "Difference": "onnxq.engines.diff_model",
+    "Profile": "onnxq.profile",
+    "Proof": "onnxq.engines.proof",
+    "diff": "onnxq.pipeline.differ",
+    "profile_model": "onnxq.pipeline.profiler",
+    "prove": "onnxq.pipeline.prover",
+}
 
 __all__ = [
     "Difference",
@@ -26,3 +42,10 @@ __all__ = [
     "prove",
     "quantize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -14,12 +14,14 @@ from onnxq.annotate import Inspection
 from onnxq.config import Config
 from onnxq.files import check_free, write_text
 from onnxq.graph import save_model
-from onnxq.interop import Imported
-from onnxq.pipeline import carry_out, importing, run
+from onnxq.pipeline import carry_out, run
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.run import Options
 from onnxq.plan import Plan, to_json
 from onnxq.report import Progress, silent
+
+if TYPE_CHECKING:
+    from onnxq.interop import Imported
 
 ModelSource = str | Path | onnx.ModelProto
 Configuration = Config | str | Path | None
@@ -178,6 +180,8 @@ def import_calibration(
     _free(force, model, plan_out)
     check_free(cache, plan_out, force=force)
     options = Options(samples=samples, seed=seed, batch=batch, memory_limit=memory_limit)
+    from onnxq.pipeline import importing
+
     found = importing.import_calibration(
         cache, model, data, config, target=target, allow_missing=allow_missing, options=options, progress=progress
     )

@@ -1,18 +1,43 @@
-"""What is shown to people: summaries, plans, tables, JSON and progress; made from reports, never from a graph."""
+"""What is shown to people: summaries, plans, tables, JSON and progress; made from reports, never from a graph.
 
-from onnxq.report.diffs import difference_json, show_difference
+Tables of single commands load with them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from onnxq.report.document import report_json, to_json
-from onnxq.report.imports import import_json, show_import
-from onnxq.report.kernels import kernels_json, show_kernels
 from onnxq.report.live import Progress, Task, progress, silent
 from onnxq.report.model import LOST_DB, Latency, OpCount, OutputCheck, Report, SiteLine, StageCost
-from onnxq.report.pairs import inspection_json, show_inspection
 from onnxq.report.plans import show_plan, site_line, spec_text
-from onnxq.report.profiles import profile_json, show_profile
 from onnxq.report.promotions import Promotion, PromotionStep
-from onnxq.report.proofs import proof_json, show_proof
 from onnxq.report.summary import show_report
 from onnxq.report.terminal import seconds as duration
+
+if TYPE_CHECKING:
+    from onnxq.report.diffs import difference_json, show_difference
+    from onnxq.report.imports import import_json, show_import
+    from onnxq.report.kernels import kernels_json, show_kernels
+    from onnxq.report.pairs import inspection_json, show_inspection
+    from onnxq.report.profiles import profile_json, show_profile
+    from onnxq.report.proofs import proof_json, show_proof
+
+_HOME = {
+    "difference_json": "onnxq.report.diffs",
+    "import_json": "onnxq.report.imports",
+    "inspection_json": "onnxq.report.pairs",
+    "kernels_json": "onnxq.report.kernels",
+    "profile_json": "onnxq.report.profiles",
+    "proof_json": "onnxq.report.proofs",
+    "show_difference": "onnxq.report.diffs",
+    "show_import": "onnxq.report.imports",
+    "show_inspection": "onnxq.report.pairs",
+    "show_kernels": "onnxq.report.kernels",
+    "show_profile": "onnxq.report.profiles",
+    "show_proof": "onnxq.report.proofs",
+}
 
 __all__ = [
     "LOST_DB",
@@ -48,3 +73,10 @@ __all__ = [
     "spec_text",
     "to_json",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
