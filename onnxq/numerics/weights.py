@@ -40,8 +40,11 @@ def weight_qparams(w: ArrayLike, spec: QuantSpec, *, observer: ObserverSpec | No
     if observer is not None and observer.options:
         raise ConfigError(f"weight observer {name!r}", f"takes no option {observer.options[0][0]!r}", "remove it")
     values = np.asarray(w, np.float32)
-    if not np.isfinite(values).all():
+    widest = _ends(values, spec)
+    if not (np.isfinite(widest[0]).all() and np.isfinite(widest[1]).all()):
         raise CalibrationError("weight", "holds NaN or inf", "repair the float model")
+    if fit is _minmax and not isinstance(spec.granularity, PerBlock):
+        return qparams_from_range(*widest, spec, origin=f"weights, {name}")
     groups, shape = _grouped(values, spec)
     lo, hi = fit(groups, replace(spec, granularity=PerChannel(0)))
     return qparams_from_range(lo.reshape(shape), hi.reshape(shape), spec, origin=f"weights, {name}")
@@ -63,6 +66,16 @@ def _grouped(values: NDArray[np.float32], spec: QuantSpec) -> tuple[NDArray[np.f
     gap = [(0, shape[axis] * grain.size - dim if k == axis else 0) for k, dim in enumerate(values.shape)]
     filled = np.pad(values, gap).reshape(*shape[: axis + 1], grain.size, *shape[axis + 1 :])
     return np.moveaxis(filled, axis + 1, -1).reshape(-1, grain.size), shape
+
+
+def _ends(values: NDArray[np.float32], spec: QuantSpec) -> Ends:
+    """Smallest and largest value of each channel, or of all for blocks; 0 is among them. NaN shows."""
+    axis = spec.granularity.axis if isinstance(spec.granularity, PerChannel) else None
+    if axis is not None and not -values.ndim <= axis < values.ndim:
+        raise ConfigError(f"axis {axis}", f"is outside a weight of shape {values.shape}", "use an axis it has")
+    others = None if axis is None else tuple(k for k in range(values.ndim) if k != axis % values.ndim)
+    low, high = values.min(axis=others, initial=0.0), values.max(axis=others, initial=0.0)
+    return np.asarray(low, np.float64), np.asarray(high, np.float64)
 
 
 def _minmax(groups: NDArray[np.float32], spec: QuantSpec) -> Ends:

@@ -125,9 +125,15 @@ def _values(view: View, joined: NodeRef, channels: int) -> Linear | None:
 
 
 def quantized_groups(proto: ModelProto, plan: Plan) -> tuple[Group, ...]:
-    """The groups whose activation and weights the plan quantizes, all of them."""
+    """The groups whose activation and weights the plan quantizes, all of them, where 1/s has a place to go."""
     view = View(proto)
-    return tuple(group for group in find_groups(view) if _specs(view, group, plan) is not None)
+    paired = frozenset(site.site for site in plan.sites if isinstance(site.site, TensorId))
+    made = frozenset(site.site for site in plan.sites if site.role is Role.OUTPUT)
+
+    def has_room(group: Group) -> bool:
+        return group.home is not None or not (group.tensor in made or _from_integers(view, group.tensor, paired))
+
+    return tuple(one for one in find_groups(view) if _specs(view, one, plan) is not None and has_room(one))
 
 
 def _specs(view: View, group: Group, plan: Plan) -> tuple[QuantSpec | None, tuple[QuantSpec, ...]] | None:
@@ -161,13 +167,9 @@ def smoothing_factors(proto: ModelProto, plan: Plan, seen: Mapping[TensorId, See
     view = View(proto)
     factors: dict[TensorId, NDArray[np.float32]] = {}
     lines = []
-    paired = frozenset(site.site for site in plan.sites if isinstance(site.site, TensorId))
-    made = frozenset(site.site for site in plan.sites if site.role is Role.OUTPUT)
-    for group in find_groups(view):
+    for group in quantized_groups(proto, plan):
         specs, values = _specs(view, group, plan), seen.get(group.tensor)
         if specs is None or values is None:
-            continue
-        if group.home is None and (group.tensor in made or _from_integers(view, group.tensor, paired)):
             continue
         readers = tuple(
             Reader(op.weight if op.axis == 1 else op.weight.T, along_outputs(spec))

@@ -13,7 +13,7 @@ from onnxq.data import Dataset
 from onnxq.graph import holding
 from onnxq.graph.dequantized import weights_dequantized
 from onnxq.pipeline.prepared import PreparedModel
-from onnxq.pipeline.realise import realise
+from onnxq.pipeline.realise import paired
 from onnxq.plan import Plan
 from onnxq.runtime import Session
 from onnxq.verify import Array, OutputError, compare
@@ -76,7 +76,7 @@ def recorded(proto: onnx.ModelProto, held: Dataset) -> Recorded:
 def trial_session(prepared: PreparedModel, plan: Plan) -> Session:
     """The model that the plan gives, to be run as the file says; its weights are let go of with the session."""
     with holding():
-        return Session(weights_dequantized(realise(prepared, plan)), optimize=False)
+        return Session(weights_dequantized(paired(prepared, plan)), optimize=False)
 
 
 def plan_errors(prepared: PreparedModel, plan: Plan, held: Dataset) -> tuple[OutputError, ...]:

@@ -20,7 +20,7 @@ from onnxq.pipeline.candidates import FLOAT, UINT16, Candidate, Ways, finished, 
 from onnxq.pipeline.judging import plan_errors
 from onnxq.pipeline.metric import Drop, Metric
 from onnxq.pipeline.prepared import PreparedModel
-from onnxq.pipeline.realise import realise
+from onnxq.pipeline.realise import paired, realise
 from onnxq.plan import Plan
 from onnxq.planner import Draft
 from onnxq.profile import Errors, Switchboard, measure, switchboard
@@ -212,7 +212,7 @@ class _Search:
         self.ground, self.plan = ground, plan
         self.ways = Ways(ground.draft, plan, to, ground.attention)
         self.board: Switchboard = switchboard(
-            ground.prepared.proto, realise(ground.prepared, plan), threads=ground.threads
+            ground.prepared.proto, paired(ground.prepared, plan), threads=ground.threads
         )
         self.reference = Session(ground.prepared.proto, optimize=False, threads=ground.threads)
         self.scan = ground.calibration.take(_SCAN_SAMPLES, ground.seed)

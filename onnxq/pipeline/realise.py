@@ -14,12 +14,14 @@ from onnxq.sites import Role
 from onnxq.targets import target
 
 
+def paired(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
+    """The plan's pairs alone, for trials with optimizations off: all else that `realise` writes changes no value."""
+    return emit(_with_biases(prepared, plan), plan)
+
+
 def realise(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
     """Write the plan's pairs, with what the target needs around them, and check that the graph is legal."""
-    proto = prepared.proto
-    if opset_of(proto) < plan.opset:
-        proto = upgrade_opset(proto, plan.opset)
-    proto = put_biases(proto, plan)
+    proto = _with_biases(prepared, plan)
     if target(plan.target).quantizes_alone:
         proto, _ = unfuse_matmul_bias(proto, _quantized_matmuls(plan))
     proto = emit(proto, plan)
@@ -28,6 +30,13 @@ def realise(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
     proto = _as_declared(restore_half(proto, prepared.named), prepared.named)
     verify(proto, kept=plan.kept)
     return proto
+
+
+def _with_biases(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
+    proto = prepared.proto
+    if opset_of(proto) < plan.opset:
+        proto = upgrade_opset(proto, plan.opset)
+    return put_biases(proto, plan)
 
 
 def _as_declared(proto: onnx.ModelProto, original: onnx.ModelProto) -> onnx.ModelProto:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from onnxq.pipeline.candidates import FLOAT, Ways, finished, operators_of
 from onnxq.pipeline.promotion import Ground
-from onnxq.pipeline.realise import realise
+from onnxq.pipeline.realise import paired
 from onnxq.plan import Plan
 from onnxq.planner import Draft
 from onnxq.profile import Setting, Switch, decibel, measure, switchboard
@@ -50,7 +50,7 @@ def relieved(ground: Ground, plan: Plan) -> Relieved:
 
 def _step(ground: Ground, draft: Draft, plan: Plan) -> tuple[Plan, Draft, str] | None:
     prepared, few = ground.prepared, ground.calibration.take(_SAMPLES, ground.seed)
-    board = switchboard(prepared.proto, realise(prepared, plan), threads=ground.threads)
+    board = switchboard(prepared.proto, paired(prepared, plan), threads=ground.threads)
     reference = Session(prepared.proto, optimize=False, threads=ground.threads)
     pairs = [one for one in board.switches if one.role is not Role.WEIGHT and one.role is not Role.BIAS]
 

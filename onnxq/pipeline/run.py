@@ -107,7 +107,7 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
     return check_limits(wished)
 
 
-def look(prepared: PreparedModel, inputs: Inputs, config: Config, name: str) -> Draft:
+def look(prepared: PreparedModel, inputs: Inputs, config: Config, name: str, *, identified: bool = True) -> Draft:
     """Observe shapes and which bodies run, then draft the placement."""
     index = index_of(prepared.proto)
     enough = _BRANCH_SAMPLES if len(index.scopes) > 1 else _SHAPE_SAMPLES
@@ -121,6 +121,7 @@ def look(prepared: PreparedModel, inputs: Inputs, config: Config, name: str) -> 
         before=prepared.before,
         prepare=prepared.passes,
         name=name,
+        identified=identified,
     )
 
 
@@ -227,7 +228,7 @@ def _scaled(
         scene = Scene(
             calibration=inputs.calibration,
             held=inputs.trial,
-            place=lambda model: look(model, inputs, config, "").default(),
+            place=lambda model: look(model, inputs, config, "", identified=False).default(),
             progress=shown,
             batch=config.data.batch,
             memory_limit=options.memory_limit,

@@ -9,7 +9,7 @@ from functools import cached_property
 import onnx
 
 from onnxq.config import Config
-from onnxq.graph import GraphIndex, fingerprint, index_of, structural_ids
+from onnxq.graph import Fingerprint, GraphIndex, fingerprint, index_of, structural_ids
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner.choose import Choice, choose, choose_weights, strategies
 from onnxq.planner.choose_all import choose_all
@@ -81,12 +81,14 @@ def draft(
     before: GraphIndex | None = None,
     prepare: tuple[str, ...] = (),
     name: str = "",
+    identified: bool = True,
 ) -> Draft:
     """Look at a prepared model and say what could be quantized.
 
     shapes: observed shapes, which the size rules need where the model's are symbolic.
     closed: scopes that stay float, with the reason (a body calibration never ran, a Loop body).
     before: index of the model as it came, whose names rules may use too.
+    identified: False leaves out the fingerprint of the model, for plans that nobody keeps.
     Raises ConfigError for a rule that matches nothing.
     """
     index = index_of(proto)
@@ -95,7 +97,7 @@ def draft(
     wishes.check_used(before or index)
     engine = target(config.target, config.mode)
     units = find_units(index, engine, shapes or {}, closed=frozenset(closed))
-    print_of = fingerprint(proto)
+    print_of = fingerprint(proto) if identified else Fingerprint("", "")
     refusals = [Refusal(scope, reason, "give samples that reach it", "scope") for scope, reason in closed.items()]
     refusals += list(units.refusals)
     table = engine.no_kernel

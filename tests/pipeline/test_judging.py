@@ -65,5 +65,5 @@ def test_a_plan_is_judged_once_and_as_the_file_answers(monkeypatch: pytest.Monke
     found = plan_errors(prepared, plan, held)
     sessions = (Session(prepared.proto, optimize=False), Session(realise(prepared, plan), optimize=False))
     assert found == compare({"": sessions}, held.samples())[""]
-    monkeypatch.setattr(judging, "realise", None)
+    monkeypatch.setattr(judging, "paired", None)
     assert plan_errors(prepared, plan, held) is found
