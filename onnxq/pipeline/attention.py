@@ -6,12 +6,10 @@ import math
 from dataclasses import replace
 
 from onnxq.data import Dataset
+from onnxq.pipeline.judging import plan_errors
 from onnxq.pipeline.prepared import PreparedModel
-from onnxq.pipeline.realise import realise
 from onnxq.plan import Plan
-from onnxq.runtime import Session
 from onnxq.sites import Refusal
-from onnxq.verify import compare
 
 # What integers in attention may cost in SQNR. A decibel is well inside the spread of a few held-back samples.
 _MAY_COST_DB = 1.0
@@ -32,18 +30,13 @@ def without_attention(whole: Plan, plain: Plan) -> Plan:
     )  # fmt: skip
 
 
-def settle_attention(prepared: PreparedModel, whole: Plan, plain: Plan, held: Dataset, *, threads: int = 1) -> Plan:
+def settle_attention(prepared: PreparedModel, whole: Plan, plain: Plan, held: Dataset) -> Plan:
     """`whole`, with attention quantized, if it answers as well as `plain`, without; else `plain` with its numbers.
 
     whole: calibrated. plain: the same choice without attention; its sites are among those of `whole`.
     """
     plain = without_attention(whole, plain)
-    reference = Session(prepared.named, threads=threads)
-    pairs = {
-        name: (reference, Session(realise(prepared, plan), optimize=False, threads=threads))
-        for name, plan in (("quantized", whole), ("float", plain))
-    }
-    found = compare(pairs, held.samples())
+    found = {name: plan_errors(prepared, plan, held) for name, plan in (("quantized", whole), ("float", plain))}
     worst = {name: min((output.sqnr_db for output in outputs), default=math.inf) for name, outputs in found.items()}
     kept = [
         b.sqnr_db >= min(a.sqnr_db - _MAY_COST_DB, _GOOD_DB)

@@ -135,8 +135,7 @@ def _settled(prepared: PreparedModel, plan: Plan, plain: Plan | None, scene: Imp
     if plain is None:
         return plan
     with scene.stages.run("attention"):
-        threads = scene.config.verify.threads
-        return settle_attention(prepared, plan, plain, scene.inputs.trial, threads=threads)
+        return settle_attention(prepared, plan, plain, scene.inputs.trial)
 
 
 def _swept(prepared: PreparedModel, plan: Plan, scene: Improving, name: str) -> Better:
