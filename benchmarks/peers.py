@@ -150,7 +150,7 @@ def interpreters(asked: Sequence[str], names: Sequence[str]) -> dict[str, str]:
 def measured(one: Subject, peers: dict[str, str], args: argparse.Namespace) -> str:
     """One model's table and what follows from it."""
     kinds = {effort: ["--config", args.config, "--effort", effort] for effort in args.efforts}
-    kinds |= {preset: ["--config", preset] for preset in args.presets}
+    kinds |= {preset: ["--config", preset, "--effort", "fast"] for preset in args.presets}
     rows = []
     for label, options in kinds.items():
         rows.append(of_onnxq(label, options, one, args.out / f"{one.name}.onnxq-{label}.onnx", args.rounds))
