@@ -22,8 +22,9 @@ _CODES = {
     torch.float64: DType.F64,
 }
 _layout = lru_cache(maxsize=4096)(layout_of)
-# Outputs from here on are asked to live in huge pages.
-_LARGE = 4 << 20
+# Outputs from here on are asked to live in huge pages: glibc's allocator takes them fresh from the system every time.
+# What is smaller it keeps and gives out again, without any fault; advice on parts of its heap would only cut that up.
+_LARGE = 32 << 20
 _PAGE = 4096
 _MADV_HUGEPAGE = 14
 
