@@ -15,6 +15,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from onnxq.errors import ModelError
 from onnxq.graph.external import all_tensors, is_external
+from onnxq.graph.held import is_held
 from onnxq.graph.scopes import bodies, function_id
 
 # Shapes, axes and the like: tools look at their values, so they stay.
@@ -46,8 +47,8 @@ BITS: dict[int, int] = {number: _SUB_BYTE[name] for name, number in TensorProto.
 
 
 def model_bytes(proto: ModelProto) -> int:
-    """The bytes of all tensors together: what the file will hold, nearly."""
-    return sum(tensor_bytes(tensor) for tensor in all_tensors(proto))
+    """The bytes of all tensors together, but for those held beside the model: what serializing it makes, nearly."""
+    return sum(tensor_bytes(tensor) for tensor in all_tensors(proto) if not is_held(tensor))
 
 
 def check_tensors(proto: ModelProto, subject: str) -> None:

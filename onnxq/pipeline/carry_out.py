@@ -10,7 +10,7 @@ import onnx
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, fingerprint
+from onnxq.graph import GraphIndex, fingerprint, holding
 from onnxq.pipeline.finish import finish
 from onnxq.pipeline.inputs import read_data
 from onnxq.pipeline.prepared import load
@@ -38,6 +38,7 @@ def read_plan(plan: Plan | str | Path) -> Plan:
     return from_json(text, source=str(path))
 
 
+@holding()
 def apply(
     model: str | Path | onnx.ModelProto,
     plan: Plan | str | Path,

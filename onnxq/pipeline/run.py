@@ -142,6 +142,7 @@ def _closed(index: GraphIndex, reached: set[str]) -> dict[str, str]:
     return closed
 
 
+@holding()
 def quantize(
     model: str | Path | onnx.ModelProto,
     data: object = None,
@@ -159,20 +160,6 @@ def quantize(
     """
     stages, budget = Stages(), Budget(options.budget)
     wished, wish = configured(config, target, options), options.wish()
-    with holding():
-        return _quantized(model, data, wished, wish, options, stages, progress, budget)
-
-
-def _quantized(
-    model: str | Path | onnx.ModelProto,
-    data: object,
-    wished: Config,
-    wish: Wish,
-    options: Options,
-    stages: Stages,
-    progress: Progress,
-    budget: Budget,
-) -> Result:
     with stages.run("prepare"):
         prepared = load(model, skip=wished.skip, target=wished.target)
         inputs = read_data(prepared, data, wished, choosing=wish.asked)
