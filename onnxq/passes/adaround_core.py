@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.passes.gptq_core import DAMPING, layer_error, round_spreading, spreading
+from onnxq.passes.gptq_core import Spreading, layer_error, round_spreading
 
 Array = NDArray[Any]
 
@@ -51,20 +51,18 @@ def agreed_moments(h: Array, one: Array, other: Array) -> NDArray[np.float64]:
 
 def round_narrow(
     w: Array,
-    h: Array,
+    seen: Spreading,
     scale: Array,
     zero: Array,
     limits: tuple[int, int],
     *,
     lowest: Array | None = None,
-    damping: float = DAMPING,
     thorough: bool = False,
 ) -> Narrow:
-    """Levels of w and, row by row, a factor for their scale; arguments as of `round_by_moments`.
+    """Levels of w and, row by row, a factor for their scale; arguments as of `round_spreading`.
 
     lowest: [groups, rows], the least factor that a row's scale allows. thorough: `descended` after GPTQ.
     """
-    seen = spreading(h, damping=damping)
     damped = seen.damped
     least = np.zeros(w.shape[:2]) if lowest is None else np.asarray(lowest, np.float64)
     best: tuple[Array, Array, Array] | None = None

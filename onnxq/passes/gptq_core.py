@@ -1,8 +1,9 @@
 """Rounding by second moments (GPTQ), least-squares re-fit, and bias correction, on arrays.
 
 round_by_moments   Frantar et al. 2022, "GPTQ" (arXiv 2210.17323), with the scales given: columns in descending order of
-                   their second moment, each column's rounding error spread over those still to come. Damping 0.1 of
-                   the mean diagonal (measured on 8-bit CNNs: .01 28.9 dB, .03 29.7, .1 30.1).
+                   their second moment, each column's rounding error spread over those still to come. Written with the
+                   factors of H in place of those of its inverse (Chee et al. 2023, "QuIP", arXiv 2307.13304, theorem
+                   6: the same levels). Damping 0.1 of the mean diagonal (8-bit CNNs: .01 28.9 dB, .03 29.7, .1 30.1).
 refit              W' = W (C + l I) (H + l I)^-1: the weights that, on the quantized model's inputs, come nearest to
                    what the float weights make of the float inputs. chosen_ridge takes l, in units of mean(diag H), by
                    the error of weights fitted to half of the samples on the other half, both ways; no re-fit where
@@ -32,9 +33,10 @@ POSITIONS_PER_COLUMN = 30
 # A mean over a hundred is known to a tenth of its spread. Less shows a few moments of one recording, and what is fitted
 # to those is wrong for the next (silero_vad, 24 frames, 24 to 96 positions: 12 to 20 dB by chance, 18 without).
 FEWEST_POSITIONS = 100
-_BLOCK = 128
-_SMALL = 256
+_BLOCK = 32
 _ENOUGH = 0.01
+# Errors nearer than this are compared in float64.
+_NEAR = 1e-3
 
 
 def nearest(w: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> NDArray[np.int32]:
@@ -45,22 +47,33 @@ def nearest(w: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> NDA
 
 @dataclass(frozen=True, eq=False)
 class Spreading:
-    """What rounding needs of H, found once for any number of scales: the damped H, the order of columns and back, and
-    how an error in one column is spread over the later ones."""
+    """What rounding needs of H, found once for any number of weights and scales.
+
+    damped: H with its damping. order: columns by ascending diagonal, rounded from the last on. lower: unit lower
+    triangular L [groups, K, K] of L D L^T = damped in that order; weights: D [groups, K], whose sum with the squares of
+    what each column's rounding leaves is the error of a row.
+    """
 
     damped: NDArray[np.float64]
     order: NDArray[np.int64]
-    inverse: NDArray[np.int64]
-    spread: NDArray[np.float32]
+    lower: Array
+    weights: Array
 
 
 def spreading(h: Array, *, damping: float = DAMPING) -> Spreading:
-    """h: [groups, K, K], positive semidefinite."""
+    """h: [groups, K, K], positive semidefinite.
+
+    Damping bounds the condition number by K / damping: float32 will do from 0.01 on.
+    """
     damped = damped_moments(h, damping)
-    order = np.argsort(-np.einsum("gii->gi", damped), axis=1, kind="stable")
-    inverse = np.argsort(order, axis=1, kind="stable")
-    sorted_h = np.take_along_axis(np.take_along_axis(damped, order[:, :, None], 1), order[:, None, :], 2)
-    return Spreading(damped, order, inverse, _spread(sorted_h, damping))
+    kind = np.float32 if damping >= _ENOUGH else np.float64
+    order = np.argsort(np.einsum("gii->gi", damped), axis=1, kind="stable")
+    unit = np.einsum("gii->g", damped) / damped.shape[-1]
+    scaled = (damped / unit[:, None, None]).astype(kind)
+    lower = np.linalg.cholesky(_taken(_taken(scaled, order).transpose(0, 2, 1), order))
+    diagonal = np.einsum("gii->gi", lower).copy()
+    lower /= diagonal[:, None, :]
+    return Spreading(damped, order, lower, diagonal**2 * unit[:, None].astype(kind))
 
 
 def round_by_moments(
@@ -76,18 +89,28 @@ def round_by_moments(
 
 def round_spreading(w: Array, seen: Spreading, scale: Array, zero: Array, limits: tuple[int, int]) -> NDArray[np.int32]:
     """`round_by_moments` with what it needs of H found already."""
-    plain = nearest(w, scale, zero, limits)
-    at = seen.order[:, None, :]
-    found = _columns(
-        np.take_along_axis(np.asarray(w, np.float32), at, 2),
-        seen.spread,
-        np.take_along_axis(np.asarray(scale, np.float32), at, 2),
-        np.take_along_axis(np.asarray(zero, np.int32), at, 2),
-        limits,
-    )
-    found = np.take_along_axis(found, seen.inverse[:, None, :], 2)
-    worse = layer_error(w, found, scale, zero, seen.damped) > layer_error(w, plain, scale, zero, seen.damped)
-    return np.where(worse[:, :, None], plain, found)
+    weights, scales, zeros = (_taken(array.transpose(0, 2, 1), seen.order) for array in (w, scale, zero))
+    found, error = _columns(weights, scales, zeros, seen, limits)
+    levels = np.empty_like(found)
+    np.put_along_axis(levels, seen.order[:, :, None], found, axis=1)
+    levels, plain = levels.transpose(0, 2, 1), nearest(w, scale, zero, limits)
+    gap = _taken((w - (plain - zero).astype(np.float32) * scale).transpose(0, 2, 1), seen.order)
+    simple = np.einsum("gkr,gk->gr", np.square(seen.lower.transpose(0, 2, 1) @ gap), seen.weights)
+    worse = error > simple
+    close = (abs(error - simple) <= _NEAR * simple).any(axis=0)
+    if close.any():
+        one, other = (
+            layer_error(w[:, close], some[:, close], scale[:, close], zero[:, close], seen.damped)
+            for some in (levels, plain)
+        )
+        worse[:, close] = one > other
+    return np.where(worse[:, :, None], plain, levels)
+
+
+def _taken(array: Array, order: NDArray[np.int64]) -> Array:
+    """[groups, K, ...] in order along the second axis."""
+    alone = len(order) == 1
+    return np.asarray(array[:, order[0]] if alone else np.take_along_axis(array, order[:, :, None], axis=1))
 
 
 def damped_moments(h: Array, damping: float) -> NDArray[np.float64]:
@@ -108,12 +131,14 @@ def layer_error(w: Array, levels: Array, scale: Array, zero: Array, h: Array) ->
 
 def refit(w: Array, moments: Moments, *, ridge: float) -> NDArray[np.float32]:
     """W (C + l I) (H + l I)^-1, l = ridge * mean(diag H), group by group; w: [groups, rows, K]."""
-    size = moments.h.shape[-1]
-    mean = np.einsum("gii->gi", moments.h).mean(axis=1)
-    extra = np.where(mean > 0, ridge * mean, 1.0)[:, None, None] * np.eye(size)
-    right = np.asarray(w, np.float64) @ (moments.c + extra)
-    solved = np.linalg.solve(moments.h + extra, right.transpose(0, 2, 1))
-    return np.asarray(solved.transpose(0, 2, 1), np.float32)
+    wide = np.asarray(w, np.float64)
+    return np.asarray(wide + _step(wide @ (moments.c - moments.h), moments.h, ridge), np.float32)
+
+
+def _step(crossed: NDArray[np.float64], h: Array, ridge: float) -> NDArray[np.float64]:
+    """W' - W = W (C - H) (H + l I)^-1; crossed: W (C - H)."""
+    solved = np.linalg.solve(damped_moments(h, ridge), crossed.transpose(0, 2, 1))
+    return np.asarray(solved.transpose(0, 2, 1), np.float64)
 
 
 def chosen_ridge(w: Array, one: Moments, other: Moments) -> float | None:
@@ -124,17 +149,20 @@ def chosen_ridge(w: Array, one: Moments, other: Moments) -> float | None:
     if not may_refit(one) or not may_refit(other):
         return None
     wide = np.asarray(w, np.float64)
-    gains = np.array([[_gain(wide, a, b, ridge) for a, b in ((one, other), (other, one))] for ridge in RIDGES])
-    totals = np.where((gains > 0).all(axis=1), gains.sum(axis=1), 0.0)
-    best = int(np.argmax(totals))
-    return RIDGES[best] if totals[best] > 0 else None
+    halves = [(wide @ (half.c - half.h), half.h) for half in (one, other)]
+    best, found = 0.0, None
+    # From the strongest on: once a weaker one gains less than the best, so do those that are weaker still.
+    for ridge in RIDGES[::-1]:
+        gains = [_gain(_step(*fitted, ridge), *judged) for fitted, judged in (halves, halves[::-1])]
+        if min(gains) <= 0 or sum(gains) <= best:
+            break
+        best, found = sum(gains), ridge
+    return found
 
 
-def _gain(w: NDArray[np.float64], fitted: Moments, judged: Moments, ridge: float) -> float:
-    """By how much weights re-fitted to the one lower E|W x - W' y|^2 on the other."""
-    step = refit(w, fitted, ridge=ridge).astype(np.float64) - w
-    crossed = w @ (judged.c - judged.h)
-    return float(2.0 * np.sum(step * crossed) - np.sum((step @ judged.h) * step))
+def _gain(step: NDArray[np.float64], crossed: NDArray[np.float64], h: Array) -> float:
+    """By how much weights changed by `step` lower E|W x - W' y|^2; crossed: W (C - H), both of the same samples."""
+    return float(np.sum(step * (2.0 * crossed - step @ h)))
 
 
 def may_refit(half: Moments) -> bool:
@@ -145,61 +173,44 @@ def may_refit(half: Moments) -> bool:
 def corrected_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> NDArray[np.float64]:
     """b + f (W mean(x) - W^ mean(y)): [groups, rows]; w, rounded: [groups, rows, K]."""
     wide, levels = np.asarray(w, np.float64), np.asarray(rounded, np.float64)
-    mean = _mean_error(wide, levels, moments.mean_x, moments.mean_y)
-    shares = np.array([count for count, _, _ in moments.parts], np.float64) / max(moments.count, 1)
+    means = [(moments.count, moments.mean_x, moments.mean_y), *moments.parts]
+    x, y = (np.stack([part[k] for part in means], axis=2) for k in (1, 2))
+    errors = wide @ x - levels @ y
+    mean = errors[:, :, 0]
+    shares = np.array([count for count, _, _ in moments.parts], np.float64) / max(moments.weight, 1)
     shrink: Array | float = 1.0
     if len(shares) > 1:
-        gaps = np.stack([_mean_error(wide, levels, x, y) - mean for _, x, y in moments.parts])
-        spread = np.einsum("s,sgr->gr", shares**2, gaps**2) * len(shares) / (len(shares) - 1)
+        gaps = np.square(errors[:, :, 1:] - mean[:, :, None])
+        spread = gaps @ np.square(shares) * len(shares) / (len(shares) - 1)
         shrink = np.maximum(1.0 - spread / np.maximum(mean**2, np.finfo(np.float64).tiny), 0.0)
     return np.asarray(np.asarray(bias, np.float64) + shrink * mean)
 
 
-def _mean_error(w: Array, rounded: Array, x: Array, y: Array) -> Array:
-    return np.asarray(np.einsum("grk,gk->gr", w, x) - np.einsum("grk,gk->gr", rounded, y))
+def _columns(
+    w: Array, scale: Array, zero: Array, seen: Spreading, limits: tuple[int, int]
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """(levels [groups, K, rows], error of each row [groups, rows]), arrays as of `_sorted`.
 
-
-def _spread(h: NDArray[np.float64], damping: float) -> NDArray[np.float32]:
-    """Upper triangular U with U^T U = H^-1: row i says how an error in column i is spread over the later ones.
-
-    Damping bounds the condition number by K / damping: float32 will do from 0.01 on.
+    From the last column to the first, all rows and groups at once: a column is rounded after what the errors of those
+    behind it add to it, E L, which comes as one product a block and one a column inside of it.
     """
-    if damping >= _ENOUGH:
-        h = h / np.einsum("gii->g", h)[:, None, None]
-    kind = np.float32 if damping >= _ENOUGH else np.float64
-    h = h.astype(kind, copy=False)
-    lower = np.linalg.cholesky(h[:, ::-1, ::-1])
-    inverse = _inverse_of_lower(lower)[:, ::-1, ::-1]
-    return np.ascontiguousarray(np.triu(inverse), np.float32)
-
-
-def _inverse_of_lower(lower: Array) -> Array:
-    """By halves, a sixth of the work of a general inverse, and nearly all of it matrix products."""
-    size = lower.shape[-1]
-    if size <= _SMALL:
-        return np.asarray(np.linalg.inv(lower))
-    half = size // 2
-    first, last = _inverse_of_lower(lower[:, :half, :half]), _inverse_of_lower(lower[:, half:, half:])
-    whole = np.zeros_like(lower)
-    whole[:, :half, :half], whole[:, half:, half:] = first, last
-    whole[:, half:, :half] = -last @ (lower[:, half:, :half] @ first)
-    return whole
-
-
-def _columns(w: Array, spread: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> NDArray[np.int32]:
-    """GPTQ's loop over columns, all rows and groups at once; later blocks are updated once a block."""
-    rest = w.copy()
-    levels = np.empty(w.shape, np.int32)
-    size = w.shape[-1]
-    for first in range(0, size, _BLOCK):
-        last = min(first + _BLOCK, size)
-        errors = np.empty((*w.shape[:2], last - first), np.float32)
-        for k in range(first, last):
-            column = rest[:, :, k]
-            levels[:, :, k] = nearest(column, scale[:, :, k], zero[:, :, k], limits)
-            gap = column - (levels[:, :, k] - zero[:, :, k]).astype(np.float32) * scale[:, :, k]
-            gap /= spread[:, k, k][:, None]
-            rest[:, :, k + 1 : last] -= gap[:, :, None] * spread[:, None, k, k + 1 : last]
-            errors[:, :, k - first] = gap
-        rest[:, :, last:] -= errors @ spread[:, first:last, last:]
-    return levels
+    lower = seen.lower.astype(np.float32, copy=False)
+    low, high = (np.asarray(limit - zero, np.float32) for limit in limits)
+    levels, errors, left = np.empty_like(w), np.empty_like(w), np.empty_like(w)
+    size = w.shape[1]
+    for last in range(size, 0, -_BLOCK):
+        first = max(last - _BLOCK, 0)
+        upper = np.ascontiguousarray(lower[:, first:, first:last].transpose(0, 2, 1))
+        shifted = w[:, first:last] + upper[:, :, last - first :] @ errors[:, last:]
+        for k in reversed(range(first, last)):
+            column = shifted[:, k - first]
+            if k + 1 < last:
+                inside = upper[:, k - first : k - first + 1, k + 1 - first : last - first]
+                column = column + (inside @ errors[:, k + 1 : last])[:, 0]
+            level = np.rint(column / scale[:, k])
+            np.maximum(np.minimum(level, high[:, k], out=level), low[:, k], out=levels[:, k])
+            worth = levels[:, k] * scale[:, k]
+            np.subtract(column, worth, out=left[:, k])
+            np.subtract(w[:, k], worth, out=errors[:, k])
+    error = np.einsum("gkr,gk->gr", np.square(left, out=left), seen.weights)
+    return levels.astype(np.int32) + zero, np.asarray(error, np.float64)

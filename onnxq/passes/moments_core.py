@@ -1,11 +1,12 @@
 """First and second moments of what a linear operator reads, streamed: nothing of a sample is kept.
 
-For x (float model) and y (quantized model), both as columns of the operator's matrix form, centred:
+For x (float model) and y (quantized model), both as columns of the operator's matrix form (unfold_core), centred:
 
     H = cov(y, y)     C = cov(x, y)     mean(x), mean(y)
 
-Convolutions are unfolded (im2col), each group by itself, so a depthwise one has a k x k matrix a channel. Products are
-float32 BLAS on blocks of rows shifted by the first block's mean, sums float64: no cancellation, no large temporaries.
+Each group is for itself, so a depthwise convolution has a k x k matrix a channel. Means profit from every position, as
+the bias does that they serve; H and C settle with few, so those of some positions will do, about the means of all.
+Products are float32 BLAS on blocks of columns shifted by the first sample's mean, sums float64: no cancellation.
 """
 
 from __future__ import annotations
@@ -17,37 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+# (positions, mean of x, mean of y), the means float64 [groups, K].
+Part = tuple[int, Array, Array]
 
 _ROWS = 4096
-# Positions worth having: re-fitting needs 100 for each column; more than that changes nothing that was measured.
+# Positions worth having: a re-fit needs 30 for each column.
 _PER_COLUMN, _FEWEST, _MOST = 128, 8192, 1 << 17
 # Multiply-adds of one operator's H, which bound its time to a second or two.
 _WORK = 4e10
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """How an operator's input becomes rows of its matrix form.
-
-    kernel: () for Gemm and MatMul, whose last axis holds the columns. pads: begins, then ends, as in ONNX;
-    auto_pad overrides them. upsample: for a transposed convolution, the steps between values of its input, with zeros
-    between; it is then a convolution of stride 1 with the kernel turned round, whose pads may be negative (cut off).
-    """
-
-    groups: int = 1
-    kernel: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    auto_pad: str = "NOTSET"
-    upsample: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
     """h, c: float64 [groups, K, K], c empty where no re-fit is possible; mean_x, mean_y: float64 [groups, K].
 
-    count: positions seen. parts: the same for each sample, means only: (positions, mean_x, mean_y).
+    count: positions in h. parts: the means of each sample, with the positions they are of.
     """
 
     h: Array
@@ -55,7 +40,12 @@ class Moments:
     mean_x: Array
     mean_y: Array
     count: int
-    parts: tuple[tuple[int, Array, Array], ...] = ()
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def weight(self) -> int:
+        """Positions in the means."""
+        return sum(count for count, _, _ in self.parts) or self.count
 
 
 def position_limit(groups: int, size: int) -> int:
@@ -64,160 +54,113 @@ def position_limit(groups: int, size: int) -> int:
     return int(max(min(wanted, _WORK / (groups * size * size)), 4 * size, 64))
 
 
-def sampled(total: int, limit: int, seed: int) -> NDArray[np.int64]:
-    """At most `limit` of `total` positions, ascending, the same for the same seed."""
-    if total <= limit:
-        return np.arange(total)
-    return np.sort(np.random.default_rng((seed, total, limit)).choice(total, size=limit, replace=False))
-
-
-def positions(shape: tuple[int, ...], geometry: Geometry) -> int:
-    """Number of rows an input of this shape gives: output pixels, or everything before the last axis."""
-    if not geometry.kernel:
-        return int(np.prod(shape[:-1], dtype=np.int64))
-    return int(shape[0] * np.prod(_output(_spread_out(shape[2:], geometry), geometry), dtype=np.int64))
-
-
-def columns(x: Array, geometry: Geometry, chosen: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Rows `chosen` of the matrix form of x, [groups, rows, K]; K in the order of the flattened weight."""
-    values = np.asarray(x, np.float32)
-    if not geometry.kernel:
-        return values.reshape(-1, values.shape[-1])[chosen][None]
-    values = _upsampled(values, geometry)
-    ends = _padding(values.shape[2:], geometry)
-    kept = tuple(slice(max(-low, 0), -max(-high, 0) or None) for low, high in ends)
-    values = values[(slice(None), slice(None), *kept)]
-    ends = [(max(low, 0), max(high, 0)) for low, high in ends]
-    padded = np.pad(values, [(0, 0), (0, 0), *ends]) if any(map(any, ends)) else values
-    reach = tuple((k - 1) * d + 1 for k, d in zip(geometry.kernel, geometry.dilations, strict=True))
-    axes = tuple(range(2, values.ndim))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=axes)
-    every = [slice(None), slice(None), *(slice(None, None, s) for s in (*geometry.strides, *geometry.dilations))]
-    windows = windows[tuple(every)]
-    place = np.unravel_index(chosen, (values.shape[0], *windows.shape[2 : values.ndim]))
-    picked: tuple[Any, ...] = (place[0], slice(None), *place[1:])
-    rows = windows[picked]
-    size = values.shape[1] // geometry.groups * int(np.prod(geometry.kernel))
-    return np.ascontiguousarray(rows.reshape(len(chosen), geometry.groups, size).transpose(1, 0, 2))
-
-
-def _spread_out(spatial: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:
-    if not geometry.upsample:
-        return spatial
-    return tuple((n - 1) * step + 1 if n else 0 for n, step in zip(spatial, geometry.upsample, strict=True))
-
-
-def _upsampled(values: NDArray[np.float32], geometry: Geometry) -> NDArray[np.float32]:
-    """With zeros between the values, for a transposed convolution."""
-    if all(step == 1 for step in geometry.upsample):
-        return values
-    wide = np.zeros((*values.shape[:2], *_spread_out(values.shape[2:], geometry)), np.float32)
-    wide[(slice(None), slice(None), *(slice(None, None, step) for step in geometry.upsample))] = values
-    return wide
-
-
-def _output(spatial: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:
-    reach = [(k - 1) * d + 1 for k, d in zip(geometry.kernel, geometry.dilations, strict=True)]
-    ends = _padding(spatial, geometry)
-    return tuple(
-        max((n + low + high - r) // s + 1, 0)
-        for n, (low, high), r, s in zip(spatial, ends, reach, geometry.strides, strict=True)
-    )
-
-
-def _padding(spatial: tuple[int, ...], geometry: Geometry) -> list[tuple[int, int]]:
-    """(before, after) of each spatial axis."""
-    rank = len(geometry.kernel)
-    if geometry.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        found = []
-        for n, k, d, s in zip(spatial, geometry.kernel, geometry.dilations, geometry.strides, strict=True):
-            total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
-            small, large = total // 2, total - total // 2
-            found.append((small, large) if geometry.auto_pad == "SAME_UPPER" else (large, small))
-        return found
-    if geometry.auto_pad == "VALID":
-        return [(0, 0)] * rank
-    return [(geometry.pads[k], geometry.pads[k + rank]) for k in range(rank)]
-
-
 class Accumulator:
-    """Moments of any number of blocks. second: False keeps to the means (operators too large for a matrix)."""
+    """Moments of any number of blocks. second: False keeps to the means (operators too large for a matrix, or whose
+    weights are not to be rounded). cross: False leaves out C, half the work, where nothing can be re-fitted."""
 
-    def __init__(self, groups: int, size: int, *, second: bool = True) -> None:
-        self._second, self._cross = second, second
-        self._size = size
-        shape = (groups, size, size) if second else (groups, 0, 0)
-        self._h, self._c = np.zeros(shape), np.zeros(shape)
-        self._x, self._y = np.zeros((groups, size)), np.zeros((groups, size))
+    def __init__(self, groups: int, size: int, *, second: bool = True, cross: bool = True) -> None:
+        self._second, self._cross = second, second and cross
+        shape = (groups, size, size)
+        self._h = np.zeros(shape if second else (groups, 0, 0))
+        self._c = np.zeros(shape if self._cross else (groups, 0, 0))
+        self._sums = np.zeros((2, groups, size))
         self._shift: tuple[Array, Array] | None = None
         self._waiting: list[tuple[Array, Array]] = []
-        self._parts: list[tuple[int, Array, Array]] = []
+        self._parts: list[Part] = []
         self._count = self._pending = 0
 
-    @property
-    def started(self) -> bool:
-        """True once something was added."""
-        return self._shift is not None
-
-    def without_cross(self) -> None:
-        """Leave out C, half the work, where there will be too few positions to re-fit anything. Before any update."""
-        self._cross, self._c = False, self._c[:, :0, :0]
-
-    def update(self, x: NDArray[np.float32], y: NDArray[np.float32]) -> None:
-        """Add a sample's rows: x and y float32 [groups, rows, K], the same positions of both models."""
-        if not x.shape[1]:
+    def update(
+        self, x: NDArray[np.float32], y: NDArray[np.float32], part: Part | None = None, *, count: int | None = None
+    ) -> None:
+        """Add a sample: x and y float32 [groups, K, n], the same positions of both models. part: the means of all its
+        positions, where x and y are of some; None: of these. count: n, where x and y are empty as H is not wanted."""
+        count = x.shape[2] if count is None else count
+        if not count:
             return
-        self._parts.append((x.shape[1], x.mean(axis=1, dtype=np.float64), y.mean(axis=1, dtype=np.float64)))
+        if part is None:
+            part = (count, x.mean(axis=2, dtype=np.float64), y.mean(axis=2, dtype=np.float64))
+        self._parts.append(part)
         if self._shift is None:
-            self._shift = (x.mean(axis=1, keepdims=True), y.mean(axis=1, keepdims=True))
-        # Few rows at a time would spend all the time adding K x K sums.
-        rows = max(_ROWS // len(self._x), 256)
-        for first in range(0, x.shape[1], rows):
-            a = x[:, first : first + rows] - self._shift[0]
-            b = y[:, first : first + rows] - self._shift[1]
-            self._waiting.append((a, b))
-            self._pending += a.shape[1]
-            if self._pending >= rows:
+            self._shift = (part[1].astype(np.float32)[:, :, None], part[2].astype(np.float32)[:, :, None])
+        self._count += count
+        if not self._second:
+            return
+        # Few columns at a time would spend all the time adding K x K sums.
+        most = max(_ROWS // len(x), 256)
+        for first in range(0, count, most):
+            self._waiting.append((x[:, :, first : first + most], y[:, :, first : first + most]))
+            self._pending += self._waiting[-1][0].shape[2]
+            if self._pending >= most:
                 self._flush()
-        self._count += x.shape[1]
 
     def _flush(self) -> None:
-        if not self._waiting:
+        if not self._waiting or self._shift is None:
             return
-        a, b = (np.concatenate(parts, axis=1) for parts in zip(*self._waiting, strict=True))
-        self._waiting, self._pending = [], 0
-        self._x += a.sum(axis=1, dtype=np.float64)
-        self._y += b.sum(axis=1, dtype=np.float64)
-        if self._second:
-            self._h += b.transpose(0, 2, 1) @ b
+        b = _shifted([part for _, part in self._waiting], self._shift[1])
+        ones = np.ones(b.shape[2], np.float32)
+        turned = b.transpose(0, 2, 1)
+        self._sums[1] += b @ ones
+        self._h += b @ turned
         if self._cross:
-            self._c += a.transpose(0, 2, 1) @ b
+            a = _shifted([part for part, _ in self._waiting], self._shift[0])
+            self._sums[0] += a @ ones
+            self._c += a @ turned
+        self._waiting, self._pending = [], 0
 
     def result(self) -> Moments:
         """The moments of everything added."""
         self._flush()
+        if self._shift is None:
+            x, y = np.zeros_like(self._sums)
+            return Moments(self._h, self._c, x, y, 0)
+        weights = np.array([count for count, _, _ in self._parts], np.float64)
+        x, y = (np.tensordot(weights / weights.sum(), np.stack([p[k] for p in self._parts]), 1) for k in (1, 2))
         n = max(self._count, 1)
-        x, y = self._x / n, self._y / n
-        h, c = self._h / n, self._c / n
+        u, v = self._sums / n
+        p, q = x - self._shift[0][:, :, 0], y - self._shift[1][:, :, 0]
         if self._second:
-            h -= y[:, :, None] * y[:, None, :]
-            h = (h + h.transpose(0, 2, 1)) / 2
+            _centre(self._h, n, v, q, v, q)
         if self._cross:
-            c -= x[:, :, None] * y[:, None, :]
-        if self._shift is not None:
-            x, y = x + self._shift[0][:, 0], y + self._shift[1][:, 0]
-        return Moments(h, c, x, y, self._count, tuple(self._parts))
+            _centre(self._c, n, u, p, v, q)
+        return Moments(self._h, self._c, x, y, self._count, tuple(self._parts))
+
+
+def _shifted(parts: list[Array], shift: Array) -> NDArray[np.float32]:
+    """Blocks of columns side by side, less their shift; as they lie in memory, by rows or by columns."""
+    groups, size, _ = parts[0].shape
+    count = sum(part.shape[2] for part in parts)
+    by_columns = parts[0].strides[1] < parts[0].strides[2]
+    shape = (groups, count, size) if by_columns else (groups, size, count)
+    found = np.empty(shape, np.float32)
+    whole = found.transpose(0, 2, 1) if by_columns else found
+    first = 0
+    for part in parts:
+        np.subtract(part, shift, out=whole[:, :, first : first + part.shape[2]])
+        first += part.shape[2]
+    return whole
+
+
+def _centre(sums: Array, count: int, u: Array, p: Array, v: Array, q: Array) -> None:
+    """From sums of a b^T to the mean of (a - p)(b - q)^T, in place; u, v: the means of a and b."""
+    sums /= count
+    left, right = np.stack([p - u, -p], axis=2), np.stack([q, v], axis=1)
+    sums += left @ right
 
 
 def together(one: Moments, other: Moments) -> Moments:
     """Moments of the samples of both."""
-    n = max(one.count + other.count, 1)
+    n, all_ = max(one.count + other.count, 1), max(one.weight + other.weight, 1)
     a, b = one.count / n, other.count / n
-    x, y = (a * one.mean_x + b * other.mean_x), (a * one.mean_y + b * other.mean_y)
-    dx, dy = one.mean_x - other.mean_x, one.mean_y - other.mean_y
+    d, e = one.weight / all_, other.weight / all_
+    x, y = (d * one.mean_x + e * other.mean_x), (d * one.mean_y + e * other.mean_y)
     h, c = one.h[:, :0], one.c[:, :0]
     if one.h.size and other.h.size:
-        h = a * one.h + b * other.h + a * b * dy[:, :, None] * dy[:, None, :]
+        h = a * one.h + b * other.h + _apart(a, one.mean_y, other.mean_y, one.mean_y, other.mean_y)
     if one.c.size and other.c.size:
-        c = a * one.c + b * other.c + a * b * dx[:, :, None] * dy[:, None, :]
+        c = a * one.c + b * other.c + _apart(a, one.mean_x, other.mean_x, one.mean_y, other.mean_y)
     return Moments(h, c, x, y, one.count + other.count, (*one.parts, *other.parts))
+
+
+def _apart(share: float, x: Array, other_x: Array, y: Array, other_y: Array) -> Array:
+    """What the distance of two means adds to the moments of both together."""
+    return np.asarray(share * (1.0 - share) * (x - other_x)[:, :, None] * (y - other_y)[:, None, :])

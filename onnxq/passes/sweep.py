@@ -28,23 +28,17 @@ from onnxq.passes.gptq_core import (
     DAMPING,
     FEWEST_POSITIONS,
     POSITIONS_PER_COLUMN,
+    Spreading,
     chosen_ridge,
     corrected_bias,
     refit,
-    round_by_moments,
+    round_spreading,
+    spreading,
 )
-from onnxq.passes.moments_core import (
-    Accumulator,
-    Geometry,
-    Moments,
-    columns,
-    position_limit,
-    positions,
-    sampled,
-    together,
-)
+from onnxq.passes.moments_core import Accumulator, Moments, position_limit, together
 from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.passes.sweep_walk import Changes, Walk
+from onnxq.passes.unfold_core import Geometry, places, positions, sampled, window_means
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.runtime import Feeds
 from onnxq.sites import Edge, Role, TensorId
@@ -129,6 +123,35 @@ def sweep(
     return state.result()
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What moments are of. second: of H and C too; halves: those of each half of the samples in any case."""
+
+    data: TensorId
+    paired: TensorId | None
+    geometry: Geometry
+    shape: tuple[int, int]
+    second: bool
+    halves: bool
+
+
+class _Seen:
+    """Moments of all samples and, where they are needed, of the even and of the odd ones."""
+
+    def __init__(self, moments: Moments, halves: tuple[Moments, Moments] | None) -> None:
+        self.moments, self.halves = moments, halves
+        self._found: dict[tuple[float, bool], Spreading] = {}
+
+    def spreading(self, damping: float, *, agreed: bool = False) -> Spreading:
+        """What rounding needs of H. agreed: of what the halves agree on."""
+        if (damping, agreed) not in self._found:
+            h = self.moments.h
+            if agreed and self.halves is not None and all(half.count for half in self.halves):
+                h = agreed_moments(h, *(half.h for half in self.halves))
+            self._found[damping, agreed] = spreading(h, damping=damping)
+        return self._found[damping, agreed]
+
+
 class _State:
     """Both models on their way through the graph, and the numbers found so far."""
 
@@ -153,11 +176,12 @@ class _State:
         self.done: list[Treatment] = []
         self.skipped: list[str] = []
         self.thin: list[str] = []
+        self.seen: tuple[_Wanted, _Seen] | None = None
 
     def treat(self, one: Operator, damping: float) -> None:
         """Moments, re-fit, rounding and bias of one operator."""
-        halves = self._moments(one)
-        moments = together(*halves)
+        seen = self._moments(one)
+        moments = seen.moments
         if not moments.count:
             self.skipped.append(one.node.name)
             return
@@ -165,13 +189,13 @@ class _State:
             self.thin.append(one.node.name)
             return
         weight, refitted, site = one.rows(one.weight), False, self.sites[one.site.site]
-        rounded = one.alone and not site.spec.is_float and not site.group and moments.h.size > 0
+        rounded = moments.h.size > 0
         target = weight
-        ridge = chosen_ridge(weight, *halves) if rounded else None
+        ridge = chosen_ridge(weight, *seen.halves) if seen.halves is not None else None
         if ridge is not None:
             target, refitted = refit(weight, moments, ridge=ridge), True
         if rounded:
-            site = self._round(one, site, target, (moments, *halves), damping, refitted=refitted)
+            site = self._round(one, site, target, seen, damping, refitted=refitted)
         final = _weights(site, one.weight)
         self.sites[site.site] = site
         for edge in site.consumers or ():
@@ -182,40 +206,64 @@ class _State:
             self._bias(one, site, bias.reshape(-1))
         self.done.append(Treatment(one.node.name, one.kind, rounded, refitted, corrected))
 
-    def _moments(self, one: Operator) -> tuple[Moments, Moments]:
-        """Of the even and of the odd samples."""
-        self.real.advance(self.real.place(one.node.name))
-        self.quantized.advance(self.quantized.place(one.node.name))
-        node = self.paired.node(one.node.name)
+    def _moments(self, one: Operator) -> _Seen:
+        """What all samples say; operators that read the same tensors share it."""
+        node, site = self.paired.node(one.node.name), self.sites[one.site.site]
         paired = self.paired.resolve(node.inputs[0], node.scope)
         groups, _, size = one.rows(one.weight).shape
-        each = -(-position_limit(groups, size) // max(len(self.feeds), 1))
         volume = groups * size * size
-        sums = [Accumulator(groups, size, second=volume <= _MATRIX) for _ in range(2)]
-        if paired is None:
-            return sums[0].result(), sums[1].result()
-        both = zip(self.feeds, self.real.values(one.data), self.quantized.values(paired), strict=True)
+        wanted = _Wanted(
+            data=one.data,
+            paired=paired,
+            geometry=one.geometry,
+            shape=(groups, size),
+            second=one.alone and not site.spec.is_float and not site.group and volume <= _MATRIX,
+            halves=_narrow(one, site),
+        )
+        if self.seen is None or self.seen[0] != wanted:
+            self.seen = None
+            self.seen = wanted, self._gathered(one, wanted)
+        return self.seen[1]
+
+    def _gathered(self, one: Operator, wanted: _Wanted) -> _Seen:
+        (groups, size), geometry = wanted.shape, wanted.geometry
+        each = -(-position_limit(groups, size) // max(len(self.feeds), 1))
+        sums: list[Accumulator] = []
+        self.real.reach(wanted.data, one.node.name)
+        if wanted.paired is None:
+            return _Seen(Accumulator(groups, size, second=False).result(), None)
+        self.quantized.reach(wanted.paired, one.node.name)
+        both = zip(self.feeds, self.real.values(wanted.data), self.quantized.values(wanted.paired), strict=True)
         for k, (feeds, x, y) in enumerate(both):
-            if x.size and x.shape == y.shape:
-                chosen = _rows(feeds, x.shape, one.geometry, each, k)
-                half = sums[k % 2]
-                few = len(chosen) * len(self.feeds) < POSITIONS_PER_COLUMN * size
-                if not half.started and (few or volume > _FITTED):
-                    half.without_cross()
-                half.update(columns(x, one.geometry, chosen), columns(y, one.geometry, chosen))
-        return sums[0].result(), sums[1].result()
+            if not x.size or x.shape != y.shape:
+                continue
+            meant = None if geometry.kernel else attended(feeds, x.shape)
+            chosen = _chosen(x.shape, meant, geometry, each, k)
+            if not sums:
+                fits = len(chosen) * len(self.feeds) >= POSITIONS_PER_COLUMN * size and groups * size**2 <= _FITTED
+                halves = 2 if wanted.second and (fits or wanted.halves) else 1
+                sums = [Accumulator(groups, size, second=wanted.second, cross=fits) for _ in range(halves)]
+            part = (
+                positions(x.shape, geometry) if meant is None else int(np.count_nonzero(meant)),
+                window_means(x, geometry, meant),
+                window_means(y, geometry, meant),
+            )
+            half, at = sums[k % len(sums)], places(x.shape, geometry, chosen if wanted.second else chosen[:0])
+            half.update(at.columns(x), at.columns(y), part, count=len(chosen))
+        found = [half.result() for half in sums] or [Accumulator(groups, size, second=False).result()]
+        return _Seen(together(*found), (found[0], found[1])) if len(found) > 1 else _Seen(found[0], None)
 
     def _round(
         self,
         one: Operator,
         site: SitePlan,
         target: Array,
-        seen: tuple[Moments, Moments, Moments],
+        seen: _Seen,
         damping: float,
         *,
         refitted: bool,
     ) -> SitePlan:
-        """The site with scales for the target, and the levels found for them. seen: all moments, then the halves'."""
+        """The site with scales for the target, and the levels found for them."""
         stored = one.stored(np.asarray(target, np.float32))
         numbers = site.qparams
         if numbers is None or refitted:
@@ -223,23 +271,21 @@ class _State:
         least = np.zeros_like(numbers.scale)
         if one.bias_site is not None and one.bias_site.derived is not None:
             x = self.sites[one.bias_site.derived[0]].qparams
-            bias = corrected_bias(one.bias.reshape(target.shape[:2]), one.rows(one.weight), target, seen[0])
+            bias = corrected_bias(one.bias.reshape(target.shape[:2]), one.rows(one.weight), target, seen.moments)
             if x is not None:
                 least = floor_weight_scale(least, x.scale, np.maximum(abs(bias.ravel()), abs(one.bias)))
                 numbers = replace(numbers, scale=np.maximum(numbers.scale, least))
         aligned = align(numbers, site.spec, stored.shape, np.float32)
         scales, zeros = (one.rows(np.broadcast_to(part, stored.shape)) for part in aligned)
         limits = (site.spec.qmin, site.spec.qmax)
-        if site.spec.bits > NARROW_BITS or not _row_by_row(one, site):
-            levels = round_by_moments(target, seen[0].h, scales, zeros, limits, damping=damping)
+        if not _narrow(one, site):
+            levels = round_spreading(target, seen.spreading(damping), scales, zeros, limits)
         else:
-            h = seen[0].h
-            if seen[1].count and seen[2].count:
-                h = agreed_moments(*(moments.h for moments in seen))
             share = (least / numbers.scale).reshape(target.shape[:2]) if least.ndim == 1 else None
             found = round_narrow(
-                target, h, scales, zeros, limits, lowest=share, damping=damping, thorough=self.thorough
-            )
+                target, seen.spreading(damping, agreed=True), scales, zeros, limits,
+                lowest=share, thorough=self.thorough,
+            )  # fmt: skip
             levels = found.levels
             numbers = replace(numbers, scale=numbers.scale * _along(found.factors, one, site))
         kind = np.dtype(site.spec.storage.replace("int4", "int8"))
@@ -281,13 +327,19 @@ class _State:
         return Swept(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
 
 
-def _rows(feeds: Feeds, shape: tuple[int, ...], geometry: Geometry, most: int, seed: int) -> NDArray[np.int64]:
+def _chosen(
+    shape: tuple[int, ...], meant: NDArray[np.bool_] | None, geometry: Geometry, most: int, seed: int
+) -> NDArray[np.int64]:
     """At most so many positions of an input, none of padding."""
-    meant = None if geometry.kernel else attended(feeds, shape)
     if meant is None:
         return sampled(positions(shape, geometry), most, seed)
     count = np.flatnonzero(meant.reshape(-1))
-    return count[sampled(len(count), most, seed)]
+    return np.asarray(count[sampled(len(count), most, seed)], np.int64)
+
+
+def _narrow(one: Operator, site: SitePlan) -> bool:
+    """True where scales are searched together with the levels: few bits, and every row has scales of its own."""
+    return site.spec.bits <= NARROW_BITS and _row_by_row(one, site)
 
 
 def _row_by_row(one: Operator, site: SitePlan) -> bool:

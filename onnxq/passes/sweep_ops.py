@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.passes.moments_core import Geometry
+from onnxq.passes.unfold_core import Geometry
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId
 

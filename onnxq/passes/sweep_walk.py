@@ -50,6 +50,11 @@ class Walk:
         """Position in the main graph of a node, or of the node whose body holds it."""
         return self._holder[node]
 
+    def reach(self, tensor: TensorId, node: str) -> None:
+        """Go as far as `values` of a tensor that the node reads need: not at all where it is at hand already."""
+        if tensor.scope or not self._live or tensor.name not in self._live[0]:
+            self.advance(self.place(node))
+
     def advance(self, place: int) -> None:
         """Run everything before the main graph's node number `place`."""
         if place > self._at:

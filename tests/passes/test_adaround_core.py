@@ -69,8 +69,8 @@ def test_scales_and_levels_together_beat_levels_alone(
     seed: int, rows: int, size: int, groups: int, thorough: bool
 ) -> None:
     w, h, scale, zero = problem(seed, rows, size, groups)
-    found = round_narrow(w, h, scale, zero, LIMITS, thorough=thorough)
-    again = round_narrow(w, h, scale, zero, LIMITS, thorough=thorough)
+    found = round_narrow(w, spreading(h), scale, zero, LIMITS, thorough=thorough)
+    again = round_narrow(w, spreading(h), scale, zero, LIMITS, thorough=thorough)
     assert found.levels.tobytes() == again.levels.tobytes()
     assert found.factors.tobytes() == again.factors.tobytes()
     assert abs(found.levels).max() <= 7
@@ -92,11 +92,11 @@ def test_a_row_of_few_large_weights_gets_a_smaller_scale() -> None:
     w[0, 0, 0] = 6.0
     scale, zero = np.full(w.shape, 6.0 / 7, np.float32), np.zeros(w.shape, np.int32)
     h = np.eye(400)[None]
-    found = round_narrow(w, h, scale, zero, LIMITS)
+    found = round_narrow(w, spreading(h), scale, zero, LIMITS)
     assert found.factors[0, 0] < 0.9
     wide = nearest(w, scale, zero, LIMITS) * scale
     assert np.sum((w - found.levels * scale * found.factors[0, 0]) ** 2) < np.sum((w - wide) ** 2)
-    held = round_narrow(w, h, scale, zero, LIMITS, lowest=np.full((1, 1), 0.95))
+    held = round_narrow(w, spreading(h), scale, zero, LIMITS, lowest=np.full((1, 1), 0.95))
     assert held.factors[0, 0] >= 0.95
 
 
@@ -104,7 +104,7 @@ def test_dead_rows_and_dead_inputs_are_left_in_peace() -> None:
     w, h, scale, zero = problem(4, 3, 6)
     w[0, 1] = 0
     for moments in (h, np.zeros_like(h)):
-        found = round_narrow(w, moments, scale, zero, LIMITS, thorough=True)
+        found = round_narrow(w, spreading(moments), scale, zero, LIMITS, thorough=True)
         assert found.levels[0, 1].tolist() == [0] * 6
         assert found.factors[0, 1] == 1
         assert np.isfinite(found.factors).all()
@@ -125,14 +125,15 @@ def test_moments_that_halves_disagree_on_shrink_to_their_diagonal(size: int) -> 
     assert np.sum((shrunk[0] - np.eye(size)) ** 2) < np.sum((both[0] - np.eye(size)) ** 2)
 
 
-def test_what_spreads_errors_is_the_root_of_the_inverse() -> None:
+def test_what_spreads_errors_is_the_root_of_the_moments() -> None:
     rng = np.random.default_rng(2)
     data = rng.standard_normal((2, 1400, 700))
     h = data.transpose(0, 2, 1) @ data / 1400
     seen = spreading(h, damping=0.1)
     at = seen.order
     sorted_h = np.take_along_axis(np.take_along_axis(seen.damped, at[:, :, None], 1), at[:, None, :], 2)
-    sorted_h /= np.einsum("gii->g", sorted_h)[:, None, None]
-    got = seen.spread.transpose(0, 2, 1).astype(np.float64) @ seen.spread @ sorted_h
-    assert np.allclose(got, np.eye(700), atol=2e-3)
-    assert not np.tril(seen.spread[0], -1).any()
+    lower = seen.lower.astype(np.float64)
+    got = lower * seen.weights[:, None, :] @ lower.transpose(0, 2, 1)
+    np.testing.assert_allclose(got, sorted_h, atol=1e-4)
+    assert not np.triu(seen.lower[0], 1).any()
+    assert np.array_equal(np.diagonal(seen.lower[1]), np.ones(700))

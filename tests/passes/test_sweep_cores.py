@@ -24,16 +24,8 @@ from onnxq.passes.gptq_core import (
     refit,
     round_by_moments,
 )
-from onnxq.passes.moments_core import (
-    Accumulator,
-    Geometry,
-    Moments,
-    columns,
-    position_limit,
-    positions,
-    sampled,
-    together,
-)
+from onnxq.passes.moments_core import Accumulator, Moments, position_limit, together
+from onnxq.passes.unfold_core import Geometry, places, positions, sampled, window_means
 from onnxq.runtime import Session
 
 
@@ -95,7 +87,10 @@ def test_rows_times_weights_are_the_convolution(case: Any, seed: int) -> None:
     geometry = geometry_of(attrs)
     total = positions(shape, geometry)
     assert total == wanted.shape[0] * int(np.prod(wanted.shape[2:]))
-    rows = columns(x, geometry, np.arange(total))
+    rows = places(shape, geometry, np.arange(total)).columns(x).transpose(0, 2, 1)
+    np.testing.assert_allclose(window_means(x, geometry), rows.mean(axis=1, dtype=np.float64), atol=1e-5)
+    some = np.flatnonzero(rng.integers(0, 2, total))
+    assert np.array_equal(places(shape, geometry, some).columns(x).transpose(0, 2, 1), rows[:, some])
     groups = geometry.groups
     got = rows @ w.reshape(groups, weight[0] // groups, -1).transpose(0, 2, 1)
     got = got.transpose(1, 0, 2).reshape(wanted.shape[0], *wanted.shape[2:], weight[0])
@@ -107,37 +102,64 @@ def test_streamed_moments_are_the_moments(groups: int, size: int, parts: list[in
     rng = np.random.default_rng(seed)
     total = sum(parts)
     # Far from 0: sums of uncentred float32 products would lose everything.
-    x = (rng.standard_normal((groups, total, size)) + 300).astype(np.float32)
+    x = (rng.standard_normal((groups, size, total)) + 300).astype(np.float32)
     y = (x + 0.1 * rng.standard_normal(x.shape)).astype(np.float32)
     sums, first = Accumulator(groups, size), 0
     for count in parts:
-        sums.update(x[:, first : first + count], y[:, first : first + count])
+        sums.update(x[:, :, first : first + count], y[:, :, first : first + count])
         first += count
     found = sums.result()
     assert found.count == total
     if not total:
         return
     a, b = (v.astype(np.float64) for v in (x, y))
-    np.testing.assert_allclose(found.mean_x, a.mean(axis=1), rtol=1e-6)
-    np.testing.assert_allclose(found.mean_y, b.mean(axis=1), rtol=1e-6)
-    a, b = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
-    np.testing.assert_allclose(found.h, b.transpose(0, 2, 1) @ b / total, atol=1e-4)
-    np.testing.assert_allclose(found.c, a.transpose(0, 2, 1) @ b / total, atol=1e-4)
+    np.testing.assert_allclose(found.mean_x, a.mean(axis=2), rtol=1e-6)
+    np.testing.assert_allclose(found.mean_y, b.mean(axis=2), rtol=1e-6)
+    a, b = a - a.mean(axis=2, keepdims=True), b - b.mean(axis=2, keepdims=True)
+    np.testing.assert_allclose(found.h, b @ b.transpose(0, 2, 1) / total, atol=1e-4)
+    np.testing.assert_allclose(found.c, a @ b.transpose(0, 2, 1) / total, atol=1e-4)
+
+
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 99), st.booleans())
+def test_moments_of_some_positions_are_about_the_means_of_all(groups: int, size: int, seed: int, lying: bool) -> None:
+    rng = np.random.default_rng(seed)
+    x, y = (rng.standard_normal((2, groups, size, 60)) + rng.standard_normal((2, 1, 1, 1)) * 20).astype(np.float32)
+    if lying:  # as a matrix product's input lies: a column's values next to each other
+        x, y = (np.asfortranarray(v[0])[None] if groups == 1 else v for v in (x, y))
+    sums = Accumulator(groups, size)
+    for part in (slice(0, 40), slice(40, 60)):
+        a, b = x[:, :, part], y[:, :, part]
+        whole = (a.shape[2], a.mean(axis=2, dtype=np.float64), b.mean(axis=2, dtype=np.float64))
+        sums.update(a[:, :, ::3], b[:, :, ::3], whole)
+    found = sums.result()
+    p, q = (v.astype(np.float64) - v.astype(np.float64).mean(axis=2, keepdims=True) for v in (x, y))
+    some = [*range(0, 40, 3), *range(40, 60, 3)]
+    np.testing.assert_allclose(found.mean_y, y.mean(axis=2, dtype=np.float64), rtol=1e-5)
+    np.testing.assert_allclose(found.h, q[:, :, some] @ q[:, :, some].transpose(0, 2, 1) / len(some), atol=1e-4)
+    np.testing.assert_allclose(found.c, p[:, :, some] @ q[:, :, some].transpose(0, 2, 1) / len(some), atol=1e-4)
+    assert (found.count, found.weight) == (len(some), 60)
+
+
+def test_means_of_tokens_leave_out_those_that_do_not_count() -> None:
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    counted = np.array([[True, False, True], [False, False, True]])
+    np.testing.assert_allclose(window_means(x, Geometry(), counted)[0], x[counted].mean(axis=0))
+    np.testing.assert_allclose(window_means(x, Geometry())[0], x.reshape(6, 4).mean(axis=0))
 
 
 def test_many_rows_in_one_update_equal_many_updates() -> None:
     rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((2, 1, 20000, 3)).astype(np.float32)
+    x, y = rng.standard_normal((2, 1, 3, 20000)).astype(np.float32)
     whole, parts = Accumulator(1, 3), Accumulator(1, 3)
     whole.update(x, y)
     for first in range(0, 20000, 777):
-        parts.update(x[:, first : first + 777], y[:, first : first + 777])
+        parts.update(x[:, :, first : first + 777], y[:, :, first : first + 777])
     np.testing.assert_allclose(whole.result().h, parts.result().h, rtol=1e-4, atol=1e-4)
 
 
 def test_without_second_moments_only_means_are_kept() -> None:
     sums = Accumulator(1, 1000, second=False)
-    sums.update(np.ones((1, 4, 1000), np.float32), np.zeros((1, 4, 1000), np.float32))
+    sums.update(np.ones((1, 1000, 4), np.float32), np.zeros((1, 1000, 4), np.float32))
     found = sums.result()
     assert found.h.size == 0
     assert found.mean_x.tolist() == [[1.0] * 1000]
@@ -247,7 +269,7 @@ def halves(factor: tuple[float, float], noise: float, count: int = 4000) -> tupl
     found = []
     for one in factor:
         sums = Accumulator(1, 6)
-        x = rng.standard_normal((1, count, 6)).astype(np.float32)
+        x = rng.standard_normal((1, 6, count)).astype(np.float32)
         y = one * x + noise * rng.standard_normal(x.shape)
         sums.update(x, y.astype(np.float32))
         found.append(sums.result())
@@ -269,12 +291,12 @@ def test_the_ridge_grows_where_there_is_little_to_learn_from() -> None:
 
 def test_moments_of_two_halves_are_those_of_all() -> None:
     rng = np.random.default_rng(7)
-    x = (rng.standard_normal((2, 900, 3)) + 5).astype(np.float32)
+    x = (rng.standard_normal((2, 3, 900)) + 5).astype(np.float32)
     y = (x * 0.7 + 1).astype(np.float32)
     whole, one, other = Accumulator(2, 3), Accumulator(2, 3), Accumulator(2, 3)
     for first in range(0, 900, 300):
-        whole.update(x[:, first : first + 300], y[:, first : first + 300])
-        (one if first < 600 else other).update(x[:, first : first + 300], y[:, first : first + 300])
+        whole.update(x[:, :, first : first + 300], y[:, :, first : first + 300])
+        (one if first < 600 else other).update(x[:, :, first : first + 300], y[:, :, first : first + 300])
     wanted, found = whole.result(), together(one.result(), other.result())
     assert found.count == wanted.count
     assert len(found.parts) == 3
@@ -290,7 +312,7 @@ def test_a_bias_follows_samples_only_as_far_as_they_agree() -> None:
     def bias(errors: list[float]) -> float:
         sums = Accumulator(1, 1)
         for error in errors:
-            sums.update(np.full((1, 10, 1), 1.0, np.float32), np.full((1, 10, 1), 1.0 - error, np.float32))
+            sums.update(np.full((1, 1, 10), 1.0, np.float32), np.full((1, 1, 10), 1.0 - error, np.float32))
         return float(corrected_bias(np.zeros((1, 1)), w, w, sums.result())[0, 0])
 
     assert bias([0.3] * 4) == pytest.approx(0.3, rel=1e-5)
@@ -317,6 +339,6 @@ def test_corrected_bias_takes_the_mean_error_away() -> None:
 def test_same_padding_splits_an_odd_pixel_as_asked(pad: str) -> None:
     x = np.arange(4, dtype=np.float32).reshape(1, 1, 4)
     geometry = Geometry(kernel=(2,), strides=(1,), dilations=(1,), auto_pad=pad)
-    rows = columns(x, geometry, np.arange(4))[0]
+    rows = places(x.shape, geometry, np.arange(4)).columns(x)[0].T
     wanted = {"SAME_UPPER": [[0, 1], [1, 2], [2, 3], [3, 0]], "SAME_LOWER": [[0, 0], [0, 1], [1, 2], [2, 3]]}
     assert rows.tolist() == wanted[pad]

@@ -14,8 +14,8 @@ from onnx import helper, numpy_helper
 import onnxq
 from onnxq.config import Config, QuantWish, Rule
 from onnxq.graph import GraphIndex, name_nodes
-from onnxq.passes.moments_core import columns, positions
 from onnxq.passes.sweep_ops import Operator, operators
+from onnxq.passes.unfold_core import places, positions, window_means
 from onnxq.runtime import Session
 from onnxq.sites import Role
 
@@ -70,7 +70,9 @@ def test_rows_times_weights_are_the_transposed_convolution(case: Any, seed: int)
     one = only(proto, {"x": x})
     total = positions(shape, one.geometry)
     assert total == wanted.shape[0] * int(np.prod(wanted.shape[2:]))
-    got = columns(x, one.geometry, np.arange(total)) @ one.rows(w).transpose(0, 2, 1)
+    rows = places(shape, one.geometry, np.arange(total)).columns(x).transpose(0, 2, 1)
+    np.testing.assert_allclose(window_means(x, one.geometry), rows.mean(axis=1), atol=1e-5)
+    got = rows @ one.rows(w).transpose(0, 2, 1)
     got = got.transpose(1, 0, 2).reshape(wanted.shape[0], *wanted.shape[2:], -1)
     np.testing.assert_allclose(np.moveaxis(got, -1, 1), wanted, rtol=1e-4, atol=1e-4)
     assert np.array_equal(one.stored(one.rows(w)), w)

@@ -1,0 +1,156 @@
+"""A convolution's input as columns of its matrix form (im2col): where each value lies, some positions or the means of
+all; arrays only.
+
+Positions are gathered by index, without a padded copy, a window view or a transposition, and the same index serves all
+tensors of a shape. Means of every position need no unfolding: the sum over all positions of what a tap reads is the sum
+over those places of the input that the tap touches, so one product per axis with a matrix of counts gives all taps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How an operator's input becomes columns of its matrix form.
+
+    kernel: () for Gemm and MatMul, whose last axis holds the columns. pads: begins, then ends, as in ONNX;
+    auto_pad overrides them. upsample: for a transposed convolution, the steps between values of its input, with zeros
+    between; it is then a convolution of stride 1 with the kernel turned round, whose pads may be negative (cut off).
+    """
+
+    groups: int = 1
+    kernel: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    auto_pad: str = "NOTSET"
+    upsample: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where chosen positions read an input. index: int64 [taps, n] into the values of one channel, those of all samples
+    in a batch one after the other; outside: flat places in it that lie in padding. Without a kernel index is [n]."""
+
+    geometry: Geometry
+    shape: tuple[int, ...]
+    index: NDArray[np.int64]
+    outside: NDArray[np.int64]
+
+    def columns(self, x: Array) -> NDArray[np.float32]:
+        """What they read of x, of this shape: [groups, K, n], K in the order of the flattened weight."""
+        values = np.asarray(x, np.float32)
+        if not self.geometry.kernel:
+            return values.reshape(-1, values.shape[-1])[self.index].T[None]
+        flat = np.moveaxis(values, 0, 1).reshape(values.shape[1], -1)
+        found = flat.take(self.index.reshape(-1), axis=1)
+        if self.outside.size:
+            found[:, self.outside] = 0
+        return found.reshape(self.geometry.groups, -1, self.index.shape[1])
+
+
+def places(shape: tuple[int, ...], geometry: Geometry, chosen: NDArray[np.int64]) -> Places:
+    """Where the positions `chosen` of an input of this shape read it."""
+    if not geometry.kernel:
+        return Places(geometry, shape, chosen, chosen[:0])
+    batch, *at = np.unravel_index(chosen, (shape[0], *_output(shape[2:], geometry)))
+    rank = len(at)
+    index = np.asarray(batch, np.int64).reshape((1,) * rank + (-1,)) * int(np.prod(shape[2:], dtype=np.int64))
+    inside: Array = np.ones((1,) * (rank + 1), bool)
+    for axis, output in enumerate(at):
+        read, there = _reads(axis, shape[2 + axis], shape[2:], geometry, output)
+        aligned = [1] * rank + [len(chosen)]
+        aligned[axis] = len(read)
+        step = int(np.prod(shape[3 + axis :], dtype=np.int64))
+        index = index + (read * step).reshape(aligned)
+        inside = inside & there.reshape(aligned)
+    index = index.reshape(-1, len(chosen))
+    return Places(geometry, shape, index, np.flatnonzero(~np.broadcast_to(inside, (*geometry.kernel, len(chosen)))))
+
+
+def window_means(x: Array, geometry: Geometry, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+    """Means over every position, [groups, K]. chosen: without a kernel, the positions that count; None: all."""
+    values = np.asarray(x, np.float32)
+    total = positions(values.shape, geometry) if chosen is None else int(np.count_nonzero(chosen))
+    if not geometry.kernel:
+        rows = values.reshape(-1, values.shape[-1])
+        counts = np.ones(len(rows), np.float32) if chosen is None else chosen.reshape(-1).astype(np.float32)
+        return np.asarray((counts @ rows)[None] / np.float64(max(total, 1)))
+    spatial = values.shape[2:]
+    sums: Array = values
+    for axis in reversed(range(len(spatial))):
+        sums = np.moveaxis(np.tensordot(sums, _counts(axis, spatial, geometry), ([2 + axis], [0])), -1, 2 + axis)
+    return np.asarray(sums.sum(axis=0).reshape(geometry.groups, -1) / np.float64(max(total, 1)))
+
+
+def positions(shape: tuple[int, ...], geometry: Geometry) -> int:
+    """Number of columns an input of this shape gives: output pixels, or everything before the last axis."""
+    if not geometry.kernel:
+        return int(np.prod(shape[:-1], dtype=np.int64))
+    return int(shape[0] * np.prod(_output(shape[2:], geometry), dtype=np.int64))
+
+
+def sampled(total: int, limit: int, seed: int) -> NDArray[np.int64]:
+    """At most `limit` of `total` positions, ascending, the same for the same seed."""
+    if total <= limit:
+        return np.arange(total)
+    return np.sort(np.random.default_rng((seed, total, limit)).choice(total, size=limit, replace=False, shuffle=False))
+
+
+def _reads(
+    axis: int, size: int, spatial: tuple[int, ...], geometry: Geometry, output: Array
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(place along the axis that each tap reads for each output, whether it lies in the input), both [taps, n]."""
+    taps = np.arange(geometry.kernel[axis])[:, None] * geometry.dilations[axis]
+    read = taps + np.asarray(output, np.int64)[None] * geometry.strides[axis] - _padding(spatial, geometry)[axis][0]
+    step = geometry.upsample[axis] if geometry.upsample else 1
+    there = (read >= 0) & (read < size * step) & (read % step == 0)
+    return np.where(there, read // step, 0), there
+
+
+def _counts(axis: int, spatial: tuple[int, ...], geometry: Geometry) -> NDArray[np.float32]:
+    """How many outputs read each place along the axis by each tap: [places, taps]."""
+    size = spatial[axis]
+    read, there = _reads(axis, size, spatial, geometry, np.arange(_output(spatial, geometry)[axis]))
+    found = np.zeros((size, len(read)), np.float32)
+    tap = np.broadcast_to(np.arange(len(read))[:, None], read.shape)
+    found[read[there], tap[there]] = 1
+    return found
+
+
+def _spread_out(spatial: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:
+    if not geometry.upsample:
+        return spatial
+    return tuple((n - 1) * step + 1 if n else 0 for n, step in zip(spatial, geometry.upsample, strict=True))
+
+
+def _output(spatial: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:
+    reach = [(k - 1) * d + 1 for k, d in zip(geometry.kernel, geometry.dilations, strict=True)]
+    ends = _padding(spatial, geometry)
+    return tuple(
+        max((n + low + high - r) // s + 1, 0)
+        for n, (low, high), r, s in zip(_spread_out(spatial, geometry), ends, reach, geometry.strides, strict=True)
+    )
+
+
+def _padding(spatial: tuple[int, ...], geometry: Geometry) -> list[tuple[int, int]]:
+    """(before, after) of each spatial axis."""
+    rank = len(geometry.kernel)
+    if geometry.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        found = []
+        for n, k, d, s in zip(spatial, geometry.kernel, geometry.dilations, geometry.strides, strict=True):
+            total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+            small, large = total // 2, total - total // 2
+            found.append((small, large) if geometry.auto_pad == "SAME_UPPER" else (large, small))
+        return found
+    if geometry.auto_pad == "VALID":
+        return [(0, 0)] * rank
+    return [(geometry.pads[k], geometry.pads[k + rank]) for k in range(rank)]
