@@ -35,7 +35,7 @@ from onnxq.passes.gptq_core import (
     round_spreading,
     spreading,
 )
-from onnxq.passes.moments_core import Accumulator, Moments, position_limit, together
+from onnxq.passes.moments_core import Accumulator, Moments, Room, position_limit, together
 from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.passes.sweep_walk import Changes, Walk
 from onnxq.passes.unfold_core import Geometry, places, positions, sampled, window_means
@@ -177,6 +177,7 @@ class _State:
         self.skipped: list[str] = []
         self.thin: list[str] = []
         self.seen: tuple[_Wanted, _Seen] | None = None
+        self.room = Room()
 
     def treat(self, one: Operator, damping: float) -> None:
         """Moments, re-fit, rounding and bias of one operator."""
@@ -242,7 +243,9 @@ class _State:
             if not sums:
                 fits = len(chosen) * len(self.feeds) >= POSITIONS_PER_COLUMN * size and groups * size**2 <= _FITTED
                 halves = 2 if wanted.second and (fits or wanted.halves) else 1
-                sums = [Accumulator(groups, size, second=wanted.second, cross=fits) for _ in range(halves)]
+                sums = [
+                    Accumulator(groups, size, second=wanted.second, cross=fits, room=self.room) for _ in range(halves)
+                ]
             part = (
                 positions(x.shape, geometry) if meant is None else int(np.count_nonzero(meant)),
                 window_means(x, geometry, meant),

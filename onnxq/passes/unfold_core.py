@@ -9,6 +9,7 @@ over those places of the input that the tap touches, so one product per axis wit
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -82,13 +83,18 @@ def window_means(x: Array, geometry: Geometry, chosen: NDArray[np.bool_] | None 
     total = positions(values.shape, geometry) if chosen is None else int(np.count_nonzero(chosen))
     if not geometry.kernel:
         rows = values.reshape(-1, values.shape[-1])
-        counts = np.ones(len(rows), np.float32) if chosen is None else chosen.reshape(-1).astype(np.float32)
-        return np.asarray((counts @ rows)[None] / np.float64(max(total, 1)))
-    spatial = values.shape[2:]
-    sums: Array = values
-    for axis in reversed(range(len(spatial))):
-        sums = np.moveaxis(np.tensordot(sums, _counts(axis, spatial, geometry), ([2 + axis], [0])), -1, 2 + axis)
-    return np.asarray(sums.sum(axis=0).reshape(geometry.groups, -1) / np.float64(max(total, 1)))
+        counted = np.ones(len(rows), np.float32) if chosen is None else chosen.reshape(-1).astype(np.float32)
+        return np.asarray((counted @ rows)[None] / np.float64(max(total, 1)))
+    batch, spatial = values.shape[0], tuple(int(size) for size in values.shape[2:])
+    counts = _counts(spatial, geometry)
+    if all(taps.shape[1] == 1 and taps.all() for taps in counts):
+        sums: Array = values.reshape(-1, int(np.prod(spatial))) @ np.ones(int(np.prod(spatial)), np.float32)
+    else:
+        # One axis after the other, the last first: [the rest, places, taps of the later axes] -> [the rest, all taps].
+        sums = values.reshape(-1, spatial[-1]) @ counts[-1]
+        for size, taps in reversed(list(zip(spatial[:-1], counts[:-1], strict=True))):
+            sums = (taps.T @ sums.reshape(-1, size, sums.shape[-1])).reshape(-1, taps.shape[1] * sums.shape[-1])
+    return np.asarray(sums.reshape(batch, geometry.groups, -1).sum(axis=0) / np.float64(max(total, 1)))
 
 
 def positions(shape: tuple[int, ...], geometry: Geometry) -> int:
@@ -116,14 +122,17 @@ def _reads(
     return np.where(there, read // step, 0), there
 
 
-def _counts(axis: int, spatial: tuple[int, ...], geometry: Geometry) -> NDArray[np.float32]:
-    """How many outputs read each place along the axis by each tap: [places, taps]."""
-    size = spatial[axis]
-    read, there = _reads(axis, size, spatial, geometry, np.arange(_output(spatial, geometry)[axis]))
-    found = np.zeros((size, len(read)), np.float32)
-    tap = np.broadcast_to(np.arange(len(read))[:, None], read.shape)
-    found[read[there], tap[there]] = 1
-    return found
+@lru_cache(maxsize=4)
+def _counts(spatial: tuple[int, ...], geometry: Geometry) -> tuple[NDArray[np.float32], ...]:
+    """For each axis how many outputs read each place by each tap: [places, taps]."""
+    every = []
+    for axis, size in enumerate(spatial):
+        read, there = _reads(axis, size, spatial, geometry, np.arange(_output(spatial, geometry)[axis]))
+        found = np.zeros((size, len(read)), np.float32)
+        tap = np.broadcast_to(np.arange(len(read))[:, None], read.shape)
+        found[read[there], tap[there]] = 1
+        every.append(found)
+    return tuple(every)
 
 
 def _spread_out(spatial: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:
