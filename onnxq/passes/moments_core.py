@@ -104,18 +104,24 @@ class Accumulator:
         self._count = self._pending = 0
 
     def update(
-        self, x: NDArray[np.float32], y: NDArray[np.float32], part: Part | None = None, *, count: int | None = None
+        self,
+        x: NDArray[np.float32],
+        y: NDArray[np.float32],
+        parts: Sequence[Part] | None = None,
+        *,
+        count: int | None = None,
     ) -> None:
-        """Add a sample: x and y float32 [groups, K, n], the same positions of both models. part: the means of all its
-        positions, where x and y are of some; None: of these. count: n, where x and y are empty as H is not wanted."""
+        """Add samples: x and y float32 [groups, K, n], the same positions of both models. parts: the means of all
+        positions of each, where x and y are of some; None: one sample, of these. count: n, where x and y are empty as
+        H is not wanted."""
         count = x.shape[2] if count is None else count
         if not count:
             return
-        if part is None:
-            part = (count, x.mean(axis=2, dtype=np.float64), y.mean(axis=2, dtype=np.float64))
-        self._parts.append(part)
+        if parts is None:
+            parts = [(count, x.mean(axis=2, dtype=np.float64), y.mean(axis=2, dtype=np.float64))]
+        self._parts.extend(parts)
         if self._shift is None:
-            self._shift = (part[1].astype(np.float32)[:, :, None], part[2].astype(np.float32)[:, :, None])
+            self._shift = (parts[0][1].astype(np.float32)[:, :, None], parts[0][2].astype(np.float32)[:, :, None])
         self._count += count
         if not self._second:
             return

@@ -9,7 +9,7 @@ calibrated. Measured on EfficientNet-Lite0: 18.8 dB with one-shot bias correctio
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,27 +18,23 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.calibrate import Progress
-from onnxq.data import attended
 from onnxq.emit import emit
 from onnxq.graph import GraphIndex, opset_of, structural_ids, upgrade_opset
 from onnxq.numerics import bias_qparams, dequantize, fake_quant, floor_weight_scale, quantize, weight_qparams
 from onnxq.numerics.rounding import align
-from onnxq.passes.adaround_core import agreed_moments, round_narrow
+from onnxq.passes.adaround_core import round_narrow
 from onnxq.passes.gptq_core import (
     DAMPING,
     FEWEST_POSITIONS,
-    POSITIONS_PER_COLUMN,
-    Spreading,
     chosen_ridge,
     corrected_bias,
     refit,
     round_spreading,
-    spreading,
 )
-from onnxq.passes.moments_core import Accumulator, Moments, Room, position_limit, together
+from onnxq.passes.moments_core import Room
 from onnxq.passes.sweep_ops import Operator, operators
+from onnxq.passes.sweep_seen import Seen, Wanted, gathered
 from onnxq.passes.sweep_walk import Changes, Walk
-from onnxq.passes.unfold_core import Geometry, places, positions, sampled, window_means
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.runtime import Feeds
 from onnxq.sites import Edge, Role, TensorId
@@ -46,10 +42,6 @@ from onnxq.spec import PerBlock, PerChannel
 
 Array = NDArray[Any]
 
-# Largest H and C: two of 2**25 float64 are half a GiB. Operators beyond keep nearest rounding.
-_MATRIX = 1 << 25
-# Largest for which there are two of each, to re-fit weights on one half of the samples and judge them on the other.
-_FITTED = 1 << 22
 # Up to so many bits scales are searched together with the levels; above, the whole range is best.
 NARROW_BITS = 6
 
@@ -123,35 +115,6 @@ def sweep(
     return state.result()
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """What moments are of. second: of H and C too; halves: those of each half of the samples in any case."""
-
-    data: TensorId
-    paired: TensorId | None
-    geometry: Geometry
-    shape: tuple[int, int]
-    second: bool
-    halves: bool
-
-
-class _Seen:
-    """Moments of all samples and, where they are needed, of the even and of the odd ones."""
-
-    def __init__(self, moments: Moments, halves: tuple[Moments, Moments] | None) -> None:
-        self.moments, self.halves = moments, halves
-        self._found: dict[tuple[float, bool], Spreading] = {}
-
-    def spreading(self, damping: float, *, agreed: bool = False) -> Spreading:
-        """What rounding needs of H. agreed: of what the halves agree on."""
-        if (damping, agreed) not in self._found:
-            h = self.moments.h
-            if agreed and self.halves is not None and all(half.count for half in self.halves):
-                h = agreed_moments(h, *(half.h for half in self.halves))
-            self._found[damping, agreed] = spreading(h, damping=damping)
-        return self._found[damping, agreed]
-
-
 class _State:
     """Both models on their way through the graph, and the numbers found so far."""
 
@@ -176,7 +139,7 @@ class _State:
         self.done: list[Treatment] = []
         self.skipped: list[str] = []
         self.thin: list[str] = []
-        self.seen: tuple[_Wanted, _Seen] | None = None
+        self.seen: tuple[Wanted, Seen] | None = None
         self.room = Room()
 
     def treat(self, one: Operator, damping: float) -> None:
@@ -207,61 +170,37 @@ class _State:
             self._bias(one, site, bias.reshape(-1))
         self.done.append(Treatment(one.node.name, one.kind, rounded, refitted, corrected))
 
-    def _moments(self, one: Operator) -> _Seen:
+    def _moments(self, one: Operator) -> Seen:
         """What all samples say; operators that read the same tensors share it."""
         node, site = self.paired.node(one.node.name), self.sites[one.site.site]
-        paired = self.paired.resolve(node.inputs[0], node.scope)
         groups, _, size = one.rows(one.weight).shape
-        volume = groups * size * size
-        wanted = _Wanted(
+        wanted = Wanted(
             data=one.data,
-            paired=paired,
+            paired=self.paired.resolve(node.inputs[0], node.scope),
             geometry=one.geometry,
             shape=(groups, size),
-            second=one.alone and not site.spec.is_float and not site.group and volume <= _MATRIX,
+            second=one.alone and not site.spec.is_float and not site.group,
             halves=_narrow(one, site),
         )
         if self.seen is None or self.seen[0] != wanted:
             self.seen = None
-            self.seen = wanted, self._gathered(one, wanted)
+            self.seen = wanted, gathered(len(self.feeds), self._tensors(one, wanted), wanted, self.room)
         return self.seen[1]
 
-    def _gathered(self, one: Operator, wanted: _Wanted) -> _Seen:
-        (groups, size), geometry = wanted.shape, wanted.geometry
-        each = -(-position_limit(groups, size) // max(len(self.feeds), 1))
-        sums: list[Accumulator] = []
+    def _tensors(self, one: Operator, wanted: Wanted) -> Iterator[tuple[Feeds, Array, Array]]:
+        """Each sample with what the operator reads in both models."""
         self.real.reach(wanted.data, one.node.name)
         if wanted.paired is None:
-            return _Seen(Accumulator(groups, size, second=False).result(), None)
+            return
         self.quantized.reach(wanted.paired, one.node.name)
-        both = zip(self.feeds, self.real.values(wanted.data), self.quantized.values(wanted.paired), strict=True)
-        for k, (feeds, x, y) in enumerate(both):
-            if not x.size or x.shape != y.shape:
-                continue
-            meant = None if geometry.kernel else attended(feeds, x.shape)
-            chosen = _chosen(x.shape, meant, geometry, each, k)
-            if not sums:
-                fits = len(chosen) * len(self.feeds) >= POSITIONS_PER_COLUMN * size and groups * size**2 <= _FITTED
-                halves = 2 if wanted.second and (fits or wanted.halves) else 1
-                sums = [
-                    Accumulator(groups, size, second=wanted.second, cross=fits, room=self.room) for _ in range(halves)
-                ]
-            part = (
-                positions(x.shape, geometry) if meant is None else int(np.count_nonzero(meant)),
-                window_means(x, geometry, meant),
-                window_means(y, geometry, meant),
-            )
-            half, at = sums[k % len(sums)], places(x.shape, geometry, chosen if wanted.second else chosen[:0])
-            half.update(at.columns(x), at.columns(y), part, count=len(chosen))
-        found = [half.result() for half in sums] or [Accumulator(groups, size, second=False).result()]
-        return _Seen(together(*found), (found[0], found[1])) if len(found) > 1 else _Seen(found[0], None)
+        yield from zip(self.feeds, self.real.values(wanted.data), self.quantized.values(wanted.paired), strict=True)
 
     def _round(
         self,
         one: Operator,
         site: SitePlan,
         target: Array,
-        seen: _Seen,
+        seen: Seen,
         damping: float,
         *,
         refitted: bool,
@@ -328,16 +267,6 @@ class _State:
             nodes.setdefault(node.name, ids.get(TensorId(node.outputs[0], node.scope), ""))
         plan = replace(self.plan, sites=sites, biases=tuple(self.biases), nodes=nodes)
         return Swept(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
-
-
-def _chosen(
-    shape: tuple[int, ...], meant: NDArray[np.bool_] | None, geometry: Geometry, most: int, seed: int
-) -> NDArray[np.int64]:
-    """At most so many positions of an input, none of padding."""
-    if meant is None:
-        return sampled(positions(shape, geometry), most, seed)
-    count = np.flatnonzero(meant.reshape(-1))
-    return np.asarray(count[sampled(len(count), most, seed)], np.int64)
 
 
 def _narrow(one: Operator, site: SitePlan) -> bool:

@@ -78,14 +78,19 @@ def places(shape: tuple[int, ...], geometry: Geometry, chosen: NDArray[np.int64]
 
 
 def window_means(x: Array, geometry: Geometry, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
-    """Means over every position, [groups, K]. chosen: without a kernel, the positions that count; None: all."""
+    """Means over every position of each entry of the first axis, [entries, groups, K].
+
+    chosen: without a kernel, bool [entries, positions], the positions that count; None: all.
+    """
     values = np.asarray(x, np.float32)
-    total = positions(values.shape, geometry) if chosen is None else int(np.count_nonzero(chosen))
+    entries = values.shape[0]
     if not geometry.kernel:
-        rows = values.reshape(-1, values.shape[-1])
-        counted = np.ones(len(rows), np.float32) if chosen is None else chosen.reshape(-1).astype(np.float32)
-        return np.asarray((counted @ rows)[None] / np.float64(max(total, 1)))
-    batch, spatial = values.shape[0], tuple(int(size) for size in values.shape[2:])
+        rows = values.reshape(entries, -1, values.shape[-1])
+        counted = np.ones(rows.shape[:2], np.float32) if chosen is None else chosen.astype(np.float32)
+        total = np.maximum(counted.sum(axis=1, dtype=np.float64), 1)
+        return np.asarray((counted[:, None] @ rows) / total[:, None, None])
+    total = np.maximum(positions(values.shape, geometry) / max(entries, 1), 1)
+    spatial = tuple(int(size) for size in values.shape[2:])
     counts = _counts(spatial, geometry)
     if all(taps.shape[1] == 1 and taps.all() for taps in counts):
         sums: Array = values.reshape(-1, int(np.prod(spatial))) @ np.ones(int(np.prod(spatial)), np.float32)
@@ -94,7 +99,7 @@ def window_means(x: Array, geometry: Geometry, chosen: NDArray[np.bool_] | None 
         sums = values.reshape(-1, spatial[-1]) @ counts[-1]
         for size, taps in reversed(list(zip(spatial[:-1], counts[:-1], strict=True))):
             sums = (taps.T @ sums.reshape(-1, size, sums.shape[-1])).reshape(-1, taps.shape[1] * sums.shape[-1])
-    return np.asarray(sums.reshape(batch, geometry.groups, -1).sum(axis=0) / np.float64(max(total, 1)))
+    return np.asarray(sums.reshape(entries, geometry.groups, -1) / total)
 
 
 def positions(shape: tuple[int, ...], geometry: Geometry) -> int:
