@@ -55,7 +55,8 @@ class Places:
         found = flat.take(self.index.reshape(-1), axis=1)
         if self.outside.size:
             found[:, self.outside] = 0
-        return found.reshape(self.geometry.groups, -1, self.index.shape[1])
+        taps, count = self.index.shape
+        return found.reshape(self.geometry.groups, len(flat) // self.geometry.groups * taps, count)
 
 
 def places(shape: tuple[int, ...], geometry: Geometry, chosen: NDArray[np.int64]) -> Places:
@@ -73,8 +74,8 @@ def places(shape: tuple[int, ...], geometry: Geometry, chosen: NDArray[np.int64]
         step = int(np.prod(shape[3 + axis :], dtype=np.int64))
         index = index + (read * step).reshape(aligned)
         inside = inside & there.reshape(aligned)
-    index = index.reshape(-1, len(chosen))
-    return Places(geometry, shape, index, np.flatnonzero(~np.broadcast_to(inside, (*geometry.kernel, len(chosen)))))
+    outside = np.flatnonzero(~np.broadcast_to(inside, (*geometry.kernel, len(chosen))))
+    return Places(geometry, shape, index.reshape(int(np.prod(geometry.kernel)), len(chosen)), outside)
 
 
 def window_means(x: Array, geometry: Geometry, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
