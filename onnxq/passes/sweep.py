@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from onnxq.calibrate import Progress
 from onnxq.emit import emit
 from onnxq.graph import GraphIndex, opset_of, structural_ids, upgrade_opset
 from onnxq.numerics import bias_qparams, dequantize, fake_quant, floor_weight_scale, quantize, weight_qparams
+from onnxq.numerics.blas import one_blas_thread
 from onnxq.numerics.rounding import align
 from onnxq.passes.adaround_core import round_narrow
 from onnxq.passes.gptq_core import (
@@ -42,6 +44,8 @@ from onnxq.spec import PerBlock, PerChannel
 
 Array = NDArray[Any]
 
+# Weights of so many elements are worth the threads of matrix products; smaller ones keep them waiting, which costs.
+_MANY_THREADS = 1 << 22
 # Up to so many bits scales are searched together with the levels; above, the whole range is best.
 NARROW_BITS = 6
 
@@ -108,7 +112,8 @@ def sweep(
     todo = [one for one in operators(index, plan) if nodes is None or one.node.name in nodes]
     feeds = [dict(sample) for sample in samples]
     state = _State(plan, index, proto, feeds, thorough=thorough, alone=alone)
-    with progress("sweeping", len(todo)) as task:
+    few = max((one.weight.size for one in todo), default=0) < _MANY_THREADS
+    with progress("sweeping", len(todo)) as task, one_blas_thread() if few else nullcontext():
         for one in todo:
             state.treat(one, damping)
             task.advance()
