@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from onnxq.calibrate import Progress
 from onnxq.emit import emit
 from onnxq.graph import GraphIndex, opset_of, structural_ids, upgrade_opset
 from onnxq.numerics import bias_qparams, dequantize, fake_quant, floor_weight_scale, quantize, weight_qparams
-from onnxq.numerics.blas import one_blas_thread
+from onnxq.numerics.blas import all_blas_threads, one_blas_thread
 from onnxq.numerics.rounding import align
 from onnxq.passes.adaround_core import round_narrow
 from onnxq.passes.gptq_core import (
@@ -113,7 +112,7 @@ def sweep(
     feeds = [dict(sample) for sample in samples]
     state = _State(plan, index, proto, feeds, thorough=thorough, alone=alone)
     few = max((one.weight.size for one in todo), default=0) < _MANY_THREADS
-    with progress("sweeping", len(todo)) as task, one_blas_thread() if few else nullcontext():
+    with progress("sweeping", len(todo)) as task, one_blas_thread() if few else all_blas_threads():
         for one in todo:
             state.treat(one, damping)
             task.advance()

@@ -15,6 +15,7 @@ from onnxq.config import Config, check_limits, load_config
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.graph import GraphIndex, holding, index_of
+from onnxq.numerics.blas import one_blas_thread
 from onnxq.pipeline.bit_budget import check_budget
 from onnxq.pipeline.budget import Budget
 from onnxq.pipeline.candidates import FLOAT, UINT16
@@ -143,6 +144,7 @@ def _closed(index: GraphIndex, reached: set[str]) -> dict[str, str]:
 
 
 @holding()
+@one_blas_thread()
 def quantize(
     model: str | Path | onnx.ModelProto,
     data: object = None,

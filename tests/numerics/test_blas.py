@@ -8,20 +8,23 @@ import numpy as np
 import pytest
 
 from onnxq.numerics import blas
-from onnxq.numerics.blas import one_blas_thread
+from onnxq.numerics.blas import all_blas_threads, one_blas_thread
 
 
 def test_threads_are_one_inside_and_as_before_afterwards() -> None:
     found = blas._controls()
     if found is None:
         pytest.skip("this numpy has no OpenBLAS of its own")
-    get, change = found
+    get, change, usual = found
     at_first = get()
     change(2)
     try:
         with one_blas_thread():
             with one_blas_thread():
                 assert get() == 1
+            assert get() == 1
+            with all_blas_threads():
+                assert get() == usual
             assert get() == 1
         assert get() == 2
         with pytest.raises(ZeroDivisionError), one_blas_thread():
