@@ -23,7 +23,7 @@ from onnxq.sites import Role
 _EACH = 24
 # What is left of the noise of all activations must be at most this share: 3 dB.
 _WORTH = 0.5
-_SAMPLES = 4
+_SAMPLES = 2
 _REASON = "its input alone makes most of the noise at the outputs"
 _FIX = "`skip: [promote]` quantizes it all the same"
 
