@@ -25,9 +25,9 @@ Part = tuple[int, Array, Array]
 _ROWS = 4096
 # Positions worth having: with half as many a ResNet for TensorRT loses .3 dB (37.3 to 36.9, 24 draws).
 _PER_COLUMN, _FEWEST, _MOST = 128, 8192, 1 << 17
-# Values of all columns together, which bound the time of depthwise operators, whose matrices settle with few; but
+# Values of all columns together, less for operators of many groups, whose small matrices settle with few positions; but
 # never fewer than a re-fit asks for.
-_VALUES, _LEAST_PER_COLUMN = 1 << 24, 32
+_VALUES, _GROUPED, _LEAST_PER_COLUMN = 1 << 24, 1 << 22, 32
 # Multiply-adds of one operator's H, which bound its time to a second or two.
 _WORK = 4e10
 
@@ -55,7 +55,7 @@ class Moments:
 def position_limit(groups: int, size: int) -> int:
     """Most positions worth looking at for an operator with `groups` matrices of `size` columns."""
     wanted = min(max(_PER_COLUMN * size, _FEWEST), _MOST)
-    affordable = max(_VALUES / (groups * size), _LEAST_PER_COLUMN * size)
+    affordable = max((_GROUPED if groups > 1 else _VALUES) / (groups * size), _LEAST_PER_COLUMN * size)
     return int(max(min(wanted, affordable, _WORK / (groups * size * size)), 4 * size, 64))
 
 
