@@ -30,7 +30,7 @@ def ranged(
     """
     if effort == "fast" or NAME in skip or calibration.synthetic:
         return prepared, plan
-    few = enough(calibration, effort, seed)
+    few = enough(calibration, plan, effort, seed)
     judges = trial.take(_JUDGES, seed) if len(trial) > _JUDGES else trial
     done = choose_ranges(prepared.proto, plan, few.samples(), judges.samples(), progress=progress)
     if not done.taken:

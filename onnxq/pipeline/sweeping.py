@@ -10,20 +10,21 @@ import numpy as np
 from onnxq.data import Dataset
 from onnxq.graph import GraphIndex, opset_of, upgrade_opset
 from onnxq.passes import PassReport
-from onnxq.passes.sweep import Swept, sweep
+from onnxq.passes.sweep import NARROW_BITS, Swept, sweep
 from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.pipeline.harder import harder
 from onnxq.pipeline.judging import plan_errors
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.plan import Plan
 from onnxq.report import Progress
+from onnxq.sites import Role
 
 NAME = "sweep"
 _SAMPLES = {"balanced": 32, "high": 64}
 # Small samples give few positions and cost little: as many as make up so many input values, up to 128. Large ones give
 # many and cost memory: no more than make up so many, and at least 8.
 _VALUES, _MOST = 1 << 18, 128
-_TOO_MANY, _FEWEST = 3 << 20, 8
+_TOO_MANY, _TOO_MANY_NARROW, _FEWEST = 3 << 20, 1 << 23, 8
 # Above this an output is as good as float; one such output must not outweigh the others.
 _PERFECT_DB = 80.0
 # Where all operators together make it worse: so many stretches of the network, each tried on top of those that helped.
@@ -56,7 +57,7 @@ def swept(
     """
     if effort not in _SAMPLES or NAME in skip or calibration.synthetic:
         return prepared, plan
-    few = enough(calibration, effort, seed)
+    few = enough(calibration, plan, effort, seed)
     trial = Trial(prepared, held)
     before = trial.score(plan)
     first = sweep(prepared.proto, plan, few.samples(), progress=progress)
@@ -81,11 +82,20 @@ def swept(
     return reported(prepared, PassReport(NAME, (line,))), found
 
 
-def enough(calibration: Dataset, effort: str, seed: int) -> Dataset:
-    """Samples to walk through the network with, all held at once: more where they are small, fewer where large."""
+def enough(calibration: Dataset, plan: Plan, effort: str, seed: int) -> Dataset:
+    """Samples to walk through the network with, all held at once: more where they are small, fewer where large.
+
+    Weights of few bits, for which everything hangs on their rounding, get more of the large ones.
+    """
     size = max(sum(value.size for value in calibration[0].values()), 1)
     wanted = max(_SAMPLES[effort], min(_VALUES // size, _MOST))
-    return calibration.take(max(min(wanted, _TOO_MANY // size), _FEWEST), seed)
+    most = _TOO_MANY_NARROW if few_bits(plan) else _TOO_MANY
+    return calibration.take(max(min(wanted, most // size), _FEWEST), seed)
+
+
+def few_bits(plan: Plan) -> bool:
+    """True where any weight has so few that everything hangs on its rounding."""
+    return any(site.role is Role.WEIGHT and site.spec.bits <= NARROW_BITS for site in plan.sites)
 
 
 def _stretches(trial: Trial, plan: Plan, few: Dataset, before: float, progress: Progress) -> tuple[Swept | None, float]:

@@ -243,3 +243,17 @@ def test_inside_a_branch() -> None:
     unreached = sweep(prepared.proto, plan, flags[1::2], progress=silent)
     assert len(unreached.skipped) == 2
     assert unreached.plan.sites == plan.sites
+
+
+def test_weights_of_few_bits_get_more_of_large_samples() -> None:
+    proto = residual()
+    data = load_data(images(40), GraphIndex(proto).inputs)
+    counts = {}
+    for bits in (8, 4):
+        wish = Config(rules=ALL, weights=QuantWish(granularity="channel", bits=bits, narrow_range=True))
+        plan = onnxq.make_plan(proto, images(8), wish)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sweeping, "_TOO_MANY", 16 * data[0]["x"].size)
+            patch.setattr(sweeping, "_TOO_MANY_NARROW", 24 * data[0]["x"].size)
+            counts[bits] = len(sweeping.enough(data, plan, "balanced", 0))
+    assert counts == {8: 16, 4: 24}
