@@ -247,7 +247,7 @@ def test_inside_a_branch() -> None:
 
 def test_weights_of_few_bits_get_more_of_large_samples() -> None:
     proto = residual()
-    data = load_data(images(40), GraphIndex(proto).inputs)
+    data = load_data(images(40), GraphIndex(load(proto).proto).inputs)
     counts = {}
     for bits in (8, 4):
         wish = Config(rules=ALL, weights=QuantWish(granularity="channel", bits=bits, narrow_range=True))
