@@ -132,14 +132,8 @@ class _ByHand(torch.autograd.Function):
         return (*backward(dy, *ctx.saved_tensors, ctx.grid), None)
 
 
-class _FixedByHand(torch.autograd.Function):
-    """The same for x alone."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, zero: Tensor, axis: int | None) -> Tensor:
-        ctx.save_for_backward(x, scale, zero)
-        ctx.grid = Grid(QMIN, QMAX, axis)
-        return forward(x, scale, zero, ctx.grid)
+class _FixedByHand(_ByHand):
+    """The same with a gradient for x alone."""
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:

@@ -13,7 +13,7 @@ from onnxq.graph.identity import Fingerprint, fingerprint, graph_digest, structu
 from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, index_of, opset_of
 from onnxq.graph.load import Model, load_model
 from onnxq.graph.names import name_nodes
-from onnxq.graph.opset import upgrade_opset
+from onnxq.graph.opset import at_opset, upgrade_opset
 from onnxq.graph.save import save_model
 from onnxq.graph.shapes import infer_shapes
 from onnxq.graph.verify import verify
@@ -25,6 +25,7 @@ __all__ = [
     "Model",
     "NodeRef",
     "ValueInfo",
+    "at_opset",
     "filled",
     "fingerprint",
     "fold_constants",

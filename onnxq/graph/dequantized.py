@@ -8,6 +8,7 @@ from onnx import ModelProto, TensorProto
 
 from onnxq.graph.encode import encode_tensor
 from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.scopes import names_read
 from onnxq.graph.weights import lighten, restore
 from onnxq.sites import TensorId
 
@@ -30,13 +31,11 @@ def weights_dequantized(proto: ModelProto) -> ModelProto:
         return proto
     light, weights = lighten(proto)
     kept = [node for node in light.graph.node if node.name not in found]
-    read = {name for node in kept for name in node.input}
-    read.update(value.name for value in light.graph.output)
-    gone = {name for node in index.nodes if node.name in found for name in node.inputs} - read
     result = ModelProto()
     result.CopyFrom(light)
     del result.graph.node[:]
     result.graph.node.extend(kept)
+    gone = {name for node in index.nodes if node.name in found for name in node.inputs} - names_read(result.graph)
     left = [tensor for tensor in light.graph.initializer if tensor.name not in gone]
     del result.graph.initializer[:]
     result.graph.initializer.extend(left)

@@ -16,6 +16,11 @@ from onnxq.graph.scopes import label, walk
 from onnxq.graph.weights import copy_fields, lighten, restore
 
 
+def at_opset(proto: ModelProto, minimum: int) -> ModelProto:
+    """The model itself when it is as new as `minimum`, else upgraded; raises what `upgrade_opset` raises."""
+    return proto if opset_of(proto) >= minimum else upgrade_opset(proto, minimum)
+
+
 def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     """A copy at opset `minimum`, or at its own when that is as new. Nodes are named first if they are not.
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxq.calibrate import Progress
 from onnxq.data import attended
-from onnxq.graph import GraphIndex, opset_of, upgrade_opset
+from onnxq.graph import GraphIndex, at_opset
 from onnxq.graph.scopes import bodies
 from onnxq.numerics import dequantize, fake_quant
 from onnxq.passes.sweep import sweep
@@ -48,8 +48,7 @@ def isolated_errors(
     hold: with few samples a layer of many columns fits those it saw. The model is loaded once, with the weights as
     inputs.
     """
-    if opset_of(proto) < plan.opset:
-        proto = upgrade_opset(proto, plan.opset)
+    proto = at_opset(proto, plan.opset)
     found = operators(GraphIndex(proto), plan)
     alone = sweep(proto, plan, fitted, alone=True, progress=progress).plan if rounded else plan
     open_, places = _opened(proto, found)

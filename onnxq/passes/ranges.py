@@ -18,7 +18,7 @@ import onnx
 from onnxq.calibrate import Progress, calibrate
 from onnxq.calibrate.constants import tensor_of
 from onnxq.data import attended
-from onnxq.graph import GraphIndex, NodeRef, index_of, opset_of, upgrade_opset
+from onnxq.graph import GraphIndex, NodeRef, at_opset, index_of
 from onnxq.passes.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.ranges_core import WORTH, Array, Ranges, chosen, noise, power, rounded
 from onnxq.passes.sweep_walk import Walk
@@ -55,8 +55,7 @@ def choose_ranges(
     they are judged on. All are held, with the tensors alive between two nodes. Deterministic.
     Raises CalibrationError on NaN and inf, ModelError and DataError from the runs.
     """
-    if opset_of(proto) < plan.opset:
-        proto = upgrade_opset(proto, plan.opset)
+    proto = at_opset(proto, plan.opset)
     index = index_of(proto)
     readers = _readers(index, plan)
     few, others = list(samples), list(judges)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from onnxq.calibrate import Progress
 from onnxq.emit import emit
-from onnxq.graph import GraphIndex, opset_of, structural_ids, upgrade_opset
+from onnxq.graph import GraphIndex, at_opset, structural_ids
 from onnxq.numerics import bias_qparams, dequantize, fake_quant, floor_weight_scale, quantize, weight_qparams
 from onnxq.numerics.blas import all_blas_threads, one_blas_thread
 from onnxq.numerics.rounding import align
@@ -105,8 +105,7 @@ def sweep(
     search for levels of few bits. alone: each operator for itself, in the float model, to learn what it alone costs.
     The same input gives the same bytes. Raises ModelError and DataError from the runs.
     """
-    if opset_of(proto) < plan.opset:
-        proto = upgrade_opset(proto, plan.opset)
+    proto = at_opset(proto, plan.opset)
     index = GraphIndex(proto)
     todo = [one for one in operators(index, plan) if nodes is None or one.node.name in nodes]
     feeds = [dict(sample) for sample in samples]

@@ -15,7 +15,7 @@ from onnxq.graph import GraphIndex, index_of
 from onnxq.passes import PassReport
 from onnxq.passes.bits import isolated_errors
 from onnxq.passes.bits_core import Weight, mean_bits, spend
-from onnxq.pipeline.prepared import PreparedModel
+from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.plan import Plan, SitePlan
 from onnxq.report import Progress
 from onnxq.sites import Role, Site, TensorId
@@ -66,7 +66,7 @@ def budgeted(
     elements = {site.site: _elements(index, site) for site in weights}
     open_ = [one for one in (_candidate(index, site, elements[site.site], config) for site in weights) if one]
     if not open_:
-        return _told(prepared, "no weight can have more bits on this target"), plan
+        return reported(prepared, PassReport(NAME, ("no weight can have more bits on this target",))), plan
     fitted, judged = _parted(calibration, config.data.seed)
     errors = isolated_errors(
         prepared.proto, plan, list(fitted.samples()), judged.samples(),
@@ -79,7 +79,8 @@ def budgeted(
     asked = [Weight(one.elements, one.site.spec.bits, errors[one.site.site], one.widths) for one in measured]
     chosen = spend(asked, config.weight_bits_budget, others)
     bits: dict[Site, int] = {one.site.site: width for one, width in zip(measured, chosen, strict=True)}
-    return _told(prepared, _line(weights, elements, bits, config)), _widened(prepared, plan, bits, calibration)
+    report = PassReport(NAME, (_line(weights, elements, bits, config),))
+    return reported(prepared, report), _widened(prepared, plan, bits, calibration)
 
 
 def _parted(calibration: Dataset, seed: int) -> tuple[Dataset, Dataset]:
@@ -137,7 +138,3 @@ def _line(weights: Sequence[SitePlan], elements: dict[Site, int], bits: dict[Sit
     mean = mean_bits([elements[site.site] for site in weights], now)
     counts = ", ".join(f"{count} at {width}" for width, count in sorted(Counter(now).items()))
     return f"weights of {mean:.2f} bits on average (at most {config.weight_bits_budget:g}): {counts}"
-
-
-def _told(prepared: PreparedModel, line: str) -> PreparedModel:
-    return replace(prepared, reports=(*prepared.reports, PassReport(NAME, (line,))))

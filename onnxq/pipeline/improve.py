@@ -14,13 +14,13 @@ from onnxq.pipeline.bit_budget import NAME as BITS
 from onnxq.pipeline.bit_budget import budgeted
 from onnxq.pipeline.budget import Budget
 from onnxq.pipeline.inputs import Inputs
-from onnxq.pipeline.prepared import PreparedModel
+from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.pipeline.promotion import Ground, Outcome, Wish, promoted, whole_bytes
 from onnxq.pipeline.ranging import NAME, ranged
 from onnxq.pipeline.relief import Relieved, relieved
 from onnxq.pipeline.stages import Stages
 from onnxq.pipeline.sweeping import NAME as SWEEP
-from onnxq.pipeline.sweeping import Trial, reported, swept
+from onnxq.pipeline.sweeping import Trial, swept
 from onnxq.plan import Plan
 from onnxq.planner import Draft
 from onnxq.report import Progress, Promotion

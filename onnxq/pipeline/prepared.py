@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -13,13 +13,13 @@ from onnxq.errors import VerificationError
 from onnxq.graph import (
     GraphIndex,
     Model,
+    at_opset,
     hold,
     infer_shapes,
     inline_functions,
     load_model,
     name_nodes,
     opset_of,
-    upgrade_opset,
 )
 from onnxq.graph.half import computes_in_half, widen_half
 from onnxq.passes import PASSES, PassReport, prepare
@@ -81,7 +81,7 @@ def load(
     model = load_model(source)  # type: ignore[arg-type]
     named = name_nodes(hold(model.proto))
     proto = inline_functions(named) if named.functions else named
-    upgraded = upgrade_opset(proto, _MINIMUM_OPSET) if opset_of(proto) < _MINIMUM_OPSET else proto
+    upgraded = at_opset(proto, _MINIMUM_OPSET)
     left_out = frozenset(skip)
     if only is not None:
         left_out |= frozenset((_WIDEN, *(entry.name for entry in PASSES))) - frozenset(only)
@@ -112,3 +112,8 @@ def prove_equal(prepared: PreparedModel, samples: Iterable[Mapping[str, Array]])
                 f"leave passes out with `skip: [{', '.join(prepared.passes)}]` and report this model",
             )
     return found
+
+
+def reported(prepared: PreparedModel, report: PassReport) -> PreparedModel:
+    """The model with one more account."""
+    return replace(prepared, reports=(*prepared.reports, report))

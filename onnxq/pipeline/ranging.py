@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from onnxq.data import Dataset
 from onnxq.passes import PassReport
 from onnxq.passes.ranges import choose_ranges
-from onnxq.pipeline.prepared import PreparedModel
-from onnxq.pipeline.sweeping import Trial, enough, reported
+from onnxq.pipeline.prepared import PreparedModel, reported
+from onnxq.pipeline.sweeping import Trial, enough
 from onnxq.plan import Plan
 from onnxq.report import Progress
 

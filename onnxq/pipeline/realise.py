@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from onnxq.emit import emit, put_biases
-from onnxq.graph import opset_of, upgrade_opset, verify
+from onnxq.graph import at_opset, verify
 from onnxq.graph.half import restore_half
 from onnxq.passes import guard_float, unfuse_matmul_bias
 from onnxq.pipeline.prepared import PreparedModel
@@ -33,10 +33,7 @@ def realise(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
 
 
 def _with_biases(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
-    proto = prepared.proto
-    if opset_of(proto) < plan.opset:
-        proto = upgrade_opset(proto, plan.opset)
-    return put_biases(proto, plan)
+    return put_biases(at_opset(prepared.proto, plan.opset), plan)
 
 
 def _as_declared(proto: onnx.ModelProto, original: onnx.ModelProto) -> onnx.ModelProto:

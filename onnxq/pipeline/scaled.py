@@ -19,7 +19,7 @@ from onnxq.passes.activity import observe_channels
 from onnxq.passes.equalize import channel_axes, equalized, equalizing_factors
 from onnxq.passes.smooth import quantized_groups, smoothed, smoothing_factors
 from onnxq.pipeline.judging import recorded, trial_session
-from onnxq.pipeline.prepared import EQUIVALENT_DB, PreparedModel
+from onnxq.pipeline.prepared import EQUIVALENT_DB, PreparedModel, reported
 from onnxq.plan import Plan, Scaling
 from onnxq.report import Progress
 from onnxq.runtime import Session
@@ -62,7 +62,7 @@ def scale_channels(
             continue
         factors, lines = choose(prepared, scene)
         if not factors:
-            prepared = _told(prepared, PassReport(name, (), _left(name, lines)))
+            prepared = reported(prepared, PassReport(name, (), _left(name, lines)))
             continue
         kinds = tuple(
             Scaling(name=name, tensor=t, factors=np.asarray(s, np.float32), anchor=ids.get(t, ""))
@@ -81,10 +81,10 @@ def scale_channels(
                 else f"the quantized outputs fell from {best or 0.0:.1f} to {now or 0.0:.1f} dB"
             )
             refusal = Refusal(name, f"rolled back: {why}", "", name)
-            prepared = _told(prepared, PassReport(name, (), (refusal,)))
+            prepared = reported(prepared, PassReport(name, (), (refusal,)))
             continue
         told = f"{len(factors)} tensors, max |difference| {worst:.3g}, {best:.1f} -> {now:.1f} dB in a trial"
-        prepared = _told(after, PassReport(name, (told, *lines), ()))
+        prepared = reported(after, PassReport(name, (told, *lines), ()))
         done, best = (*done, *kinds), now
     return prepared, done
 
@@ -106,7 +106,7 @@ def rescaled(prepared: PreparedModel, scalings: Sequence[Scaling]) -> PreparedMo
         factors = {_found(one, index, ids, by_id): one.factors for one in scalings if one.name == name}
         if factors:
             told = PassReport(name, (f"{len(factors)} tensors, as the plan says",), ())
-            prepared = _told(_rewritten(prepared, name, factors), told)
+            prepared = reported(_rewritten(prepared, name, factors), told)
     return prepared
 
 
@@ -129,10 +129,6 @@ def _rewritten(prepared: PreparedModel, name: str, factors: Mapping[TensorId, Ar
     else:
         proto = with_shifts(prepared.proto, given) if name == "absorb" else smoothed(prepared.proto, given)
     return replace(prepared, proto=infer_shapes(proto))
-
-
-def _told(prepared: PreparedModel, report: PassReport) -> PreparedModel:
-    return replace(prepared, reports=(*prepared.reports, report))
 
 
 def _left(name: str, lines: Sequence[str]) -> tuple[Refusal, ...]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from onnxq.data import Dataset
-from onnxq.graph import GraphIndex, opset_of, upgrade_opset
+from onnxq.graph import GraphIndex, at_opset
 from onnxq.passes import PassReport
 from onnxq.passes.sweep import NARROW_BITS, Swept, sweep
 from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.pipeline.harder import harder
 from onnxq.pipeline.judging import plan_errors
-from onnxq.pipeline.prepared import PreparedModel
+from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.plan import Plan
 from onnxq.report import Progress
 from onnxq.sites import Role
@@ -112,8 +112,7 @@ def _stretches(trial: Trial, plan: Plan, few: Dataset, before: float, progress: 
 
 
 def _operators(prepared: PreparedModel, plan: Plan) -> list[Operator]:
-    proto = prepared.proto if opset_of(prepared.proto) >= plan.opset else upgrade_opset(prepared.proto, plan.opset)
-    return operators(GraphIndex(proto), plan)
+    return operators(GraphIndex(at_opset(prepared.proto, plan.opset)), plan)
 
 
 def _cut(found: Sequence[Operator]) -> list[frozenset[str]]:
@@ -124,8 +123,3 @@ def _cut(found: Sequence[Operator]) -> list[frozenset[str]]:
     size = -(-len(found) // _STRETCHES)
     parts = [found[k : k + size] for k in range(0, len(found), size)]
     return [frozenset(one.node.name for one in part) for part in reversed(parts)]
-
-
-def reported(prepared: PreparedModel, report: PassReport) -> PreparedModel:
-    """The model with one more account."""
-    return replace(prepared, reports=(*prepared.reports, report))

@@ -77,3 +77,26 @@ def test_a_float_model_comes_back_as_it_is() -> None:
         parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }')
     )
     assert weights_dequantized(proto) is proto
+
+
+def test_what_a_body_still_reads_stays() -> None:
+    body = "(float[6, 4] {0}) {{ {0} = DequantizeLinear(wq, s, z) }}"
+    branches = f"then_branch = t () => {body.format('one')}, else_branch = e () => {body.format('two')}"
+    proto = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        main (float[N, 6] x, bool c) => (float[N, 4] y) {{
+          [w] a = DequantizeLinear(wq, s, z)
+          [if] b = If <{branches}>(c)
+          [m] p = MatMul(x, a)
+          [n] r = MatMul(x, b)
+          [add] y = Add(p, r)
+        }}"""
+    )
+    held = {"wq": np.arange(-12, 12, dtype=np.int8).reshape(6, 4), "s": F(0.3), "z": np.int8(5)}
+    for name, value in held.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    proto = name_nodes(proto)
+    done = weights_dequantized(proto)
+    assert [node.op_type for node in done.graph.node].count("DequantizeLinear") == 0
+    feeds = {"x": np.random.default_rng(1).standard_normal((3, 6)).astype(F), "c": np.array(True)}
+    assert np.array_equal(Session(proto).run(feeds)["y"], Session(done).run(feeds)["y"])

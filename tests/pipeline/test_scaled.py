@@ -138,13 +138,13 @@ def test_scalings_of_another_network_are_refused() -> None:
 def reports(monkeypatch: pytest.MonkeyPatch) -> list[PassReport]:
     """What the passes of the next run report."""
     held: list[PassReport] = []
-    tell = scaled._told
+    tell = scaled.reported
 
     def keep(prepared: object, report: PassReport) -> object:
         held.append(report)
         return tell(prepared, report)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(scaled, "_told", keep)
+    monkeypatch.setattr(scaled, "reported", keep)
     return held
 
 
