@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from onnxq.data import Dataset
 from onnxq.passes import PassReport
 from onnxq.passes.ranges import choose_ranges
+from onnxq.pipeline.judging import before_rounding
 from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.pipeline.sweeping import Trial, enough
 from onnxq.plan import Plan
@@ -36,7 +37,7 @@ def ranged(
     if not done.taken:
         return reported(prepared, PassReport(NAME, ("nothing to gain",))), plan
     judge = Trial(prepared, trial)
-    before, after = judge.score(plan), judge.score(done.plan)
+    before, after = (judge.score(before_rounding(one)) for one in (plan, done.plan))
     if not after > before - _NOISE_DB:
         line = f"rolled back: the outputs fell from {before:.1f} to {after:.1f} dB on held-back samples"
         return reported(prepared, PassReport(NAME, (line,))), plan

@@ -18,7 +18,7 @@ from onnxq.passes.absorb import chosen_shifts, shift_axes, with_shifts
 from onnxq.passes.activity import observe_channels
 from onnxq.passes.equalize import channel_axes, equalized, equalizing_factors
 from onnxq.passes.smooth import quantized_groups, smoothed, smoothing_factors
-from onnxq.pipeline.judging import recorded, trial_session
+from onnxq.pipeline.judging import before_rounding, recorded, trial_session
 from onnxq.pipeline.prepared import EQUIVALENT_DB, PreparedModel, reported
 from onnxq.plan import Plan, Scaling
 from onnxq.report import Progress
@@ -186,7 +186,9 @@ def _trial(prepared: PreparedModel, scene: Scene, few: Dataset, reference: onnx.
         done = calibrate(prepared.proto, plan, few, memory_limit=scene.memory_limit)
         if not done.sites or not done.calibrated:
             return None
-        found = compare({"": (recorded(reference, few), trial_session(prepared, done))}, few.samples())[""]
+        found = compare(
+            {"": (recorded(reference, few), trial_session(prepared, before_rounding(done)))}, few.samples()
+        )[""]
     except OnnxqError:
         return None
     return min((min(one.sqnr_db, 200.0) for one in found), default=None)

@@ -10,14 +10,13 @@ import numpy as np
 from onnxq.data import Dataset
 from onnxq.graph import GraphIndex, at_opset
 from onnxq.passes import PassReport
-from onnxq.passes.sweep import NARROW_BITS, Swept, sweep
+from onnxq.passes.sweep import Swept, sweep
 from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.pipeline.harder import harder
-from onnxq.pipeline.judging import plan_errors
+from onnxq.pipeline.judging import few_bits, plan_errors
 from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.plan import Plan
 from onnxq.report import Progress
-from onnxq.sites import Role
 
 NAME = "sweep"
 _SAMPLES = {"balanced": 32, "high": 64}
@@ -91,11 +90,6 @@ def enough(calibration: Dataset, plan: Plan, effort: str, seed: int) -> Dataset:
     wanted = max(_SAMPLES[effort], min(_VALUES // size, _MOST))
     most = _TOO_MANY_NARROW if few_bits(plan) else _TOO_MANY
     return calibration.take(max(min(wanted, most // size), _FEWEST), seed)
-
-
-def few_bits(plan: Plan) -> bool:
-    """True where any weight has so few that everything hangs on its rounding."""
-    return any(site.role is Role.WEIGHT and site.spec.bits <= NARROW_BITS for site in plan.sites)
 
 
 def _stretches(trial: Trial, plan: Plan, few: Dataset, before: float, progress: Progress) -> tuple[Swept | None, float]:

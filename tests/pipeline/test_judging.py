@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import numpy_helper, parser
 
 from onnxq.calibrate import calibrate
-from onnxq.config import load_config
+from onnxq.config import Config, QuantWish, load_config
 from onnxq.data import load_data
 from onnxq.graph import GraphIndex
 from onnxq.pipeline import judging
 from onnxq.pipeline.inputs import read_data
-from onnxq.pipeline.judging import Recorded, plan_errors, recorded
+from onnxq.pipeline.judging import Recorded, before_rounding, plan_errors, recorded
 from onnxq.pipeline.prepared import load
 from onnxq.pipeline.realise import realise
 from onnxq.pipeline.run import look
+from onnxq.plan import Plan
 from onnxq.runtime import Session
+from onnxq.sites import Role
 from onnxq.verify import compare
+from tests.pipeline.models import EVERYTHING, images, residual
 
 
-def model() -> object:
+def model() -> onnx.ModelProto:
     proto = parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         main (float[N, 16] x) => (float[N, 8] y) { m = MatMul(x, w) y = Relu(m) }"""
@@ -67,3 +71,28 @@ def test_a_plan_is_judged_once_and_as_the_file_answers(monkeypatch: pytest.Monke
     assert found == compare({"": sessions}, held.samples())[""]
     monkeypatch.setattr(judging, "paired", None)
     assert plan_errors(prepared, plan, held) is found
+
+
+@pytest.mark.parametrize(("bits", "kept"), [(4, {Role.ACTIVATION}), (6, {Role.ACTIVATION}), (8, None)])
+def test_weights_of_few_bits_do_not_count_before_they_are_rounded(bits: int, kept: set[Role] | None) -> None:
+    plan = planned(
+        EVERYTHING.model_copy(update={"weights": QuantWish(bits=bits, granularity="channel")}), residual(), images()
+    )
+    judged = before_rounding(plan)
+    if kept is None:
+        assert judged is plan
+    else:
+        assert (
+            {Role.WEIGHT, Role.BIAS} < {site.role for site in plan.sites} > {site.role for site in judged.sites} == kept
+        )
+
+
+def test_weights_alone_are_what_is_judged() -> None:
+    plan = planned(load_config("ort-int4-weights"), model(), feeds())
+    assert plan.sites
+    assert before_rounding(plan) is plan
+
+
+def planned(config: Config, proto: onnx.ModelProto, samples: dict[str, np.ndarray]) -> Plan:
+    prepared = load(proto)
+    return look(prepared, read_data(prepared, samples, config), config, "").default()

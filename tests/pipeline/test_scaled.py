@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.config import Config, Rule
+from onnxq.config import Config, QuantWish, Rule
 from onnxq.errors import PlanError
 from onnxq.graph.values import decode_tensor
 from onnxq.passes import PassReport
@@ -76,6 +78,16 @@ def test_equalization_saves_an_imbalanced_network() -> None:
     assert {one.name for one in even.plan.scalings} == {"equalize"}
     assert told(even, "equalize")
     assert not plain.plan.scalings
+
+
+def test_weights_of_few_bits_do_not_hide_what_scaling_is_worth() -> None:
+    # Rounded to nearest, 4-bit weights leave 15 dB whatever the channels look like.
+    few = BALANCED.model_copy(update={"weights": QuantWish(bits=4, granularity="channel"), "skip": ("sweep", "ranges")})
+    done = onnxq.quantize(imbalanced(), images(), few, latency=False)
+    line = next(line for line in done.report.accounts if line.startswith("equalize: "))
+    before, after = map(float, re.search(r"(\S+) -> (\S+) dB", line).groups())  # type: ignore[union-attr]
+    assert after > before + 10
+    assert after > 30
 
 
 def test_smoothing_saves_outlier_channels() -> None:
