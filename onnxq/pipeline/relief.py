@@ -21,8 +21,9 @@ from onnxq.sites import Role
 
 # One operator of so many may stay float for it, and a network of fewer has none to spare.
 _EACH = 24
-# What is left of the noise of all activations must be at most this share: 3 dB.
-_WORTH = 0.5
+# Share of the noise of all activations that the input must make, and what may be left of it without that input, on other
+# samples, where shares differ by chance.
+_MOST, _LEFT = 0.5, 0.6
 _SAMPLES = 2
 _REASON = "its input alone makes most of the noise at the outputs"
 _FIX = "`skip: [promote]` quantizes it all the same"
@@ -74,7 +75,7 @@ def _step(ground: Ground, draft: Draft, plan: Plan) -> tuple[Plan, Draft, str] |
         return None
     kept = ways.setting(board, placed).intersection(pairs)
     before, after = noises([frozenset(pairs), kept], judging=True)
-    if not after <= _WORTH * before:
+    if not after <= _LEFT * before:
         return None
     name = min(keys)
     line = f"{name} stays float: activations alone {decibel(before):.1f} -> {decibel(after):.1f} dB in a trial"
@@ -89,7 +90,7 @@ def _loudest(pairs: Sequence[Switch], whole: float, noises: _Noises) -> Switch |
         halves = (pairs[:middle], pairs[middle:])
         found = noises([frozenset(half) for half in halves])
         largest = max(found)
-        if not largest > _WORTH * whole:
+        if not largest > _MOST * whole:
             return None
         pairs = halves[found.index(largest)]
     return pairs[0] if pairs else None

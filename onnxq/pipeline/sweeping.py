@@ -23,7 +23,7 @@ _SAMPLES = {"balanced": 32, "high": 64}
 # Small samples give few positions and cost little: as many as make up so many input values, up to 128. Large ones give
 # many and cost memory: no more than make up so many, and at least 8.
 _VALUES, _MOST = 1 << 18, 128
-_TOO_MANY, _TOO_MANY_NARROW, _FEWEST = 3 << 20, 1 << 23, 8
+_TOO_MANY, _TOO_MANY_NARROW, _FEWEST = 9 << 18, 1 << 23, 8
 # Above this an output is as good as float; one such output must not outweigh the others.
 _PERFECT_DB = 80.0
 # Where all operators together make it worse: so many stretches of the network, each tried on top of those that helped.
