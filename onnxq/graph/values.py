@@ -103,7 +103,9 @@ def declared_type(value: ValueInfoProto) -> tuple[int, Dims | None]:
     if not tensor.HasField("shape"):
         return tensor.elem_type, None
     return tensor.elem_type, tuple(
-        dim.dim_value if dim.HasField("dim_value") else _symbol(dim.dim_param) for dim in tensor.shape.dim
+        # Exporters write -1 for what they do not know, which the checker lets pass.
+        (dim.dim_value if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else _symbol(dim.dim_param)
+        for dim in tensor.shape.dim
     )
 
 

@@ -21,7 +21,7 @@ from onnxq.sites import Role
 
 # One operator of so many may stay float for it, and a network of fewer has none to spare.
 _EACH = 24
-# Share of the noise of all activations that the input must make, and what may be left of it without that input, on other
+# Share of all the noise of activations that the input must make, and what may be left without that input, on other
 # samples, where shares differ by chance.
 _MOST, _LEFT = 0.5, 0.6
 _SAMPLES = 2

@@ -20,6 +20,10 @@ _SPECTRAL = frozenset(
         *("Squeeze", "Unsqueeze", "Reshape", "Transpose"),
     )
 )
+# What adds no function of its own between two convolutions of one front end (a filter, then a decimated transform).
+_LINEAR = frozenset(
+    ("Cast", "Identity", "Neg", "Concat", "Split", "Slice", "Pad", "Squeeze", "Unsqueeze", "Reshape", "Transpose")
+)
 _STEM_CHANNELS = 4
 _STEM_DEPTHWISE_PIXELS = 112 * 112
 # From so many weights on, reading a byte each instead of two or four repays a launch (about 2 us).
@@ -78,23 +82,26 @@ def _depthwise(units: Units, unit: Unit) -> bool:
 
 
 def _log_front_end(units: Units, unit: Unit) -> str | None:
-    """A spectrogram front end: a convolution (STFT, CQT) whose output reaches a Log."""
+    """A spectrogram front end: a convolution (STFT, CQT) whose output reaches a Log, or a filter in front of one."""
     if unit.node.op_type != "Conv":
         return None
-    index, pending, seen = units.index, [unit.out], {unit.out}
+    # Not `unit.out`, which is behind the activation that goes with it.
+    made = TensorId(unit.node.outputs[0], unit.node.scope)
+    index, pending, seen = units.index, [(made, True)], {made}
     while pending:
-        tensor = pending.pop()
+        tensor, linear = pending.pop()
         for edge in index.consumers(tensor):
             node = index.node(edge.node)
             if node.op_type == "Log":
                 return f"its output reaches the logarithm {node.name}, which magnifies small errors"
-            if node.op_type not in _SPECTRAL or len(seen) > 200:
+            filtered = linear and node.op_type == "Conv" and edge.index == 0
+            if not (filtered or node.op_type in _SPECTRAL or node.op_type in _LINEAR) or len(seen) > 200:
                 continue
             for name in node.outputs:
                 out = TensorId(name, node.scope)
                 if name and out not in seen:
                     seen.add(out)
-                    pending.append(out)
+                    pending.append((out, filtered or (linear and node.op_type in _LINEAR)))
     return None
 
 

@@ -182,6 +182,12 @@ def test_shapes_and_symbols() -> None:
     assert index.shape(TensorId("nobody")) is None
 
 
+def test_a_negative_size_is_an_unknown_one() -> None:
+    proto = name_nodes(model("g (float[N,3] x) => (float[N,3] y) { y = Neg(x) }"))
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    assert GraphIndex(proto).inputs[0].shape == (None, 3)
+
+
 def test_attributes_are_decoded_and_bodies_left_out(nested: GraphIndex) -> None:
     assert dict(nested.node("if").attrs) == {}
     proto = name_nodes(model("g (float[4] x) => (float[4] y) { y = LeakyRelu<alpha = 0.5>(x) }"))

@@ -66,6 +66,24 @@ def test_a_spectrogram_front_end() -> None:
     assert any("logarithm logged" in refusal.reason for refusal in plan.refusals)
 
 
+def test_the_filters_in_front_of_a_transform_belong_to_the_front_end() -> None:
+    # A constant-Q transform halves the rate by a filter before the transform of each octave; a Relu ends the filters.
+    text = """g (float[1,64,16000] x) => (float[1,64,3998] y) <float tiny = {0.000001}> {
+        layer = Conv <pads=[1,1]>(x, w2)
+        r = Relu(layer)
+        filtered = Conv <strides=[2]>(r, w0)
+        turned = Neg(filtered)
+        cqt = Conv <strides=[2]>(turned, w0)
+        power = Mul(cqt, cqt)
+        floor = Add(power, tiny)
+        logged = Log(floor)
+        y = Conv <pads=[0,0]>(logged, w1)
+    }"""
+    for target in ("trt", "ort"):
+        plan = onnxq.make_plan(build(text, {"w0": (64, 64, 4), "w1": (64, 64, 1), "w2": (64, 64, 3)}), target=target)
+        assert {name for name, rule in refused(plan).items() if rule == "log-front-end"} == {"filtered", "cqt"}
+
+
 def test_tiny_layers_do_not_pay() -> None:
     text = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) {
         a = Conv <pads=[1,1,1,1]>(x, w0)
