@@ -2,7 +2,8 @@
 
 Each Conv, ConvTranspose, Gemm and MatMul that reads a site is run alone, on the float model's tensors, with every
 candidate in front of it; anything else that reads it counts as an error of the tensor itself. Candidates come from some
-samples, errors from others and a dozen of the same: what is rare costs most, and few samples do not show it. Sites
+samples, errors from others, a dozen of the same and the two that reach furthest: what is rare costs most, and few
+samples do not show it (a ViT for TensorRT, 64 samples: 34.5 dB as calibrated, 27.1 without these two, 32.7 with). Sites
 whose scale several share keep theirs. The numbers: ranges_core.
 """
 
@@ -140,7 +141,7 @@ class _State:
             self.errors[site.site] = dict.fromkeys(self.candidates[site.site], 0.0)
         if len(self.candidates[site.site]) < 2:
             return
-        judged = [j for j in self.judges if values[j].size]
+        judged = self._judged(values)
         run = self._alone(node, k) if node.op_type in _RUN and not node.domain else None
         exact = [self._kept(j, run(j, values[j]) if run else values[j]) for j in judged]
         signal, errors, most = sum(power(one) for one in exact), self.errors[site.site], np.inf
@@ -151,6 +152,16 @@ class _State:
             if last:
                 # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
                 most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
+
+    def _judged(self, values: Sequence[Array]) -> list[int]:
+        """Samples that errors come from, those that reach the ends of the range among them: there clipping costs.
+
+        Extremes are rare and seldom held back, and without them every clipped range looks good.
+        """
+        fitted = [j for j in range(self.fitted) if values[j].size]
+        lowest = min(fitted, key=lambda j: values[j].min(), default=0)
+        highest = max(fitted, key=lambda j: values[j].max(), default=0)
+        return [j for j in sorted({lowest, highest, *self.judges}) if values[j].size]
 
     def _made(self, values: Sequence[Array], site: SitePlan, present: QParams) -> dict[str, QParams]:
         ranges = Ranges(site.spec)

@@ -16,6 +16,9 @@ from onnxq.report import Progress
 NAME = "ranges"
 # Errors of layers are judged on few samples: they have many positions each.
 _JUDGES = 4
+# Samples of the calibration that outputs are judged on too: the extremes, which are never held back, show what clipping
+# costs (a ViT for TensorRT: 36.4 -> 36.4 dB on 8 held back, 35.7 -> 29.0 with 8 more, 34.6 -> 32.7 on new ones).
+_TRIAL = 8
 # What the outputs, of which there are few, may seem to lose: less is chance, and the layers gained.
 _NOISE_DB = 0.5
 
@@ -27,7 +30,8 @@ def ranged(
     """The plan with the range of each activation that disturbs the operators behind it least, and the account of it.
 
     effort "fast", `skip` with "ranges" in it, made-up samples and weight-only plans leave the plan as it is.
-    Rolled back where the quantized model's outputs are further from the float ones by more than chance.
+    Rolled back where the quantized model's outputs are further from the float ones by more than chance, on samples held
+    back and some of the others.
     """
     if effort == "fast" or NAME in skip or calibration.synthetic:
         return prepared, plan
@@ -36,10 +40,10 @@ def ranged(
     done = choose_ranges(prepared.proto, plan, few.samples(), judges.samples(), progress=progress)
     if not done.taken:
         return reported(prepared, PassReport(NAME, ("nothing to gain",))), plan
-    judge = Trial(prepared, trial)
+    judge = Trial(prepared, calibration.take(_TRIAL, seed).joined(trial))
     before, after = (judge.score(before_rounding(one)) for one in (plan, done.plan))
     if not after > before - _NOISE_DB:
-        line = f"rolled back: the outputs fell from {before:.1f} to {after:.1f} dB on held-back samples"
+        line = f"rolled back: the outputs fell from {before:.1f} to {after:.1f} dB in a trial"
         return reported(prepared, PassReport(NAME, (line,))), plan
-    line = f"{done.line()}; {before:.1f} to {after:.1f} dB on held-back samples"
+    line = f"{done.line()}; {before:.1f} to {after:.1f} dB in a trial"
     return reported(prepared, PassReport(NAME, (line,))), done.plan

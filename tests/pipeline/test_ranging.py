@@ -78,6 +78,30 @@ def scale(plan: Plan, name: str) -> float:
     return float(numbers.scale)
 
 
+def test_what_a_range_would_cut_off_is_judged_wherever_it_is() -> None:
+    # The only loud sample is neither held back nor one of the dozen that are looked at again.
+    feeds = tokens(44)
+    feeds["x"][[0, 5], 0, 0] = 1.0
+    assert 9 - 4 not in np.linspace(0, 39, 12).astype(int)
+    feeds["x"][9, 0, 0] = 100.0
+    before, after, taken = picked(linear(1.0), feeds)
+    assert not taken
+    assert scale(after, "x") == scale(before, "x") > 0.3
+
+
+def test_the_outputs_are_judged_on_samples_of_the_calibration_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    real = Trial.score
+    monkeypatch.setattr(Trial, "score", lambda self, plan: counts.append(len(self.held)) or real(self, plan))
+    feeds = tokens(16)
+    feeds["x"][:, 0, 0] = 100.0
+    prepared, plan = prepared_plan(linear(1e-6), feeds)
+    data = load_data(feeds, GraphIndex(prepared.proto).inputs)
+    calibration, trial = data.split(4, 0)
+    ranging.ranged(prepared, plan, calibration, trial, effort="balanced", progress=silent)
+    assert counts == [4 + 8, 4 + 8]
+
+
 def test_an_outlier_that_no_weight_hears_is_cut_off() -> None:
     before, after, taken = picked(linear(0.0), tokens(400))
     assert taken["x"] != "minmax"
@@ -94,10 +118,20 @@ def test_padding_is_not_looked_at() -> None:
     assert scale(after, "x") < 0.2 * scale(before, "x")
 
 
+def deaf() -> onnx.ModelProto:
+    """`residual` whose first convolution does not hear channel 0."""
+    proto = residual()
+    held = next(tensor for tensor in proto.graph.initializer if tensor.name == "w0")
+    weight = numpy_helper.to_array(held).copy()
+    weight[:, 0] = 0.0
+    held.CopyFrom(numpy_helper.from_array(weight, "w0"))
+    return proto
+
+
 def test_what_follows_from_a_range_follows_it() -> None:
     feeds = images(48)
     feeds["x"][[10, 20], 0, 0, 0] = 40.0
-    prepared, plan = prepared_plan(residual(), feeds)
+    prepared, plan = prepared_plan(deaf(), feeds)
     samples = list(load_data(feeds, GraphIndex(prepared.proto).inputs).samples())
     done = choose_ranges(prepared.proto, plan, samples[8:], samples[:8], progress=silent)
     assert done.taken
@@ -159,16 +193,16 @@ def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyP
     feeds["x"][[10, 20], 0, 0, 0] = 40.0
 
     def told(config: Config, data: object = feeds) -> list[str]:
-        found = onnxq.quantize(residual(), data, config, latency=False)
+        found = onnxq.quantize(deaf(), data, config, latency=False)
         return [line for line in found.report.accounts if line.startswith("ranges: ")]
 
-    assert "held-back samples" in told(config)[0]
+    assert "in a trial" in told(config)[0]
     assert told(config.model_copy(update={"skip": (*config.skip, "ranges")})) == []
     assert told(config.model_copy(update={"effort": "fast"})) == []
     assert told(config, None) == []
     scores = iter((20.0, 19.0))
     monkeypatch.setattr(Trial, "score", lambda *_: next(scores))
-    prepared, plan = prepared_plan(residual(), feeds)
+    prepared, plan = prepared_plan(deaf(), feeds)
     data = load_data(feeds, GraphIndex(prepared.proto).inputs)
     after, kept = ranging.ranged(prepared, plan, data, data, effort="balanced", progress=silent)
     assert kept is plan
