@@ -140,6 +140,23 @@ def test_parts_that_help_are_kept_when_the_whole_does_not(monkeypatch: pytest.Mo
     assert "by stretches" in after.accounts[-1]
 
 
+@pytest.mark.parametrize(
+    ("before", "effort", "sweeps"), [(45.0, "balanced", 1), (45.0, "high", 3), (35.0, "balanced", 3)]
+)
+def test_no_stretches_are_looked_for_where_no_answer_hangs_on_it(
+    monkeypatch: pytest.MonkeyPatch, before: float, effort: str, sweeps: int
+) -> None:
+    prepared, plan, _ = calibrated(residual(), images(16), FOUR)
+    data = load_data(images(16), GraphIndex(prepared.proto).inputs)
+    counts: list[int] = []
+    monkeypatch.setattr(sweeping, "sweep", lambda *args, **given: counts.append(1) or sweep(*args, **given))
+    monkeypatch.setattr(sweeping.Trial, "score", lambda _, judged: before if judged is plan else before - 1.0)
+    after, kept = sweeping.swept(prepared, plan, data, data, effort=effort, progress=silent)
+    assert kept is plan
+    assert len(counts) == sweeps
+    assert f"rolled back: all operators together made it worse ({before:.1f} to" in after.accounts[-1]
+
+
 MATMULS = """g (float[N,6,32] x) => (float[N,6,16] y) {
     a = MatMul(x, w0)
     b = Add(a, b0)
