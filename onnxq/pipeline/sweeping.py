@@ -72,8 +72,7 @@ def swept(
         told = f"all operators together made it worse ({before:.1f} to {whole:.1f} dB)"
         if effort == "high" or before < _GOOD_DB:
             done, after = _stretches(trial, plan, few, before, progress)
-            told = f"{told}, so by stretches; "
-            told += "" if done is not None else "none of them helped"
+            told += ", so by stretches; " + ("none of them helped" if done is None else "")
     if done is None:
         return reported(prepared, PassReport(NAME, (f"rolled back: {told}",))), plan
     found, more = done.plan, ""

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from onnxq.planner.units import Unit, Units
 from onnxq.sites import Refusal, TensorId
 
-# What may stand between a graph input and the stem, or a convolution and the Log behind it.
+# What may stand between a graph input and the stem.
 _PREPROCESSING = frozenset(
     ("Cast", "Sub", "Add", "Mul", "Div", "Transpose", "Reshape", "Unsqueeze", "Identity", "Pad", "Slice")
-)
-_SPECTRAL = frozenset(
-    (
-        *("Pow", "Mul", "Add", "Sub", "Div", "Sqrt", "Abs", "Clip", "Max", "Relu", "Cast", "Identity"),
-        *("ReduceSum", "ReduceMean", "ReduceL2", "MatMul", "Concat", "Split", "Slice", "Pad"),
-        *("Squeeze", "Unsqueeze", "Reshape", "Transpose"),
-    )
 )
 # What adds no function of its own between two convolutions of one front end (a filter, then a decimated transform).
 _LINEAR = frozenset(
     ("Cast", "Identity", "Neg", "Concat", "Split", "Slice", "Pad", "Squeeze", "Unsqueeze", "Reshape", "Transpose")
+)
+# What may stand between a convolution and the Log behind it.
+_SPECTRAL = _LINEAR | frozenset(
+    (
+        *("Pow", "Mul", "Add", "Sub", "Div", "Sqrt", "Abs", "Clip", "Max", "Relu"),
+        *("ReduceSum", "ReduceMean", "ReduceL2", "MatMul"),
+    )
 )
 _STEM_CHANNELS = 4
 _STEM_DEPTHWISE_PIXELS = 112 * 112
@@ -95,7 +95,7 @@ def _log_front_end(units: Units, unit: Unit) -> str | None:
             if node.op_type == "Log":
                 return f"its output reaches the logarithm {node.name}, which magnifies small errors"
             filtered = linear and node.op_type == "Conv" and edge.index == 0
-            if not (filtered or node.op_type in _SPECTRAL or node.op_type in _LINEAR) or len(seen) > 200:
+            if not (filtered or node.op_type in _SPECTRAL) or len(seen) > 200:
                 continue
             for name in node.outputs:
                 out = TensorId(name, node.scope)
