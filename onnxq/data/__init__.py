@@ -5,5 +5,6 @@ from onnxq.data.extremes import extremes
 from onnxq.data.load import load_data
 from onnxq.data.masks import attended
 from onnxq.data.synthetic import synthetic
+from onnxq.data.views import views
 
-__all__ = ["Batch", "Dataset", "attended", "extremes", "load_data", "synthetic"]
+__all__ = ["Batch", "Dataset", "attended", "extremes", "load_data", "synthetic", "views"]

@@ -25,7 +25,8 @@ from onnxq.passes.gptq_core import Spreading, layer_error, round_spreading
 
 Array = NDArray[Any]
 
-FACTORS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
+# Steps of .1 leave .2 dB of a layer's error, of narrow layers' more.
+FACTORS = tuple(1.0 - 0.025 * k for k in range(21))
 # Most that the last step may change a scale: beyond, the row holds little but rounding error.
 _GAIN = 1.25
 # A step must lower a row's error by this share of it, or the end is floating-point noise.

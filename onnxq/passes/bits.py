@@ -39,18 +39,19 @@ def isolated_errors(
     judged: Iterable[Feeds],
     *,
     rounded: bool,
+    others: Sequence[Feeds] = (),
     progress: Progress,
 ) -> dict[Site, float]:
     """Squared error at the outputs over their power, with only this weight quantized; activations stay float.
 
     plan: calibrated for `proto`, the prepared float model. rounded: each weight is rounded by the moments of `fitted`
     and its bias corrected, as the sweep does it; else it is as the plan has it. judged: samples that `fitted` does not
-    hold: with few samples a layer of many columns fits those it saw. The model is loaded once, with the weights as
-    inputs.
+    hold: with few samples a layer of many columns fits those it saw. others: as of `sweep`. The model is loaded once,
+    with the weights as inputs.
     """
     proto = at_opset(proto, plan.opset)
     found = operators(GraphIndex(proto), plan)
-    alone = sweep(proto, plan, fitted, alone=True, progress=progress).plan if rounded else plan
+    alone = sweep(proto, plan, fitted, others=others, alone=True, progress=progress).plan if rounded else plan
     open_, places = _opened(proto, found)
     session = Session(open_, optimize=False)
     usual = {place.name: place.usual for place in places.values()}

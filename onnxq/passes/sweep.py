@@ -9,7 +9,7 @@ calibrated. Measured on EfficientNet-Lite0: 18.8 dB with one-shot bias correctio
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from onnxq.calibrate import Progress
 from onnxq.emit import emit
-from onnxq.graph import GraphIndex, at_opset, structural_ids
+from onnxq.graph import GraphIndex, NodeRef, at_opset, structural_ids
 from onnxq.numerics import bias_qparams, dequantize, fake_quant, floor_weight_scale, quantize, weight_qparams
 from onnxq.numerics.blas import all_blas_threads, one_blas_thread
 from onnxq.numerics.rounding import align
@@ -33,7 +33,9 @@ from onnxq.passes.gptq_core import (
     round_spreading,
 )
 from onnxq.passes.moments_core import Room
+from onnxq.passes.sweep_both import Both
 from onnxq.passes.sweep_ops import Operator, operators
+from onnxq.passes.sweep_pooled import POINTWISE, POOLED_DAMPING, pooling
 from onnxq.passes.sweep_seen import Seen, Wanted, gathered
 from onnxq.passes.sweep_walk import Changes, Walk
 from onnxq.plan import BiasPlan, Plan, SitePlan
@@ -92,6 +94,7 @@ def sweep(
     plan: Plan,
     samples: Iterable[Feeds],
     *,
+    others: Sequence[Feeds] = (),
     nodes: frozenset[str] | None = None,
     damping: float = DAMPING,
     thorough: bool = False,
@@ -101,15 +104,17 @@ def sweep(
     """A plan whose weights carry `values` (and scales to match), and biases corrected.
 
     proto: the prepared float model; plan: calibrated for it. samples: 8 to 16 are enough; all are held, with the
-    tensors alive between two nodes, and nothing else. nodes: only these operators (None: all). thorough: a longer
-    search for levels of few bits. alone: each operator for itself, in the float model, to learn what it alone costs.
+    tensors alive between two nodes, and nothing else. others: more of them for the second moments of
+    operators that see few positions, number k made from sample k modulo their count. nodes: only these operators (None:
+    all). thorough: a longer search for levels of few bits. alone: each operator for itself, in the float model, to
+    learn what it alone costs.
     The same input gives the same bytes. Raises ModelError and DataError from the runs.
     """
     proto = at_opset(proto, plan.opset)
     index = GraphIndex(proto)
     todo = [one for one in operators(index, plan) if nodes is None or one.node.name in nodes]
     feeds = [dict(sample) for sample in samples]
-    state = _State(plan, index, proto, feeds, thorough=thorough, alone=alone)
+    state = _State(plan, index, proto, feeds, others, thorough=thorough, alone=alone)
     few = max((one.weight.size for one in todo), default=0) < _MANY_THREADS
     with progress("sweeping", len(todo)) as task, one_blas_thread() if few else all_blas_threads():
         for one in todo:
@@ -127,16 +132,20 @@ class _State:
         index: GraphIndex,
         proto: onnx.ModelProto,
         feeds: Sequence[Feeds],
+        others: Sequence[Feeds],
         *,
         thorough: bool = False,
         alone: bool = False,
     ) -> None:
-        self.plan, self.index, self.feeds, self.thorough, self.alone = plan, index, feeds, thorough, alone
+        self.plan, self.index = plan, index
+        self.thorough, self.alone = thorough, alone
         pairs = tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT) and not alone)
         paired = emit(proto, replace(plan, sites=pairs))
         self.paired = GraphIndex(paired)
-        changes = {} if alone else _rounded(plan, index)
-        self.real, self.quantized = Walk(proto, feeds, {}), Walk(paired, feeds, changes)
+        self.changes: Changes = {} if alone else _rounded(plan, index)
+        self.samples, self.others = (
+            Both(some, Walk(proto, some, {}), Walk(paired, some, self.changes)) for some in (feeds, others)
+        )
         self.sites = {site.site: site for site in plan.sites}
         self.biases: list[BiasPlan] = list(plan.biases)
         self.done: list[Treatment] = []
@@ -147,7 +156,8 @@ class _State:
 
     def treat(self, one: Operator, damping: float) -> None:
         """Moments, re-fit, rounding and bias of one operator."""
-        seen = self._moments(one)
+        pool = self._pool(one)
+        seen = self._moments(one, pool)
         moments = seen.moments
         if not moments.count:
             self.skipped.append(one.node.name)
@@ -158,7 +168,8 @@ class _State:
         weight, refitted, site = one.rows(one.weight), False, self.sites[one.site.site]
         rounded = moments.h.size > 0
         target = weight
-        ridge = chosen_ridge(weight, *seen.halves) if seen.halves is not None else None
+        ridge = chosen_ridge(weight, *seen.halves) if seen.halves is not None and pool is None else None
+        damping = damping if pool is None else POOLED_DAMPING
         if ridge is not None:
             target, refitted = refit(weight, moments, ridge=ridge), True
         if rounded:
@@ -173,30 +184,34 @@ class _State:
             self._bias(one, site, bias.reshape(-1))
         self.done.append(Treatment(one.node.name, one.kind, rounded, refitted, corrected))
 
-    def _moments(self, one: Operator) -> Seen:
-        """What all samples say; operators that read the same tensors share it."""
-        node, site = self.paired.node(one.node.name), self.sites[one.site.site]
+    def _pool(self, one: Operator) -> NodeRef | None:
+        """The pooling to look in front of, where both models are not past it."""
+        node = pooling(self.index, one) if _narrow(one, self.sites[one.site.site]) else None
+        if node is None:
+            return None
+        real, quantized = (index.resolve(index.node(node.name).inputs[0], "") for index in (self.index, self.paired))
+        ahead = all(both.hold(real, quantized, node.name) for both in (self.samples, self.others) if both.feeds)
+        return node if ahead else None
+
+    def _moments(self, one: Operator, pool: NodeRef | None) -> Seen:
+        """What all samples say; operators that read the same tensors share it. pool: look in front of it."""
+        reader, site = one.node if pool is None else pool, self.sites[one.site.site]
+        node = self.paired.node(reader.name)
         groups, _, size = one.rows(one.weight).shape
+        before = None if pool is None else self.index.resolve(pool.inputs[0], pool.scope)
         wanted = Wanted(
-            data=one.data,
+            reader=reader.name,
+            data=one.data if before is None else before,
             paired=self.paired.resolve(node.inputs[0], node.scope),
-            geometry=one.geometry,
+            geometry=one.geometry if before is None else POINTWISE,
             shape=(groups, size),
             second=one.alone and not site.spec.is_float and not site.group,
             halves=_narrow(one, site),
         )
         if self.seen is None or self.seen[0] != wanted:
             self.seen = None
-            self.seen = wanted, gathered(len(self.feeds), self._tensors(one, wanted), wanted, self.room)
+            self.seen = wanted, gathered(self.samples, self.others, wanted, self.room)
         return self.seen[1]
-
-    def _tensors(self, one: Operator, wanted: Wanted) -> Iterator[tuple[Feeds, Array, Array]]:
-        """Each sample with what the operator reads in both models."""
-        self.real.reach(wanted.data, one.node.name)
-        if wanted.paired is None:
-            return
-        self.quantized.reach(wanted.paired, one.node.name)
-        yield from zip(self.feeds, self.real.values(wanted.data), self.quantized.values(wanted.paired), strict=True)
 
     def _round(
         self,
@@ -258,7 +273,7 @@ class _State:
     def _change(self, edge: Edge, values: Array) -> None:
         """Let the nodes still ahead see it."""
         if not self.alone:
-            self.quantized.changes[edge.node, edge.index] = values
+            self.changes[edge.node, edge.index] = values
 
     def result(self) -> Swept:
         """The plan as far as the walk has come."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,10 @@ _TOGETHER = 1 << 17
 
 @dataclass(frozen=True)
 class Wanted:
-    """What moments are of. shape: (groups, K). second: of H and C too; halves: those of each half of the samples in any
-    case, not only where a re-fit is possible."""
+    """What moments are of. reader: a node that reads the tensors. shape: (groups, K). second: of H and C too; halves:
+    those of each half of the samples in any case, not only where a re-fit is possible."""
 
+    reader: str = field(compare=False)
     data: TensorId
     paired: TensorId | None
     geometry: Geometry
@@ -69,54 +70,106 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class _Sample:
-    """One sample's tensors with an axis for samples in front, and which of its positions are meant (None: all)."""
+    """One sample's tensors with an axis for samples in front, and which of its positions are meant (None: all).
+
+    given: False for one that counts in second moments alone.
+    """
 
     number: int
+    given: bool
     x: Array
     y: Array
     meant: NDArray[np.bool_] | None
 
     def goes_with(self, other: _Sample) -> bool:
         """True where both can be looked at as one."""
-        return self.x.shape == other.x.shape and (self.meant is None) == (other.meant is None)
+        alike = self.x.shape == other.x.shape and self.given == other.given
+        return alike and (self.meant is None) == (other.meant is None)
 
 
-def gathered(count: int, both: Iterable[tuple[Feeds, Array, Array]], wanted: Wanted, room: Room) -> Seen:
-    """Moments of `count` samples: feeds, tensor in the float model, tensor in the quantized one. Empty ones are left
-    out: their branch did not run."""
-    (groups, size), second = wanted.shape, wanted.rounded
-    each = -(-position_limit(groups, size) // max(count, 1))
-    sums: list[Accumulator] = []
-    waiting: list[list[_Sample]] = []
-    for k, (feeds, x, y) in enumerate(both):
+class Samples(Protocol):
+    """Something to gather from: samples, and what an operator reads of each."""
+
+    @property
+    def feeds(self) -> Sequence[Feeds]: ...
+
+    def tensors(self, wanted: Wanted) -> Iterable[tuple[Feeds, Array, Array]]:
+        """Feeds, tensor in the float model, tensor in the quantized one."""
+        ...
+
+
+def gathered(samples: Samples, others: Samples, wanted: Wanted, room: Room) -> Seen:
+    """Moments of the samples. Empty tensors are left out: their branch did not run.
+
+    others: made from the samples in turn, in their order. They are looked at where the samples show few positions, go
+    with the half of what they are made from, and count in second moments alone: means are of real inputs.
+    """
+    found = _Gathering(wanted, room, len(samples.feeds), len(others.feeds))
+    for k, both in enumerate(samples.tensors(wanted)):
+        found.add(k, *both, given=True)
+    if found.scarce:
+        for k, both in enumerate(others.tensors(wanted)):
+            found.add(k, *both, given=False)
+    return found.result()
+
+
+class _Gathering:
+    """Moments on the way, and samples that wait to be looked at together with others."""
+
+    def __init__(self, wanted: Wanted, room: Room, given: int, others: int) -> None:
+        self.wanted, self.room, self.given, self.others = wanted, room, given, others
+        self.scarce, self.each = False, 0
+        self.sums: list[Accumulator] = []
+        self.waiting: list[list[_Sample]] = []
+        self.begun: set[int] = set()
+
+    def add(self, number: int, feeds: Feeds, x: Array, y: Array, *, given: bool) -> None:
+        """One sample; others after those that are given."""
         if not x.size or x.shape != y.shape:
-            continue
-        sample = _sample(k, feeds, x, y, wanted.geometry)
-        if not sums:
-            few = min(_meant(sample, wanted.geometry), each) * count < POSITIONS_PER_COLUMN * size
-            cross = not few and wanted.volume <= _FITTED
-            number = 2 if second and (cross or wanted.halves) else 1
-            sums = [Accumulator(groups, size, second=second, cross=cross, room=room) for _ in range(number)]
-            waiting = [[] for _ in sums]
-        half = k % len(sums)
-        held = waiting[half]
+            return
+        sample = _sample(number, given, feeds, x, y, self.wanted.geometry)
+        if not self.sums:
+            self._begin(sample)
+        half = number % self.given % len(self.sums)
+        if not given and half not in self.begun:
+            return
+        self.begun.add(half)
+        held = self.waiting[half]
         if held and not (sample.goes_with(held[0]) and (len(held) + 1) * x.size <= _TOGETHER):
-            _add(sums[half], held, wanted, each)
+            _add(self.sums[half], held, self.wanted, self.each)
             held.clear()
         held.append(sample)
-    for half, held in enumerate(waiting):
-        if held:
-            _add(sums[half], held, wanted, each)
-    found = [half.result() for half in sums] or [Accumulator(groups, size, second=False).result()]
-    return Seen(together(*found), (found[0], found[1])) if len(found) > 1 else Seen(found[0], None)
+
+    def _begin(self, sample: _Sample) -> None:
+        """What can be had of so many samples like the first."""
+        wanted, (groups, size) = self.wanted, self.wanted.shape
+        second, here = wanted.rounded, _meant(sample, wanted.geometry)
+        self.scarce = second and here * self.given < position_limit(groups, size)
+        count = self.given + (self.others if self.scarce else 0)
+        self.each = -(-position_limit(groups, size) // max(count, 1))
+        few = min(here, self.each) * count < POSITIONS_PER_COLUMN * size
+        cross = not few and wanted.volume <= _FITTED
+        halves = range(2 if second and (cross or wanted.halves) else 1)
+        self.sums = [Accumulator(groups, size, second=second, cross=cross, room=self.room) for _ in halves]
+        self.waiting = [[] for _ in halves]
+
+    def result(self) -> Seen:
+        """Everything added."""
+        for half, held in enumerate(self.waiting):
+            if held:
+                _add(self.sums[half], held, self.wanted, self.each)
+        if not self.sums:
+            return Seen(Accumulator(*self.wanted.shape, second=False).result(), None)
+        found = [half.result() for half in self.sums]
+        return Seen(together(*found), (found[0], found[1])) if len(found) > 1 else Seen(found[0], None)
 
 
-def _sample(number: int, feeds: Feeds, x: Array, y: Array, geometry: Geometry) -> _Sample:
+def _sample(number: int, given: bool, feeds: Feeds, x: Array, y: Array, geometry: Geometry) -> _Sample:
     if geometry.kernel:
-        return _Sample(number, x, y, None)
+        return _Sample(number, given, x, y, None)
     meant = attended(feeds, x.shape)
     shape = (1, -1, x.shape[-1])
-    return _Sample(number, x.reshape(shape), y.reshape(shape), None if meant is None else meant.reshape(1, -1))
+    return _Sample(number, given, x.reshape(shape), y.reshape(shape), None if meant is None else meant.reshape(1, -1))
 
 
 def _meant(sample: _Sample, geometry: Geometry) -> int:
@@ -135,7 +188,8 @@ def _add(half: Accumulator, samples: list[_Sample], wanted: Wanted, each: int) -
     means = [window_means(one, wanted.geometry, meant) for one in (x, y)]
     means = [one.reshape(len(samples), -1, *one.shape[1:]).mean(axis=1) for one in means]
     at = places(x.shape, wanted.geometry, chosen if wanted.rounded else chosen[:0])
-    half.update(at.columns(x), at.columns(y), list(zip(counts, *means, strict=True)), count=len(chosen))
+    parts = list(zip(counts, *means, strict=True)) if samples[0].given else []
+    half.update(at.columns(x), at.columns(y), parts, count=len(chosen))
 
 
 def _joined(arrays: list[Array]) -> Array:

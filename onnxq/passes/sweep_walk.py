@@ -50,6 +50,10 @@ class Walk:
         """Position in the main graph of a node, or of the node whose body holds it."""
         return self._holder[node]
 
+    def holds(self, tensor: TensorId, node: str) -> bool:
+        """True where the tensor, which the node of the main graph reads, is at hand or still to be made."""
+        return bool(self._live) and (tensor.name in self._live[0] or self.place(node) >= self._at)
+
     def reach(self, tensor: TensorId, node: str) -> None:
         """Go as far as `values` of a tensor that the node reads need: not at all where it is at hand already."""
         if tensor.scope or not self._live or tensor.name not in self._live[0]:

@@ -16,6 +16,7 @@ from onnxq.passes import PassReport
 from onnxq.passes.bits import isolated_errors
 from onnxq.passes.bits_core import Weight, mean_bits, spend
 from onnxq.pipeline.prepared import PreparedModel, reported
+from onnxq.pipeline.sweeping import other_views
 from onnxq.plan import Plan, SitePlan
 from onnxq.report import Progress
 from onnxq.sites import Role, Site, TensorId
@@ -68,8 +69,9 @@ def budgeted(
     if not open_:
         return reported(prepared, PassReport(NAME, ("no weight can have more bits on this target",))), plan
     fitted, judged = _parted(calibration, config.data.seed)
+    seen = list(fitted.samples())
     errors = isolated_errors(
-        prepared.proto, plan, list(fitted.samples()), judged.samples(),
+        prepared.proto, plan, seen, judged.samples(), others=other_views(seen, plan, config.skip),
         rounded=config.effort != "fast" and "sweep" not in config.skip and not calibration.synthetic,
         progress=progress,
     )  # fmt: skip

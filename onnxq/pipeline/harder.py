@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx
 
@@ -12,22 +12,31 @@ from onnxq.passes.handed import registered, taken
 from onnxq.passes.sweep import NARROW_BITS, Swept, sweep
 from onnxq.plan import Plan
 from onnxq.report import Progress
+from onnxq.runtime import Feeds
 from onnxq.sites import Role
 
 Score = Callable[[Plan], float]
 
 
 def harder(
-    proto: onnx.ModelProto, score: Score, before: Plan, done: Swept, reached: float, few: Dataset, progress: Progress
+    proto: onnx.ModelProto,
+    score: Score,
+    before: Plan,
+    done: Swept,
+    reached: float,
+    few: Dataset,
+    others: Sequence[Feeds],
+    progress: Progress,
 ) -> tuple[Plan, float, str]:
     """The better plan, its score and what to say of it; each attempt is kept only if the score rises.
 
-    before: the plan that the sweep began with; done: what it made of it, which scored `reached`.
+    before: the plan that the sweep began with; done: what it made of it, which scored `reached`. few, others: the
+    samples and their other views, as of `sweep`.
     """
     plan, told = done.plan, ""
     if any(s.role is Role.WEIGHT and s.values is not None and s.spec.bits <= NARROW_BITS for s in plan.sites):
         nodes = frozenset(one.node for one in done.done)
-        longer = sweep(proto, before, few.samples(), nodes=nodes, thorough=True, progress=progress).plan
+        longer = sweep(proto, before, few.samples(), others=others, nodes=nodes, thorough=True, progress=progress).plan
         now = score(longer)
         told = f"; levels searched longer: {reached:.1f} to {now:.1f} dB{'' if now > reached else ', not kept'}"
         if now > reached:

@@ -34,7 +34,7 @@ EQUIVALENT_DB = 60.0
 _EQUIVALENT_HALF_DB = 35.0
 _WIDEN = "float32-compute"
 # Passes of later stages, which `skip` may name too.
-_LATER = frozenset({"equalize", "absorb", "smooth", "ranges", "bits", "sweep", "promote"})
+_LATER = frozenset({"equalize", "absorb", "smooth", "ranges", "bits", "sweep", "views", "promote"})
 
 
 @dataclass(frozen=True, eq=False)

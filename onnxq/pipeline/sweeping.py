@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.data import Dataset
+from onnxq.data import Dataset, views
 from onnxq.graph import GraphIndex, at_opset
 from onnxq.passes import PassReport
 from onnxq.passes.sweep import Swept, sweep
@@ -17,13 +17,16 @@ from onnxq.pipeline.judging import few_bits, plan_errors
 from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.plan import Plan
 from onnxq.report import Progress
+from onnxq.runtime import Feeds
 
-NAME = "sweep"
+NAME, VIEWS = "sweep", "views"
 _SAMPLES = {"balanced": 32, "high": 64}
 # Small samples give few positions and cost little: as many as make up so many input values, up to 128. Large ones give
 # many and cost memory: no more than make up so many, and at least 8.
 _VALUES, _MOST = 1 << 18, 128
 _TOO_MANY, _TOO_MANY_NARROW, _FEWEST = 9 << 18, 1 << 23, 8
+# With other views of them, which are held as well, but not in the first layers.
+_MOST_SEEN = 1 << 25
 # Above this an output is as good as float; one such output must not outweigh the others.
 _PERFECT_DB = 80.0
 # Where all operators together make it worse: so many stretches of the network, each tried on top of those that helped.
@@ -61,7 +64,8 @@ def swept(
     few = enough(calibration, plan, effort, seed)
     trial = Trial(prepared, held)
     before = trial.score(plan)
-    first = sweep(prepared.proto, plan, few.samples(), progress=progress)
+    others = other_views(list(few.samples()), plan, skip)
+    first = sweep(prepared.proto, plan, few.samples(), others=others, progress=progress)
     if not first.done:
         line = "; ".join(first.lines()) or "nothing to treat"
         return reported(prepared, PassReport(NAME, (line,))), plan
@@ -71,13 +75,13 @@ def swept(
         whole, done = after, None
         told = f"all operators together made it worse ({before:.1f} to {whole:.1f} dB)"
         if effort == "high" or before < _GOOD_DB:
-            done, after = _stretches(trial, plan, few, before, progress)
+            done, after = _stretches(trial, plan, few, others, before, progress)
             told += ", so by stretches; " + ("none of them helped" if done is None else "")
     if done is None:
         return reported(prepared, PassReport(NAME, (f"rolled back: {told}",))), plan
     found, more = done.plan, ""
     if effort == "high":
-        found, after, more = harder(prepared.proto, trial.score, plan, done, after, few, progress)
+        found, after, more = harder(prepared.proto, trial.score, plan, done, after, few, others, progress)
     lines = "; ".join(done.lines())
     left = f"; no sample reached {', '.join(done.skipped)}" if done.skipped else ""
     line = f"{told}{before:.1f} to {after:.1f} dB on held-back samples; {lines}{left}{more}"
@@ -95,16 +99,32 @@ def enough(calibration: Dataset, plan: Plan, effort: str, seed: int) -> Dataset:
     return calibration.take(max(min(wanted, most // size), _FEWEST), seed)
 
 
-def _stretches(trial: Trial, plan: Plan, few: Dataset, before: float, progress: Progress) -> tuple[Swept | None, float]:
+def other_views(samples: Sequence[Feeds], plan: Plan, skip: Iterable[str]) -> list[Feeds]:
+    """What second moments are to see besides the samples, all of them alike often; nothing but for weights of few bits.
+
+    There pictures are shown in other ways too: see `onnxq.data.views`.
+    """
+    if VIEWS in skip or not samples or not few_bits(plan):
+        return []
+    each = [views(sample) for sample in samples]
+    size = max(sum(np.asarray(value).size for value in samples[0].values()), 1)
+    rounds = min(len(each[0]), _MOST_SEEN // (size * len(samples)) - 1, *(len(one) for one in each))
+    return [one[k] for k in range(rounds) for one in each]
+
+
+def _stretches(
+    trial: Trial, plan: Plan, few: Dataset, others: Sequence[Feeds], before: float, progress: Progress
+) -> tuple[Swept | None, float]:
     """Stretches of the network, from its end to its start, each kept if it helps those kept before."""
     chosen: frozenset[str] = frozenset()
     best: Swept | None = None
     score = before
     for part in _cut(_operators(trial.prepared, plan)):
-        tried = sweep(trial.prepared.proto, plan, few.samples(), nodes=chosen | part, progress=progress)
+        nodes = chosen | part
+        tried = sweep(trial.prepared.proto, plan, few.samples(), others=others, nodes=nodes, progress=progress)
         now = trial.score(tried.plan)
         if now > score:
-            chosen, best, score = chosen | part, tried, now
+            chosen, best, score = nodes, tried, now
     return best, score
 
 

@@ -120,7 +120,7 @@ def test_a_better_block_is_kept(name: str) -> None:
 
     register(name, rounder)
     begun = trial.score(spoiled)
-    plan, reached, told = harder(prepared.proto, trial.score, spoiled, Swept(spoiled, ()), begun, data, silent)
+    plan, reached, told = harder(prepared.proto, trial.score, spoiled, Swept(spoiled, ()), begun, data, [], silent)
     assert np.array_equal(plan.site(first.site).values, first.values)  # type: ignore[arg-type]
     assert np.array_equal(plan.site(second.site).values, second.values)  # type: ignore[arg-type]
     assert reached == trial.score(good) > begun

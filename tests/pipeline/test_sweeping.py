@@ -274,3 +274,18 @@ def test_weights_of_few_bits_get_more_of_large_samples() -> None:
             patch.setattr(sweeping, "_TOO_MANY_NARROW", 24 * data[0]["x"].size)
             counts[bits] = len(sweeping.enough(data, plan, "balanced", 0))
     assert counts == {8: 16, 4: 24}
+
+
+def test_pictures_are_shown_in_other_ways_for_few_bits_only() -> None:
+    proto = residual()
+    samples = [{"x": np.random.default_rng(k).random((1, 3, 16, 16), np.float32)} for k in range(4)]
+    counts = {}
+    for bits in (8, 4):
+        wish = Config(rules=ALL, weights=QuantWish(granularity="channel", bits=bits, narrow_range=True))
+        plan = onnxq.make_plan(proto, images(8), wish)
+        counts[bits] = [len(sweeping.other_views(samples, plan, skip)) for skip in ((), ("views",))]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sweeping, "_MOST_SEEN", 13 * samples[0]["x"].size)
+            counts[bits].append(len(sweeping.other_views(samples, plan, ())))
+    assert counts == {8: [0, 0, 0], 4: [20, 0, 8]}
+    assert sweeping.other_views([], plan, ()) == []

@@ -1,0 +1,152 @@
+"""Classifiers behind a pooling, and samples that count in second moments alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper, parser
+
+import onnxq
+from onnxq.calibrate import calibrate
+from onnxq.config import Config, QuantWish, Rule
+from onnxq.data import load_data
+from onnxq.graph import GraphIndex
+from onnxq.passes import sweep as sweeping
+from onnxq.passes.moments_core import Room
+from onnxq.passes.sweep import sweep
+from onnxq.passes.sweep_ops import operators
+from onnxq.passes.sweep_pooled import pooling
+from onnxq.passes.sweep_seen import Samples, Wanted, gathered
+from onnxq.passes.unfold_core import Geometry
+from onnxq.pipeline.prepared import load
+from onnxq.pipeline.realise import realise
+from onnxq.report import silent
+from onnxq.runtime import Session
+from onnxq.sites import TensorId
+
+Array = NDArray[Any]
+FOUR = Config(
+    rules=(Rule(op="*", set={"quantize": True}),),  # type: ignore[arg-type]
+    skip=("equalize", "absorb", "smooth"),
+    weights=QuantWish(granularity="channel", bits=4, narrow_range=True),
+)
+HEAD = "Gemm <transB=1>(f, v, b)"
+
+
+def network(head: str, weight: tuple[int, ...] = (10, 48)) -> onnx.ModelProto:
+    made = "N,10" if len(weight) == 2 else "N,10,H,W"
+    proto = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 18]>\ng (float[N,3,20,20] x) => (float[{made}] y) '
+        f"{{ c = Conv <strides=[2,2]>(x, w) \n r = Relu(c) \n {head} }}"
+    )
+    rng = np.random.default_rng(1)
+    shapes = {"w": (48, 3, 4, 4), "v": weight, "b": (10,)}
+    for name, shape in shapes.items():
+        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([-1, 48]), "flat"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([2, 3]), "spatial"))
+    return proto
+
+
+def pictures(count: int, seed: int = 0) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    coarse = rng.standard_normal((count, 3, 5, 5)).astype(np.float32)
+    fine = rng.standard_normal((count, 3, 20, 20)).astype(np.float32)
+    return {"x": coarse.repeat(4, 2).repeat(4, 3) + 0.3 * fine}
+
+
+def planned(proto: onnx.ModelProto, feeds: dict[str, Array]) -> tuple[Any, Any, list[dict[str, Array]]]:
+    prepared = load(proto)
+    data = load_data(feeds, GraphIndex(prepared.proto).inputs)
+    plan = calibrate(prepared.proto, onnxq.make_plan(proto, feeds, FOUR), data)
+    return prepared, plan, list(data.samples())
+
+
+@pytest.mark.parametrize(
+    ("head", "weight", "found"),
+    [
+        (f"p = GlobalAveragePool(r) \n f = Flatten(p) \n y = {HEAD}", (10, 48), True),
+        (f"p = GlobalAveragePool(r) \n f = Reshape(p, flat) \n y = {HEAD}", (10, 48), True),
+        (f"f = ReduceMean <keepdims=0>(r, spatial) \n y = {HEAD}", (10, 48), True),
+        ("p = GlobalAveragePool(r) \n y = Conv(p, v, b)", (10, 48, 1, 1), True),
+        (f"p = GlobalMaxPool(r) \n f = Flatten(p) \n y = {HEAD}", (10, 48), False),
+        ("p = AveragePool <kernel_shape=[2,2]>(r) \n y = Conv(p, v, b)", (10, 48, 1, 1), False),
+        ("y = Conv(r, v, b)", (10, 48, 1, 1), False),
+    ],
+)
+def test_what_is_behind_a_pooling(head: str, weight: tuple[int, ...], found: bool) -> None:
+    prepared, plan, _ = planned(network(head, weight), pictures(12))
+    index = GraphIndex(prepared.proto)
+    last = operators(index, plan)[-1]
+    pool = pooling(index, last)
+    assert (pool is not None) == found
+    assert pool is None or pool.op_type in ("GlobalAveragePool", "ReduceMean")
+
+
+def test_fewer_answers_are_lost_on_new_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    proto = network(f"p = GlobalAveragePool(r) \n f = Flatten(p) \n y = {HEAD}")
+    prepared, plan, samples = planned(proto, pictures(12))
+    fresh = pictures(200, seed=5)
+    wanted = Session(proto, optimize=False).run(fresh)["y"]
+
+    def lost() -> float:
+        head = frozenset(one.node.name for one in operators(GraphIndex(prepared.proto), plan)[-1:])
+        swept = sweep(prepared.proto, plan, samples, nodes=head, alone=True, progress=silent)
+        assert len(swept.done) == 1
+        got = Session(realise(prepared, swept.plan), optimize=False).run(fresh)["y"]
+        return float(((got - wanted).std(axis=0) ** 2).sum())
+
+    before_the_pool = lost()
+    monkeypatch.setattr(sweeping, "pooling", lambda index, one: None)
+    assert before_the_pool < 0.9 * lost()
+
+
+@dataclass(frozen=True)
+class Given(Samples):
+    """Tensors as they are."""
+
+    values: Array
+
+    @property
+    def feeds(self) -> list[dict[str, Array]]:
+        return [{} for _ in self.values]
+
+    def tensors(self, wanted: Wanted) -> list[tuple[dict[str, Array], Array, Array]]:
+        return [({}, one, one) for one in self.values]
+
+
+@pytest.mark.parametrize("rows", [4, 2000])
+def test_others_count_where_positions_are_few_and_in_second_moments_alone(rows: int) -> None:
+    rng = np.random.default_rng(0)
+    real, other = (rng.standard_normal((6, rows, 8)).astype(np.float32) * scale for scale in (1, 3))
+    wanted = Wanted("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
+    plain, both = (gathered(Given(real), Given(some), wanted, Room()) for some in (real[:0], other))
+    assert np.array_equal(plain.moments.mean_x, both.moments.mean_x)
+    assert plain.moments.weight == both.moments.weight == 6 * rows
+    grown = float(np.trace(both.moments.h[0]) / np.trace(plain.moments.h[0]))
+    assert grown == 1 if rows == 2000 else 3 < grown < 9
+
+
+def test_others_go_with_the_half_of_their_sample() -> None:
+    real = np.zeros((3, 2, 8), np.float32)
+    real[0::2, 0], real[1::2, 1] = 1, 1
+    wanted = Wanted("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
+    plain, both = (
+        gathered(Given(real), Given(some), wanted, Room()) for some in (real[:0], np.concatenate([real] * 3))
+    )
+    assert plain.halves is not None
+    assert both.halves is not None
+    for one, other in zip(plain.halves, both.halves, strict=True):
+        np.testing.assert_allclose(one.h, other.h, atol=1e-12)
+
+
+def test_a_half_without_real_samples_takes_no_others() -> None:
+    empty = np.zeros((2, 0, 8), np.float32)
+    some = np.ones((2, 2, 8), np.float32)
+    wanted = Wanted("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
+    assert gathered(Given(empty), Given(some), wanted, Room()).moments.count == 0
