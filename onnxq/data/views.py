@@ -21,6 +21,8 @@ Axes = tuple[int, int]
 Look = Callable[[Array, Axes], Array]
 
 _CHANNELS = (1, 3, 4)
+# Values of all other inputs.
+_BESIDE = 16
 # Below this a quarter shows nothing.
 _SMALLEST = 16
 
@@ -28,11 +30,13 @@ _SMALLEST = 16
 def views(feeds: Feeds) -> tuple[dict[str, Array], ...]:
     """The sample seen in other ways, of the same shapes and types and within the same values; () without pictures.
 
-    A picture is an input [N, C, H, W] or [N, H, W, C] of 1, 3 or 4 channels and at least 16 x 16 pixels; other inputs
-    stay as they are.
+    A picture is an input [N, C, H, W] or [N, H, W, C] of 1, 3 or 4 channels and at least 16 x 16 pixels. Other inputs
+    stay as they are; where they hold more than a size or a threshold, the network is about more than pictures (what
+    looks like one may be an attention mask or a cache), and there are no views.
     """
     spatial = {name: axes for name, value in feeds.items() if (axes := _spatial(np.asarray(value))) is not None}
-    if not spatial:
+    beside = sum(np.asarray(value).size for name, value in feeds.items() if name not in spatial)
+    if not spatial or beside > _BESIDE:
         return ()
     found = []
     for looks in _LOOKS:
@@ -48,6 +52,8 @@ def views(feeds: Feeds) -> tuple[dict[str, Array], ...]:
 def _spatial(value: Array) -> Axes | None:
     """The axes of height and width."""
     if value.ndim != 4 or value.dtype.kind not in "fiu" or not value.size:
+        return None
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
         return None
     for channel, axes in ((1, (2, 3)), (3, (1, 2))):
         if value.shape[channel] in _CHANNELS and min(value.shape[k] for k in axes) >= _SMALLEST:

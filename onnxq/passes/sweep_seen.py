@@ -127,6 +127,9 @@ class _Gathering:
         """One sample; others after those that are given."""
         if not x.size or x.shape != y.shape:
             return
+        if not given and not (np.isfinite(x).all() and np.isfinite(y).all()):
+            # What a network makes of inputs that never come is no reason to fail.
+            return
         sample = _sample(number, given, feeds, x, y, self.wanted.geometry)
         if not self.sums:
             self._begin(sample)

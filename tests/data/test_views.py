@@ -52,5 +52,13 @@ def test_no_pictures(shape: tuple[int, ...]) -> None:
     assert views({"x": np.zeros(shape, np.float32)}) == ()
 
 
+def test_masks_and_caches_are_no_pictures() -> None:
+    drawn = np.zeros((1, 1, 32, 32), np.float32)
+    assert views({"mask": drawn, "ids": np.zeros((1, 32), np.int64)}) == ()
+    assert views({"cache": np.zeros((1, 4, 32, 64), np.float32), "x": np.zeros((1, 1, 384), np.float32)}) == ()
+    drawn[0, 0, 0, 1] = -np.inf
+    assert views({"mask": drawn}) == ()
+
+
 def test_text_is_no_picture() -> None:
     assert views({"x": np.full((1, 1, 16, 16), "a")}) == ()

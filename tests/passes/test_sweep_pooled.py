@@ -150,3 +150,13 @@ def test_a_half_without_real_samples_takes_no_others() -> None:
     some = np.ones((2, 2, 8), np.float32)
     wanted = Wanted("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
     assert gathered(Given(empty), Given(some), wanted, Room()).moments.count == 0
+
+
+def test_others_that_overflow_are_left_out() -> None:
+    real = np.random.default_rng(0).standard_normal((4, 4, 8)).astype(np.float32)
+    other = real.copy()
+    other[1, 2, 3], other[2, 0, 0] = np.nan, np.inf
+    wanted = Wanted("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
+    found = gathered(Given(real), Given(other), wanted, Room()).moments
+    assert found.count == 6 * 4
+    assert np.isfinite(found.h).all()
