@@ -23,6 +23,9 @@ from measure import Run, table
 from subjects import Score, Subject, held_back, subject
 
 ACCURACY = ("equalize", "absorb", "smooth", "ranges", "sweep", "promote")
+# Worth leaving out only where weights may have few bits: with a budget, or a configuration of one's own.
+FEW_BITS = ("views",)
+BUDGET = ("bits",)
 PREPARATION = (
     "constants", "dead", "activations", "layernorm", "residual", "prelu", "pool", "pad", "batchnorm", "scalars",
 )  # fmt: skip
@@ -96,7 +99,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--targets", nargs="+", default=["ort", "trt"])
     parser.add_argument("--config", default="", help="preset or file (default: TARGET-int8)")
     parser.add_argument("--effort", default="balanced", choices=["fast", "balanced", "high"])
-    parser.add_argument("--passes", nargs="*", help=f"default: {', '.join(ACCURACY)}, and bits where a budget is given")
+    parser.add_argument(
+        "--passes", nargs="*", help=f"default: {', '.join(ACCURACY)}; with --config views too, with a budget bits"
+    )
     parser.add_argument("--preparation", action="store_true", help="the passes before planning too")
     parser.add_argument("--weight-bits-budget", default="", metavar="BITS")
     parser.add_argument("--out", type=Path, default=Path("out/ablation"))
@@ -116,7 +121,8 @@ def main() -> None:
     args = parse()
     args.out.mkdir(parents=True, exist_ok=True)
     subjects = [subject(item, args.corpus, args.out, args.samples) for item in args.models]
-    passes = list(args.passes or ACCURACY + (("bits",) if args.weight_bits_budget else ()))
+    few = FEW_BITS if args.config or args.weight_bits_budget else ()
+    passes = list(args.passes or (*ACCURACY, *few, *(BUDGET if args.weight_bits_budget else ())))
     passes += PREPARATION if args.preparation else ()
     parts = [measured(subjects, target, passes, args) for target in args.targets]
     (args.out / "ablation.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
