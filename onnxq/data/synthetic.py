@@ -9,6 +9,7 @@ import onnx
 
 from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Array, kind, shape_text, wanted_dtype
+from onnxq.data.views import CHANNELS
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import ValueInfo
 from onnxq.runtime import Session
@@ -107,7 +108,7 @@ def _guess(value: ValueInfo, axis: int, symbol: str) -> int:
         if part in symbol:
             return size
     if rank == 4:
-        channels_last = (value.shape or ())[-1] in (1, 3, 4)
+        channels_last = (value.shape or ())[-1] in CHANNELS
         if axis == (3 if channels_last else 1):
             return 3
         return _IMAGE_SIDE

@@ -20,7 +20,8 @@ Feeds = Mapping[str, Array]
 Axes = tuple[int, int]
 Look = Callable[[Array, Axes], Array]
 
-_CHANNELS = (1, 3, 4)
+# Of a picture, as the axis that is not of space has them.
+CHANNELS = (1, 3, 4)
 # Values of all other inputs.
 _BESIDE = 16
 # Below this a quarter shows nothing.
@@ -56,7 +57,7 @@ def _spatial(value: Array) -> Axes | None:
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         return None
     for channel, axes in ((1, (2, 3)), (3, (1, 2))):
-        if value.shape[channel] in _CHANNELS and min(value.shape[k] for k in axes) >= _SMALLEST:
+        if value.shape[channel] in CHANNELS and min(value.shape[k] for k in axes) >= _SMALLEST:
             return axes
     return None
 

@@ -20,7 +20,7 @@ from onnxq.sites import TensorId
 def pool(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
     """Every such ReduceMean over a float [N, C, spatial...] tensor of known rank."""
     view = View(proto)
-    matches = [(node, x) for node in view.index.nodes if (x := _pooled(view, node)) is not None]
+    matches = [(node, x) for node in view.index.nodes if (x := pooled(view, node)) is not None]
     if not matches:
         return proto, PassReport("pool")
     edit, changed = Edit(proto), []
@@ -28,13 +28,14 @@ def pool(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
         if node.attrs.get("keepdims", 1):
             edit.become(node, "GlobalAveragePool", (x.name,), {})
         else:
-            pooled = edit.insert_before(node, "GlobalAveragePool", (x.name,), {}, f"{node.outputs[0]}/pooled")
-            edit.become(node, "Flatten", (pooled,), {"axis": 1})
+            made = edit.insert_before(node, "GlobalAveragePool", (x.name,), {}, f"{node.outputs[0]}/pooled")
+            edit.become(node, "Flatten", (made,), {"axis": 1})
         changed.append(f"{node.name}: GlobalAveragePool instead of ReduceMean")
     return edit.export(), PassReport("pool", tuple(changed))
 
 
-def _pooled(view: View, node: NodeRef) -> TensorId | None:
+def pooled(view: View, node: NodeRef) -> TensorId | None:
+    """What a ReduceMean takes the mean of over all spatial axes; None for anything else."""
     if node.op_type != "ReduceMean" or node.domain:
         return None
     x = view.tensor(node, 0)

@@ -38,6 +38,7 @@ from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.passes.sweep_pooled import POINTWISE, POOLED_DAMPING, pooling
 from onnxq.passes.sweep_seen import Seen, Wanted, gathered
 from onnxq.passes.sweep_walk import Changes, Walk
+from onnxq.passes.view import View
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.runtime import Feeds
 from onnxq.sites import Edge, Role, TensorId
@@ -104,17 +105,17 @@ def sweep(
     """A plan whose weights carry `values` (and scales to match), and biases corrected.
 
     proto: the prepared float model; plan: calibrated for it. samples: 8 to 16 are enough; all are held, with the
-    tensors alive between two nodes, and nothing else. others: more of them for the second moments of
-    operators that see few positions, number k made from sample k modulo their count. nodes: only these operators (None:
-    all). thorough: a longer search for levels of few bits. alone: each operator for itself, in the float model, to
-    learn what it alone costs.
+    tensors alive between two nodes, and nothing else. others: more of them for the second moments of operators that see
+    few positions, number k made from sample k modulo their count. nodes: only these operators (None: all). thorough: a
+    longer search for levels of few bits. alone: each operator for itself, in the float model, to learn what it alone
+    costs.
     The same input gives the same bytes. Raises ModelError and DataError from the runs.
     """
     proto = at_opset(proto, plan.opset)
-    index = GraphIndex(proto)
-    todo = [one for one in operators(index, plan) if nodes is None or one.node.name in nodes]
+    view = View(proto)
+    todo = [one for one in operators(view.index, plan) if nodes is None or one.node.name in nodes]
     feeds = [dict(sample) for sample in samples]
-    state = _State(plan, index, proto, feeds, others, thorough=thorough, alone=alone)
+    state = _State(plan, view, proto, feeds, others, thorough=thorough, alone=alone)
     few = max((one.weight.size for one in todo), default=0) < _MANY_THREADS
     with progress("sweeping", len(todo)) as task, one_blas_thread() if few else all_blas_threads():
         for one in todo:
@@ -129,7 +130,7 @@ class _State:
     def __init__(
         self,
         plan: Plan,
-        index: GraphIndex,
+        view: View,
         proto: onnx.ModelProto,
         feeds: Sequence[Feeds],
         others: Sequence[Feeds],
@@ -137,12 +138,11 @@ class _State:
         thorough: bool = False,
         alone: bool = False,
     ) -> None:
-        self.plan, self.index = plan, index
-        self.thorough, self.alone = thorough, alone
+        self.plan, self.view, self.index, self.thorough, self.alone = plan, view, view.index, thorough, alone
         pairs = tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT) and not alone)
         paired = emit(proto, replace(plan, sites=pairs))
         self.paired = GraphIndex(paired)
-        self.changes: Changes = {} if alone else _rounded(plan, index)
+        self.changes: Changes = {} if alone else _rounded(plan, self.index)
         self.samples, self.others = (
             Both(some, Walk(proto, some, {}), Walk(paired, some, self.changes)) for some in (feeds, others)
         )
@@ -184,26 +184,26 @@ class _State:
             self._bias(one, site, bias.reshape(-1))
         self.done.append(Treatment(one.node.name, one.kind, rounded, refitted, corrected))
 
-    def _pool(self, one: Operator) -> NodeRef | None:
-        """The pooling to look in front of, where both models are not past it."""
-        node = pooling(self.index, one) if _narrow(one, self.sites[one.site.site]) else None
-        if node is None:
+    def _pool(self, one: Operator) -> tuple[NodeRef, TensorId] | None:
+        """The pooling to look in front of, where both models are not past it, and what it reads."""
+        found = pooling(self.view, one) if _narrow(one, self.sites[one.site.site]) else None
+        if found is None:
             return None
-        real, quantized = (index.resolve(index.node(node.name).inputs[0], "") for index in (self.index, self.paired))
+        node, real = found
+        quantized = self.paired.resolve(self.paired.node(node.name).inputs[0], node.scope)
         ahead = all(both.hold(real, quantized, node.name) for both in (self.samples, self.others) if both.feeds)
-        return node if ahead else None
+        return found if ahead else None
 
-    def _moments(self, one: Operator, pool: NodeRef | None) -> Seen:
+    def _moments(self, one: Operator, pool: tuple[NodeRef, TensorId] | None) -> Seen:
         """What all samples say; operators that read the same tensors share it. pool: look in front of it."""
-        reader, site = one.node if pool is None else pool, self.sites[one.site.site]
-        node = self.paired.node(reader.name)
+        reader, data, geometry = (one.node, one.data, one.geometry) if pool is None else (*pool, POINTWISE)
+        node, site = self.paired.node(reader.name), self.sites[one.site.site]
         groups, _, size = one.rows(one.weight).shape
-        before = None if pool is None else self.index.resolve(pool.inputs[0], pool.scope)
         wanted = Wanted(
             reader=reader.name,
-            data=one.data if before is None else before,
+            data=data,
             paired=self.paired.resolve(node.inputs[0], node.scope),
-            geometry=one.geometry if before is None else POINTWISE,
+            geometry=geometry,
             shape=(groups, size),
             second=one.alone and not site.spec.is_float and not site.group,
             halves=_narrow(one, site),

@@ -34,7 +34,6 @@ class Both:
         self.quantized.reach(wanted.paired, wanted.reader)
         yield from zip(self.feeds, self.real.values(wanted.data), self.quantized.values(wanted.paired), strict=True)
 
-    def hold(self, real: TensorId | None, quantized: TensorId | None, node: str) -> bool:
+    def hold(self, real: TensorId, quantized: TensorId | None, node: str) -> bool:
         """True where these tensors, which the node reads, can still be had."""
-        pairs = ((self.real, real), (self.quantized, quantized))
-        return all(tensor is not None and walk.holds(tensor, node) for walk, tensor in pairs)
+        return quantized is not None and self.real.holds(real, node) and self.quantized.holds(quantized, node)

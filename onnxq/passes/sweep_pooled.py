@@ -8,9 +8,11 @@ the same on both sides of the pooling; re-fits are not, as it takes the mean of 
 
 from __future__ import annotations
 
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph import NodeRef
+from onnxq.passes.pool import pooled
 from onnxq.passes.sweep_ops import Operator
 from onnxq.passes.unfold_core import Geometry
+from onnxq.passes.view import View
 from onnxq.sites import TensorId
 
 # Positions are only alike to what the operator reads, so correlations count for half.
@@ -18,30 +20,18 @@ POOLED_DAMPING = 1.0
 # What the tensor in front of the pooling is to a 1 x 1 convolution.
 POINTWISE = Geometry(kernel=(1, 1), strides=(1, 1), dilations=(1, 1), pads=(0, 0, 0, 0))
 _MOVING = frozenset({"Flatten", "Reshape", "Squeeze", "Identity"})
-_SPATIAL = ((2, 3), (-2, -1))
 
 
-def pooling(index: GraphIndex, one: Operator) -> NodeRef | None:
-    """The node that pools [N, C, H, W] to the one position a sample that a Gemm, MatMul or 1 x 1 Conv reads."""
+def pooling(view: View, one: Operator) -> tuple[NodeRef, TensorId] | None:
+    """The node that pools [N, C, H, W] to the one position a sample that a Gemm, MatMul or 1 x 1 Conv reads, and that
+    tensor."""
     plain = one.geometry.groups == 1 and set(one.geometry.kernel) <= {1}
-    node = index.producer(one.data) if plain else None
-    while node is not None and not node.domain and node.op_type in _MOVING:
-        before = index.resolve(node.inputs[0], node.scope)
-        node = None if before is None else index.producer(before)
-    if node is None or node.scope or not _pools(index, node):
+    node = view.producer(one.data) if plain else None
+    while node is not None and node.op_type in _MOVING:
+        node = view.producer(view.tensor(node, 0))
+    if node is None or node.scope:
         return None
-    tensor = index.resolve(node.inputs[0], node.scope)
-    shape = None if tensor is None else index.shape(tensor)
+    tensor = view.tensor(node, 0) if node.op_type == "GlobalAveragePool" else pooled(view, node)
+    shape = None if tensor is None else view.index.shape(tensor)
     whole = shape is not None and len(shape) == 4 and shape[1] == one.rows(one.weight).shape[2]
-    return node if whole else None
-
-
-def _pools(index: GraphIndex, node: NodeRef) -> bool:
-    if node.domain or node.op_type != "ReduceMean":
-        return not node.domain and node.op_type == "GlobalAveragePool"
-    axes = node.attrs.get("axes")
-    if axes is None and len(node.inputs) > 1:
-        tensor: TensorId | None = index.resolve(node.inputs[1], node.scope)
-        value = None if tensor is None else index.constant(tensor)
-        axes = None if value is None else value.tolist()
-    return axes is not None and tuple(axes) in _SPATIAL
+    return (node, tensor) if tensor is not None and whole else None

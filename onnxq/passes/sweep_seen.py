@@ -121,7 +121,6 @@ class _Gathering:
         self.scarce, self.each = False, 0
         self.sums: list[Accumulator] = []
         self.waiting: list[list[_Sample]] = []
-        self.begun: set[int] = set()
 
     def add(self, number: int, feeds: Feeds, x: Array, y: Array, *, given: bool) -> None:
         """One sample; others after those that are given."""
@@ -134,10 +133,10 @@ class _Gathering:
         if not self.sums:
             self._begin(sample)
         half = number % self.given % len(self.sums)
-        if not given and half not in self.begun:
-            return
-        self.begun.add(half)
         held = self.waiting[half]
+        # From its first sample on a half always has one waiting.
+        if not given and not held:
+            return
         if held and not (sample.goes_with(held[0]) and (len(held) + 1) * x.size <= _TOGETHER):
             _add(self.sums[half], held, self.wanted, self.each)
             held.clear()

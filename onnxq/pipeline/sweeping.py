@@ -108,7 +108,7 @@ def other_views(samples: Sequence[Feeds], plan: Plan, skip: Iterable[str]) -> li
         return []
     each = [views(sample) for sample in samples]
     size = max(sum(np.asarray(value).size for value in samples[0].values()), 1)
-    rounds = min(len(each[0]), _MOST_SEEN // (size * len(samples)) - 1, *(len(one) for one in each))
+    rounds = min(_MOST_SEEN // (size * len(samples)) - 1, *map(len, each))
     return [one[k] for k in range(rounds) for one in each]
 
 
