@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.graph import Editor, GraphIndex, index_of, opset_of
-from onnxq.numerics import clip_bounds, quantize, scale_as
+from onnxq.numerics import clip_bounds, quantize, quantize_weight, saturating_sums, scale_as
 from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.plan.limits import check_numbers, check_specs
 from onnxq.plan.names import part
@@ -177,7 +177,7 @@ class _Writer:
         if value is None:
             raise PlanError(str(site.site), "is not a constant in this model", "plan this model again")
         names = self._names(site, ("dq_node", "quantized", "dequantized"))
-        data = quantize(_bias_shape(value, site), numbers, site.spec) if site.values is None else _given(site, value)
+        data = _rounded(site, numbers, value) if site.values is None else _given(site, value)
         storage = site.spec.storage
         first = min(site.consumers or (), key=lambda edge: self.index.node(edge.node).order)
         if site.spec.storage_bits < 8 and first.node in self.in_integers:
@@ -251,6 +251,13 @@ class _Writer:
         return {f"onnxq.{key}": str(value) for key, value in record.items()}
 
 
+def _rounded(site: SitePlan, numbers: QParams, value: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The constant's own integers; those of a bias as a vector, since a Gemm's may be [1, N] and kernels read [N]."""
+    if site.role is Role.BIAS:
+        return quantize(value.reshape(-1), numbers, site.spec)
+    return quantize_weight(value, numbers, site.spec, site.sum_orders)
+
+
 def _given(site: SitePlan, value: NDArray[np.generic]) -> NDArray[np.generic]:
     """The integers that the plan carries."""
     data = np.asarray(site.values)
@@ -258,6 +265,9 @@ def _given(site: SitePlan, value: NDArray[np.generic]) -> NDArray[np.generic]:
     if not fits or (data.size and (data.min() < site.spec.qmin or data.max() > site.spec.qmax)):
         cause = f"its values do not fit a {site.spec.storage} tensor of shape {list(value.shape)}"
         raise PlanError(str(site.site), cause, "take `values` out, or plan this model again")
+    if any(saturating_sums(data, order).any() for order in site.sum_orders):
+        cause = "its values overflow 16-bit sums on CPUs without VNNI, and the plan says that they do not"
+        raise PlanError(str(site.site), cause, "take `values` out, or write `saturation: allow`")
     return data
 
 
@@ -275,11 +285,6 @@ def _numpy_type(spec: QuantSpec) -> type[np.generic]:
         return np.float32  # only 0 is ever written; the writer casts it
     name = spec.storage if spec.storage_bits >= 8 else spec.storage.replace("int4", "int8")
     return np.dtype(name).type
-
-
-def _bias_shape(value: NDArray[np.generic], site: SitePlan) -> NDArray[np.generic]:
-    """A Gemm bias may be [1, N]; integer kernels read [N]."""
-    return value.reshape(-1) if site.role is Role.BIAS else value
 
 
 __all__ = ["BITS_KEY", "PLAN_KEY", "Edge", "emit", "put_biases"]

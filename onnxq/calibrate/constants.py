@@ -45,7 +45,9 @@ def weight_numbers(
     for site in missing:
         if site.role is Role.WEIGHT:
             with _about(site):
-                found[site.site] = weight_qparams(_constant(index, site), site.spec, observer=site.observer)
+                found[site.site] = weight_qparams(
+                    _constant(index, site), site.spec, observer=site.observer, orders=site.sum_orders
+                )
     for bias in biases:
         if bias.derived is None:
             continue

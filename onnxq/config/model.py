@@ -33,6 +33,7 @@ class Config(Frozen):
     source: the preset or file it was read from; "" when made in Python. skip: passes left out.
     attention: the products of activations inside it, for engines with a fused kernel: "auto" tries both.
     effort: what accuracy passes may cost; fast: none of them. torch: for the front end alone.
+    saturation: whether weights may overflow 16-bit sums in kernels of CPUs without VNNI; "avoid" costs about .2 dB.
     weight_bits_budget: bits that weights may have on average over their elements, from those of `weights` up;
     weight_bits: the widths to choose from, () for all.
     """
@@ -43,6 +44,7 @@ class Config(Frozen):
     activations: QuantWish = Field(default_factory=_activation_wish)
     weights: QuantWish = Field(default_factory=_weight_wish)
     bias: Literal["int32", "float"] = "int32"
+    saturation: Literal["avoid", "allow"] = "avoid"
     placement: Literal["rules", "measured"] = "rules"
     attention: Literal["float", "quantized", "auto"] = "float"
     effort: Literal["fast", "balanced", "high"] = "balanced"

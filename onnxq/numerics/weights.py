@@ -5,7 +5,7 @@ The error is that of the weight alone. It is a good guide for 2 to 6 bits; at 8 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,8 @@ from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import did_you_mean
 from onnxq.numerics.ranges import qparams_from_range
 from onnxq.numerics.rounding import blocked_shape, fake_quant
-from onnxq.spec import ObserverSpec, PerBlock, PerChannel, QParams, QuantSpec
+from onnxq.numerics.saturation import SumOrder, needs_bound, neighbours, widening
+from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 Ends = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -26,11 +27,15 @@ _FINE = np.geomspace(1.1, 1 / 1.1, 9)
 _SLAB = 1 << 18
 
 
-def weight_qparams(w: ArrayLike, spec: QuantSpec, *, observer: ObserverSpec | None = None) -> QParams:
+def weight_qparams(
+    w: ArrayLike, spec: QuantSpec, *, observer: ObserverSpec | None = None, orders: Sequence[SumOrder] = ()
+) -> QParams:
     """Scale and zero point of the constant `w`, of the shape the spec's granularity asks for.
 
     observer: "minmax" (default), or "mse": for each channel or block the share of its range, and for asymmetric
         specs of each end of it, that gives the least squared error with the spec's own levels.
+    orders: the 16-bit sums that the weights must keep to, see `numerics.saturation`; scales are then widened, channel
+        by channel, as far as that lowers the squared error of weights rounded inside of them.
     Raises CalibrationError on NaN or inf, ConfigError for another observer or an option.
     """
     name = observer.name if observer is not None else "minmax"
@@ -44,10 +49,29 @@ def weight_qparams(w: ArrayLike, spec: QuantSpec, *, observer: ObserverSpec | No
     if not (np.isfinite(widest[0]).all() and np.isfinite(widest[1]).all()):
         raise CalibrationError("weight", "holds NaN or inf", "repair the float model")
     if fit is _minmax and not isinstance(spec.granularity, PerBlock):
-        return qparams_from_range(*widest, spec, origin=f"weights, {name}")
+        return _widened(values, qparams_from_range(*widest, spec, origin=f"weights, {name}"), spec, orders)
     groups, shape = _grouped(values, spec)
     lo, hi = fit(groups, replace(spec, granularity=PerChannel(0)))
-    return qparams_from_range(lo.reshape(shape), hi.reshape(shape), spec, origin=f"weights, {name}")
+    numbers = qparams_from_range(lo.reshape(shape), hi.reshape(shape), spec, origin=f"weights, {name}")
+    return _widened(values, numbers, spec, orders)
+
+
+def _widened(values: NDArray[np.float32], numbers: QParams, spec: QuantSpec, orders: Sequence[SumOrder]) -> QParams:
+    """The numbers with scales wide enough for the weights that share a 16-bit sum, by expected squared error."""
+    grain = spec.granularity
+    if not orders or not needs_bound(spec) or isinstance(grain, PerBlock):
+        return numbers
+    factors = np.ones(numbers.scale.shape, np.float32)
+    for order in orders:
+        two, scale = neighbours(values, order), numbers.scale
+        if isinstance(grain, PerTensor):
+            two, scale = two.reshape(1, -1, 2), scale.reshape(1)
+        elif grain.axis % values.ndim != order[0]:
+            continue
+        # Both give way alike, so a sum's excess costs half its square.
+        found = widening(two[..., 0], two[..., 1], scale, np.full(len(two), two[0].size), 0.5)
+        factors = np.maximum(factors, found.reshape(factors.shape))
+    return replace(numbers, scale=np.asarray(numbers.scale * factors, np.float32))
 
 
 def _grouped(values: NDArray[np.float32], spec: QuantSpec) -> tuple[NDArray[np.float32], tuple[int, ...]]:

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.passes.smooth_core import Reader
 
 ALPHAS = (0.15, 0.25, 0.35, 0.5, 0.65)
@@ -36,8 +35,7 @@ def outputs_error(rows: NDArray[np.float32], readers: Sequence[Reader], s: NDArr
     """Noise over signal of the readers' outputs, their mean, with only the weights rounded."""
     ratios = []
     for reader in readers:
-        weight = reader.weight * s[:, None]
-        gap = fake_quant(weight, weight_qparams(weight, reader.spec), reader.spec) / s[:, None] - reader.weight
+        gap = reader.rounded(s) / s[:, None] - reader.weight
         exact = rows @ reader.weight
         ratios.append(float(np.square(rows @ gap).sum()) / max(float(np.square(exact).sum()), 1e-30))
     return float(np.mean(ratios))

@@ -14,7 +14,7 @@ from onnxq.calibrate import Progress
 from onnxq.data import attended
 from onnxq.graph import GraphIndex, at_opset
 from onnxq.graph.scopes import bodies
-from onnxq.numerics import dequantize, fake_quant
+from onnxq.numerics import dequantize, fake_quant_weight
 from onnxq.passes.sweep import sweep
 from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.plan import Plan, SitePlan
@@ -116,7 +116,7 @@ def _value(site: SitePlan, constant: Array) -> Array:
     if site.qparams is None:
         return constant
     if site.values is None:
-        return fake_quant(constant, site.qparams, site.spec)
+        return np.asarray(fake_quant_weight(constant, site.qparams, site.spec, site.sum_orders))
     return np.ascontiguousarray(dequantize(site.values, site.qparams, site.spec), np.float32)
 
 

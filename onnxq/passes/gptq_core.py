@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.numerics import nearest_within_sum
+from onnxq.numerics.saturation import MOST
 from onnxq.passes.moments_core import Moments
 
 Array = NDArray[Any]
@@ -39,10 +41,25 @@ _ENOUGH = 0.01
 _NEAR = 1e-3
 
 
-def nearest(w: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> NDArray[np.int32]:
-    """Each weight to its nearest level; as `numerics.quantize` rounds."""
-    steps = np.rint(np.asarray(w, np.float32) / scale)
-    return np.asarray(np.clip(steps, limits[0] - zero, limits[1] - zero).astype(np.int32) + zero, np.int32)
+def nearest(
+    w: Array, scale: Array, zero: Array, limits: tuple[int, int], partner: NDArray[np.int64] | None = None
+) -> NDArray[np.int32]:
+    """Each weight to its nearest level, as `numerics.quantize_weight` rounds.
+
+    w, scale, zero: [groups, rows, K]. partner: [K], the column that a 16-bit sum adds to this one, or -1; None: no sum
+    can overflow.
+    """
+    steps = np.asarray(w, np.float32) / scale
+    found = np.clip(np.rint(steps), limits[0] - zero, limits[1] - zero).astype(np.int32) + zero
+    if partner is not None:
+        first = np.flatnonzero(partner > np.arange(len(partner)))
+        second = partner[first]
+        one, two = nearest_within_sum(
+            found[:, :, first], found[:, :, second], steps[:, :, first] + zero[:, :, first],
+            steps[:, :, second] + zero[:, :, second],
+        )  # fmt: skip
+        found[:, :, first], found[:, :, second] = one, two
+    return np.asarray(found, np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,13 +120,21 @@ def round_by_moments(
     return round_spreading(w, spreading(h, damping=damping), scale, zero, limits)
 
 
-def round_spreading(w: Array, seen: Spreading, scale: Array, zero: Array, limits: tuple[int, int]) -> NDArray[np.int32]:
-    """`round_by_moments` with what it needs of H found already."""
+def round_spreading(
+    w: Array,
+    seen: Spreading,
+    scale: Array,
+    zero: Array,
+    limits: tuple[int, int],
+    partner: NDArray[np.int64] | None = None,
+) -> NDArray[np.int32]:
+    """`round_by_moments` with what it needs of H found already. partner: as of `nearest`."""
     weights, scales, zeros = (_taken(array.transpose(0, 2, 1), seen.order) for array in (w, scale, zero))
-    found, error = _columns(weights, scales, zeros, seen, limits)
+    before = None if partner is None else _rounded_before(partner, seen.order)
+    found, error = _columns(weights, scales, zeros, seen, limits, before)
     levels = np.empty_like(found)
     np.put_along_axis(levels, seen.order[:, :, None], found, axis=1)
-    levels, plain = levels.transpose(0, 2, 1), nearest(w, scale, zero, limits)
+    levels, plain = levels.transpose(0, 2, 1), nearest(w, scale, zero, limits, partner)
     gap = _taken((w - (plain - zero).astype(np.float32) * scale).transpose(0, 2, 1), seen.order)
     simple = np.einsum("gkr,gk->gr", np.square(seen.lower.transpose(0, 2, 1) @ gap), seen.weights)
     worse = error > simple
@@ -203,9 +228,15 @@ def corrected_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> N
 
 
 def _columns(
-    w: Array, scale: Array, zero: Array, seen: Spreading, limits: tuple[int, int]
+    w: Array,
+    scale: Array,
+    zero: Array,
+    seen: Spreading,
+    limits: tuple[int, int],
+    before: NDArray[np.int64] | None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """(levels [groups, K, rows], error of each row [groups, rows]), arrays as of `_sorted`.
+    """(levels [groups, K, rows], error of each row [groups, rows]), arrays as of `_taken`. before: as of
+    `_rounded_before`.
 
     From the last column to the first, all rows and groups at once: a column is rounded after what the errors of those
     behind it add to it, E L, which comes as one product a block and one a column inside of it.
@@ -224,9 +255,33 @@ def _columns(
                 inside = upper[:, k - first : k - first + 1, k + 1 - first : last - first]
                 column = column + (inside @ errors[:, k + 1 : last])[:, 0]
             level = np.rint(column / scale[:, k])
-            np.maximum(np.minimum(level, high[:, k], out=level), low[:, k], out=levels[:, k])
+            least, most = low[:, k], high[:, k]
+            if before is not None and before[:, k].any():
+                least, most = _room(levels, zero, before[:, k], least, most)
+            np.maximum(np.minimum(level, most, out=level), least, out=levels[:, k])
             worth = levels[:, k] * scale[:, k]
             np.subtract(column, worth, out=left[:, k])
             np.subtract(w[:, k], worth, out=errors[:, k])
     error = np.einsum("gkr,gk->gr", np.square(left, out=left), seen.weights)
     return levels.astype(np.int32) + zero, np.asarray(error, np.float64)
+
+
+def _rounded_before(partner: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[groups, K] in the order of rounding: where the partner stands that was rounded before, 0 where there is none.
+
+    Columns are rounded from the last to the first, so nothing is ever rounded before number 0.
+    """
+    places, found = np.argsort(order, axis=1), partner[order]
+    at = np.where(found >= 0, np.take_along_axis(places, np.maximum(found, 0), axis=1), 0)
+    return np.asarray(np.where(at > np.arange(order.shape[1]), at, 0))
+
+
+def _room(levels: Array, zero: Array, before: NDArray[np.int64], least: Array, most: Array) -> tuple[Array, Array]:
+    """The limits of one column beside what its partners, rounded before, leave of their sums; [groups, rows] each."""
+    groups, there = np.arange(len(before)), (before > 0)[:, None]
+    # A sum is of stored integers, the zero point among them.
+    own = zero[groups, before]
+    beside = levels[groups, before] + own
+    low = np.where(there, -MOST - np.minimum(beside, 0) - own, least)
+    high = np.where(there, MOST - np.maximum(beside, 0) - own, most)
+    return np.maximum(least, low), np.minimum(most, high)

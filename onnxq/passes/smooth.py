@@ -17,13 +17,14 @@ from onnx import ModelProto
 
 from onnxq.errors import PlanError
 from onnxq.graph import NodeRef
+from onnxq.numerics import SumOrder
 from onnxq.passes import awq_core
 from onnxq.passes.affine_core import rounded
 from onnxq.passes.edit import Edit
 from onnxq.passes.linear import Linear, linear
 from onnxq.passes.smooth_core import Reader, Seen, along_outputs, search
 from onnxq.passes.view import View
-from onnxq.plan import Plan
+from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerTensor, QuantSpec
 
@@ -136,27 +137,34 @@ def quantized_groups(proto: ModelProto, plan: Plan) -> tuple[Group, ...]:
     return tuple(one for one in find_groups(view) if _specs(view, one, plan) is not None and has_room(one))
 
 
-def _specs(view: View, group: Group, plan: Plan) -> tuple[QuantSpec | None, tuple[QuantSpec, ...]] | None:
-    """Of the activation, None where it stays float, and of the weights; None where either has no factors to give."""
-    by_edge: dict[tuple[Role, Edge], QuantSpec] = {}
+def _specs(view: View, group: Group, plan: Plan) -> tuple[QuantSpec | None, tuple[SitePlan, ...]] | None:
+    """The activation's, None where it stays float, and the weights; None where either has no factors to give."""
+    by_edge: dict[tuple[Role, Edge], SitePlan] = {}
     for site in plan.sites:
         edges = site.consumers
         if edges is None:
             edges = view.index.consumers(site.site) if isinstance(site.site, TensorId) else (site.site,)
-        by_edge.update({(site.role, edge): site.spec for edge in edges})
-    data, weights = [], []
+        by_edge.update({(site.role, edge): site for edge in edges})
+    data: list[QuantSpec | None] = []
+    weights = []
     for op in group.readers:
         edge = view.edge(op.node, 0)
-        data.append(by_edge.get((Role.ACTIVATION, edge)) or by_edge.get((Role.OUTPUT, edge)))
+        read = by_edge.get((Role.ACTIVATION, edge)) or by_edge.get((Role.OUTPUT, edge))
+        data.append(None if read is None else read.spec)
         weights.append(by_edge.get((Role.WEIGHT, view.edge(op.node, 1))))
     first = data[0]
-    held = [w for w in weights if w is not None and not w.is_float]
+    held = [w for w in weights if w is not None and not w.spec.is_float]
     if first is None:
         return (None, tuple(held)) if len(held) == len(weights) and not any(data) else None
     if not isinstance(first.granularity, PerTensor) or first.is_float or any(d != first for d in data):
         return None
-    held = [w for w in held if not isinstance(w.granularity, PerBlock)]
+    held = [w for w in held if not isinstance(w.spec.granularity, PerBlock)]
     return (first, tuple(held)) if len(held) == len(weights) else None
+
+
+def _orders(site: SitePlan) -> tuple[SumOrder, ...]:
+    """Of a weight turned to [inputs, outputs]."""
+    return ((1, 0),) if site.sum_orders else ()
 
 
 def smoothing_factors(proto: ModelProto, plan: Plan, seen: Mapping[TensorId, Seen]) -> Smoothing:
@@ -172,8 +180,8 @@ def smoothing_factors(proto: ModelProto, plan: Plan, seen: Mapping[TensorId, See
         if specs is None or values is None:
             continue
         readers = tuple(
-            Reader(op.weight if op.axis == 1 else op.weight.T, along_outputs(spec))
-            for op, spec in zip(group.readers, specs[1], strict=True)
+            Reader(op.weight if op.axis == 1 else op.weight.T, along_outputs(site.spec), _orders(site))
+            for op, site in zip(group.readers, specs[1], strict=True)
         )
         if specs[0] is None:
             s, alpha, error, plain = awq_core.search(values.rows, readers)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.numerics import fake_quant, qparams_from_range, weight_qparams
+from onnxq.numerics import SumOrder, fake_quant, fake_quant_weight, qparams_from_range, weight_qparams
 from onnxq.passes.affine_core import Array64
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
@@ -26,10 +26,20 @@ Outputs = Sequence[NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A weight [inputs, outputs] with its spec, turned with it: channels along axis 1, blocks along axis 0."""
+    """A weight [inputs, outputs] with its spec, turned with it: channels along axis 1, blocks along axis 0.
+
+    orders: the 16-bit sums that its integers must keep.
+    """
 
     weight: NDArray[np.float32]
     spec: QuantSpec
+    orders: tuple[SumOrder, ...] = ()
+
+    def rounded(self, s: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The weight times s [inputs], quantized and back."""
+        weight = self.weight * s[:, None]
+        numbers = weight_qparams(weight, self.spec, orders=self.orders)
+        return np.asarray(fake_quant_weight(weight, numbers, self.spec, self.orders), np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +74,9 @@ def layer_error(
     x = fake_quant(seen.rows / s, numbers, spec).astype(np.float32)
     ratios = []
     for reader, wanted in zip(readers, exact, strict=True):
-        weight = reader.weight * s[:, None]
-        rounded = fake_quant(weight, weight_qparams(weight, reader.spec), reader.spec).astype(np.float32)
-        ratios.append(float(np.square(x @ rounded - wanted).sum()) / max(float(np.square(wanted).sum()), 1e-30))
+        ratios.append(
+            float(np.square(x @ reader.rounded(s) - wanted).sum()) / max(float(np.square(wanted).sum()), 1e-30)
+        )
     return float(np.mean(ratios))
 
 

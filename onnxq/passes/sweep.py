@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 from onnxq.calibrate import Progress
 from onnxq.emit import emit
 from onnxq.graph import GraphIndex, NodeRef, at_opset, structural_ids
-from onnxq.numerics import bias_qparams, dequantize, fake_quant, floor_weight_scale, quantize, weight_qparams
+from onnxq.numerics import (
+    bias_qparams,
+    dequantize,
+    fake_quant_weight,
+    floor_weight_scale,
+    needs_bound,
+    quantize,
+    weight_qparams,
+)
 from onnxq.numerics.blas import all_blas_threads, one_blas_thread
 from onnxq.numerics.rounding import align
 from onnxq.passes.adaround_core import round_narrow
@@ -33,6 +41,7 @@ from onnxq.passes.gptq_core import (
     round_spreading,
 )
 from onnxq.passes.moments_core import Room
+from onnxq.passes.sums_core import partner_columns, round_within_sums
 from onnxq.passes.sweep_both import Both
 from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.passes.sweep_pooled import POINTWISE, POOLED_DAMPING, pooling
@@ -226,8 +235,12 @@ class _State:
         """The site with scales for the target, and the levels found for them."""
         stored = one.stored(np.asarray(target, np.float32))
         numbers = site.qparams
-        if numbers is None or refitted:
-            numbers = weight_qparams(stored, site.spec, observer=site.observer)
+        partner = _partner(one, site)
+        alone = partner is not None and _row_by_row(one, site)
+        if numbers is None or refitted or alone:
+            # Where rows search their own, scales start as they would be without sums to keep.
+            orders = () if alone else site.sum_orders
+            numbers = weight_qparams(stored, site.spec, observer=site.observer, orders=orders)
         least = np.zeros_like(numbers.scale)
         if one.bias_site is not None and one.bias_site.derived is not None:
             x = self.sites[one.bias_site.derived[0]].qparams
@@ -238,8 +251,12 @@ class _State:
         aligned = align(numbers, site.spec, stored.shape, np.float32)
         scales, zeros = (one.rows(np.broadcast_to(part, stored.shape)) for part in aligned)
         limits = (site.spec.qmin, site.spec.qmax)
-        if not _narrow(one, site):
-            levels = round_spreading(target, seen.spreading(damping), scales, zeros, limits)
+        if partner is not None and alone:
+            within = round_within_sums(target, seen.spreading(damping), scales, zeros, limits, partner)
+            levels = within.levels
+            numbers = replace(numbers, scale=numbers.scale * _along(within.factors, one, site))
+        elif not _narrow(one, site):
+            levels = round_spreading(target, seen.spreading(damping), scales, zeros, limits, partner)
         else:
             share = (least / numbers.scale).reshape(target.shape[:2]) if least.ndim == 1 else None
             found = round_narrow(
@@ -287,6 +304,14 @@ class _State:
         return Swept(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
 
 
+def _partner(one: Operator, site: SitePlan) -> Array | None:
+    """[K]: the column that a 16-bit sum adds to each; None where no sum can overflow."""
+    if not site.sum_orders or not needs_bound(site.spec):
+        return None
+    flat = np.arange(one.weight.size).reshape(one.weight.shape)
+    return partner_columns(one.rows(flat)[0, 0], one.weight.shape, site.sum_orders[0])
+
+
 def _narrow(one: Operator, site: SitePlan) -> bool:
     """True where scales are searched together with the levels: few bits, and every row has scales of its own."""
     return site.spec.bits <= NARROW_BITS and _row_by_row(one, site)
@@ -314,7 +339,7 @@ def _weights(site: SitePlan, weight: Array) -> Array:
         return weight
     if site.values is not None:
         return dequantize(site.values, site.qparams, site.spec)
-    return fake_quant(weight, site.qparams, site.spec)
+    return np.asarray(fake_quant_weight(weight, site.qparams, site.spec, site.sum_orders))
 
 
 def _rounded(plan: Plan, index: GraphIndex) -> Changes:

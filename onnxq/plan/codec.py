@@ -10,13 +10,13 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.plan.model import SCHEMA, BiasPlan, Plan, SitePlan
+from onnxq.plan.model import SCHEMA, BiasPlan, Plan, Saturation, SitePlan
 from onnxq.plan.scalings import Scaling, read_scaling, scaling_dict
 from onnxq.sites import Edge, Refusal, Role, Site, TensorId
 from onnxq.spec import GRAIN_NAMES, Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
@@ -64,6 +64,7 @@ def from_json(text: str, *, source: str = "plan") -> Plan:
             scalings=tuple(_scaling(entry) for entry in raw.get("scalings", ())),
             biases=tuple(_bias(entry) for entry in raw.get("biases", ())),
             lasting=raw.get("lasting", False),
+            saturation=_saturation(source, raw.get("saturation", "avoid")),
         )
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
         raise PlanError(source, f"{type(error).__name__}: {error}", _FRESH) from error
@@ -89,10 +90,11 @@ _PLAN_KEYS: dict[str, type] = {
     "scalings": list,
     "biases": list,
     "lasting": bool,
+    "saturation": str,
 }
 _SITE_KEYS = {
     "site", "scope", "role", "spec", "scale", "zero_point", "origin", "observer", "rule", "reason",
-    "consumers", "bound", "derived", "group", "tensor", "anchor", "values",
+    "consumers", "bound", "derived", "group", "tensor", "anchor", "values", "sum_orders",
 }  # fmt: skip
 
 
@@ -116,7 +118,15 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         **({"scalings": [scaling_dict(s, _array(s.factors)) for s in plan.scalings]} if plan.scalings else {}),
         **({"biases": [_site_name(b.edge) | {"values": _array(b.values)} for b in plan.biases]} if plan.biases else {}),
         **({"lasting": True} if plan.lasting else {}),
+        **({"saturation": plan.saturation} if plan.saturation != "avoid" else {}),
     }
+
+
+def _saturation(source: str, found: str) -> Saturation:
+    for known in get_args(Saturation):
+        if found == known:
+            return known  # type: ignore[no-any-return]
+    raise PlanError(f"{source}: saturation", f"is {found!r}", "write avoid or allow")
 
 
 def _bias(raw: Mapping[str, Any]) -> BiasPlan:
@@ -145,6 +155,7 @@ def _site_dict(site: SitePlan) -> dict[str, Any]:
     if site.derived is not None:
         out["derived"] = [_site_name(part) for part in site.derived]
     out |= {key: value for key in ("group", "tensor", "anchor") if (value := getattr(site, key))}
+    out |= {"sum_orders": [list(order) for order in site.sum_orders]} if site.sum_orders else {}
     return out if site.values is None else out | {"values": _array(site.values)}
 
 
@@ -202,6 +213,7 @@ def _entry(source: str, position: int, raw: Mapping[str, Any]) -> SitePlan:
             tensor=raw.get("tensor", ""),
             anchor=raw.get("anchor", ""),
             values=_read_array(raw["values"], _integers(raw["spec"]["type"])) if "values" in raw else None,
+            sum_orders=tuple(tuple(int(axis) for axis in order) for order in raw.get("sum_orders", ())),
         )
     except OnnxqError as error:
         raise PlanError(f"{subject}: {error.subject}", error.cause, error.fix) from error

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
+from onnxq.numerics import SumOrder
 from onnxq.plan.scalings import Scaling
 from onnxq.sites import Edge, Refusal, Role, Site
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
@@ -17,6 +18,7 @@ from onnxq.spec import ObserverSpec, QParams, QuantSpec
 SCHEMA = 1
 
 Bound = tuple[float | None, float | None]
+Saturation = Literal["avoid", "allow"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,8 @@ class SitePlan:
     anchor: structural id of the tensor, to find it again when an export gave it another name.
     values: the weight's integers, in the storage's numpy type and the weight's shape, where they are not what
         rounding to nearest gives; None: quantize the model's own weight.
+    sum_orders: which of the weight's integers the target's kernels add up in 16 bits, as `numerics.saturation` says it;
+        none of those sums may be able to overflow. (): every kernel that reads it is exact.
     """
 
     site: Site
@@ -47,6 +51,7 @@ class SitePlan:
     tensor: str = ""
     anchor: str = ""
     values: NDArray[Any] | None = field(default=None, hash=False)
+    sum_orders: tuple[SumOrder, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SitePlan):
@@ -84,6 +89,7 @@ class Plan:
     sites name as consumers, to find them again under other names. scalings: factors per channel that the
     float model is rewritten with first. biases: float biases to put in before the pairs. lasting: the names were made
     to outlast changes of the graph around them; `weights` is then of the quantized weights alone.
+    saturation: "avoid", or "allow" where sums of the weights may overflow in kernels that add in 16 bits.
     """
 
     target: str
@@ -104,6 +110,7 @@ class Plan:
     scalings: tuple[Scaling, ...] = ()
     biases: tuple[BiasPlan, ...] = ()
     lasting: bool = False
+    saturation: Saturation = "avoid"
 
     def site(self, site: Site) -> SitePlan:
         """The decision for `site`; PlanError if there is none."""

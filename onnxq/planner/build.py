@@ -14,6 +14,7 @@ from onnxq.plan import Plan, SitePlan
 from onnxq.planner.choose import Choice, choose, choose_weights, strategies
 from onnxq.planner.choose_all import choose_all
 from onnxq.planner.place import Placer, spec_refusals
+from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.planner.units import Units, find_units
 from onnxq.planner.wishes import Wishes
 from onnxq.sites import Edge, Refusal, Role, TensorId
@@ -60,7 +61,7 @@ class Draft:
         seen: dict[str, Refusal] = {}
         for refusal in (*placement.refusals, *choice.refusals, *self.base.refusals):
             seen.setdefault(refusal.subject, refusal)
-        return replace(
+        plan = replace(
             self.base,
             sites=sites,
             opset=max(self.base.opset, placement.opset, _HALF_OPSET if _in_half(self.units.index, sites) else 0),
@@ -70,6 +71,7 @@ class Draft:
             nodes=nodes,
             choice=dict(how),
         )
+        return bind_sums(plan, self.units.index)
 
 
 def draft(
@@ -110,6 +112,8 @@ def draft(
         topology=print_of.topology,
         weights=print_of.weights,
         prepare=prepare,
+        saturation=config.saturation,
+        warnings=(ALLOWED,) if config.saturation == "allow" and engine.saturates else (),
         refusals=tuple(refusals),
         kept=tuple(node.name for node in index.nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear")),
     )

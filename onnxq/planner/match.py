@@ -12,6 +12,7 @@ from onnxq.errors import PlanError
 from onnxq.graph import Fingerprint, GraphIndex, NodeRef, structural_ids
 from onnxq.nearest import did_you_mean
 from onnxq.plan import Plan, SitePlan
+from onnxq.planner.sums import bind_sums, mend_sums
 from onnxq.sites import Edge, Role, Site, TensorId
 
 
@@ -22,6 +23,8 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
     tensor has it. Names that the plan calls lasting hold also where no tensor has the anchor, because the graph around
     them changed. new_weights: the weights may differ from those the plan was made for; their scales are
     then dropped so that calibration computes them again.
+
+    Integers that would overflow 16-bit sums of the target's kernels are moved, with a warning in the plan.
 
     Raises PlanError naming the first site that is not there, or when the weights changed unasked.
     """
@@ -47,7 +50,9 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
         plan = replace(plan, biases=())
     biases = tuple(replace(bias, edge=edges.edge(bias.edge)) for bias in plan.biases)
     floats = tuple(edges.node(name) for name in plan.float_nodes)
-    return replace(plan, sites=sites, biases=biases, float_nodes=floats, topology=now.topology, weights=weights)
+    done = replace(plan, sites=sites, biases=biases, float_nodes=floats, topology=now.topology, weights=weights)
+    done, lines = mend_sums(bind_sums(done, index), index)
+    return replace(done, warnings=(*done.warnings, *(line for line in lines if line not in done.warnings)))
 
 
 def site_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.numerics import SumOrder
 from onnxq.sites import Refusal, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QuantSpec
 
@@ -145,6 +146,11 @@ class Capability:
     warning: str = ""
 
 
+def _exact(node: NodeRef, shape: Shape) -> SumOrder | None:
+    """Every kernel adds in 32 bits."""
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """An engine's rules as data.
@@ -156,6 +162,8 @@ class Target:
     half: it computes float16 itself, so a float16 model keeps its types; else it is planned and written in float32.
     strict: what the tables do not accept the engine refuses or reads wrongly, so plans are checked site by site.
     no_kernel: operators that cost time and have no quantized kernel in any placement, with what there is instead.
+    sum_order: which int8 weights of a node a kernel adds up in 16 bits on some CPUs when it reads 8-bit activations,
+        as `numerics.saturation` says it; None where every kernel is exact.
     """
 
     name: str
@@ -169,6 +177,12 @@ class Target:
     half: bool = False
     strict: bool = False
     no_kernel: Mapping[str, str] = field(default_factory=dict)
+    sum_order: Callable[[NodeRef, Shape], SumOrder | None] = _exact
+
+    @property
+    def saturates(self) -> bool:
+        """True when kernels on some CPUs add products in 16 bits."""
+        return self.sum_order is not _exact
 
     def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Refusal | None]:
         """The rule that quantizes this node; or why none does (None, None: the engine has no such kernel)."""

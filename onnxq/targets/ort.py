@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 
+from onnxq.graph import NodeRef
+from onnxq.numerics import SumOrder
 from onnxq.sites import Role
 from onnxq.spec import PerBlock, PerChannel, PerTensor
-from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Shape, Target
 
 _CLIPS = ("Relu", "Clip")
 
@@ -297,5 +299,20 @@ _NO_KERNEL = {
     "Einsum": "ORT has no quantized Einsum kernel",
 }
 
-ORT = Target(name="ort", rules=RULES, capabilities=CAPABILITIES, no_kernel=_NO_KERNEL)
+
+def sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
+    """The order in which the u8 x s8 kernels of a node go through its weight, two products to a 16-bit sum.
+
+    Conv: input channels of one tap, tap after tap. Only a Conv of one input and one output channel a group has a kernel
+    of its own, which is exact; other operators' weights are multiplied as float or uint8. Measured on onnxruntime 1.31.
+    """
+    if node.op_type == "Conv" and len(shape) > 2:
+        exact = shape[1] == 1 and shape[0] == int(node.attrs.get("group", 1))
+        return None if exact else (0, *range(2, len(shape)), 1)
+    if node.op_type in ("Gemm", "MatMul") and len(shape) == 2:
+        return (0, 1) if node.op_type == "Gemm" and node.attrs.get("transB", 0) else (1, 0)
+    return None
+
+
+ORT = Target(name="ort", rules=RULES, capabilities=CAPABILITIES, no_kernel=_NO_KERNEL, sum_order=sum_order)
 ORT_WEIGHT_ONLY = Target(name="ort", rules=RULES, capabilities=WEIGHT_ONLY, no_kernel=_NO_KERNEL)

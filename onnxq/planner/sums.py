@@ -1,0 +1,89 @@
+"""Which quantized weights of a plan share 16-bit sums in the kernels of its target, and what to do about those that
+came from elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from onnxq.graph import GraphIndex
+from onnxq.numerics import SumOrder, align, keep_sums, needs_bound, saturating_sums
+from onnxq.plan import Plan, SitePlan
+from onnxq.sites import Edge, Role, Site, TensorId
+from onnxq.targets import target
+
+ALLOWED = (
+    "saturation: allow: on x86 CPUs without VNNI, ONNX Runtime adds two products of this file's weights in 16 bits, "
+    "which overflow: other answers there than here. `onnxq prove --data` says by how much"
+)
+
+
+def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
+    """The plan with the sum orders of every weight that its target multiplies by 8-bit activations.
+
+    Integers stay as they are: `mend_sums` checks them. Nothing is bound where the plan allows saturation.
+    """
+    engine = target(plan.target)
+    read = _reads_bytes(plan, index)
+
+    def orders(site: SitePlan) -> tuple[SumOrder, ...]:
+        value = index.constant(_tensor(index, site.site)) if needs_bound(site.spec) else None
+        if plan.saturation == "allow" or site.role is not Role.WEIGHT or value is None:
+            return ()
+        nodes = [index.node(edge.node) for edge in site.consumers or () if edge.node in read]
+        found = (engine.sum_order(node, value.shape) for node in nodes)
+        return tuple(dict.fromkeys(order for order in found if order is not None))
+
+    return replace(plan, sites=tuple(replace(site, sum_orders=orders(site)) for site in plan.sites))
+
+
+def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, tuple[str, ...]]:
+    """The bound plan with integers that keep every sum, and a line for each weight whose integers changed.
+
+    For plans that people edited, other tools trained or older versions wrote. Scales stay as they are.
+    """
+    sites, lines = [], []
+    for site in plan.sites:
+        values, numbers = site.values, site.qparams
+        if values is not None and numbers is not None and site.sum_orders:
+            rows, sums = count_saturating(values, site.sum_orders)
+            if sums:
+                scale, zero = align(numbers, site.spec, values.shape, np.float32)
+                weight = index.constant(_tensor(index, site.site))
+                near = values if weight is None else np.asarray(weight, np.float32) / scale + zero
+                # Rounding may have had its reasons: what it chose is what to stay near to, not the float weight.
+                wanted = np.where(abs(near - values) < 1, near, values)
+                site = replace(site, values=keep_sums(values, wanted, site.sum_orders))
+                lines.append(
+                    f"{site.site}: {sums} sums in {rows} rows of its integers would overflow 16 bits on CPUs without "
+                    "VNNI: moved to the nearest that do not; quantize again for scales chosen with that in mind"
+                )
+        sites.append(site)
+    return replace(plan, sites=tuple(sites)), tuple(lines)
+
+
+def count_saturating(values: np.ndarray, orders: tuple[SumOrder, ...]) -> tuple[int, int]:
+    """(rows, sums) of integer weights that can overflow, over all the orders they are read in."""
+    found = [saturating_sums(values, order) for order in orders]
+    return sum(int(sums.any(axis=1).sum()) for sums in found), sum(int(sums.sum()) for sums in found)
+
+
+def _reads_bytes(plan: Plan, index: GraphIndex) -> frozenset[str]:
+    """Nodes whose data, input 0, is quantized to 8 bits."""
+    found = set()
+    for site in plan.sites:
+        if site.role not in (Role.ACTIVATION, Role.OUTPUT) or site.spec.storage_bits != 8 or site.spec.is_float:
+            continue
+        edges = site.consumers
+        if edges is None:
+            edges = index.consumers(site.site) if isinstance(site.site, TensorId) else (site.site,)
+        found |= {edge.node for edge in edges if edge.index == 0}
+    return frozenset(found)
+
+
+def _tensor(index: GraphIndex, site: Site) -> TensorId:
+    if isinstance(site, Edge):
+        found = index.resolve(index.node(site.node).inputs[site.index], site.scope)
+        return TensorId("") if found is None else found
+    return site
