@@ -285,7 +285,7 @@ class _Beside:
 
         Integers of different signs never add up to more than `MOST`, so a sum that does has two of one sign.
         """
-        if not self.there[k]:
+        if not self.there[k]:  # type: ignore[index]
             return level
         at = self.before[:, k]
         beside = levels[:, self.only[k]] if self.only is not None else levels[self.groups, at] * (at > 0)[:, None]

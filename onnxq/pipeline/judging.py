@@ -115,6 +115,10 @@ def before_rounding(plan: Plan) -> Plan:
 
     Rounded to nearest these drown what activations lose: EfficientNet-Lite0 has -3 dB with weights of 4 bits whatever
     its ranges are, and 26 or 28 dB by the ranges once they are swept. Weight-only plans stay as they are.
+    16-bit sums are left out too: rounding to nearest loses three times by them what the sweep does, which hides what
+    smoothing gains (MiniLM: 19.5 dB in the end with them, 24.4 without).
     """
     activations = tuple(site for site in plan.sites if site.role not in (Role.WEIGHT, Role.BIAS))
-    return replace(plan, sites=activations, biases=()) if activations and few_bits(plan) else plan
+    if activations and few_bits(plan):
+        return replace(plan, sites=activations, biases=())
+    return replace(plan, sites=tuple(replace(site, sum_orders=()) for site in plan.sites))
