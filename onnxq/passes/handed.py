@@ -38,9 +38,10 @@ Array = NDArray[Any]
 class Handed:
     """One block's better numbers. Sites and edges are those of the plan; what is not named stays as it was.
 
-    levels: weight -> integers of its shape, within its spec's limits; where the plan's site has `sum_orders`, those that
-        keep its sums (`onnxq.numerics.saturation`) are taken as they are, others moved. numbers: weight -> scale and zero point, where
-    they changed too. biases: input that reads a float bias -> its values.
+    levels: weight -> integers of its shape, within its spec's limits. Where the site has `sum_orders`, those that break a
+        sum (`onnxq.numerics.saturation`) are moved.
+    numbers: weight -> scale and zero point, where they changed too.
+    biases: input that reads a float bias -> its values.
     """
 
     block: str
