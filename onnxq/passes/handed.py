@@ -38,8 +38,8 @@ Array = NDArray[Any]
 class Handed:
     """One block's better numbers. Sites and edges are those of the plan; what is not named stays as it was.
 
-    levels: weight -> integers of its shape, within its spec's limits. Where the site has `sum_orders`, those that break a
-        sum (`onnxq.numerics.saturation`) are moved.
+    levels: weight -> integers of its shape, within its spec's limits. Where the site has `sum_orders`, those that break
+        a sum (`onnxq.numerics.saturation`) are moved.
     numbers: weight -> scale and zero point, where they changed too.
     biases: input that reads a float bias -> its values.
     """
@@ -95,12 +95,12 @@ def taken(plan: Plan, handed: Handed) -> tuple[Plan, tuple[str, ...]]:
 def _keep_sums(site: SitePlan) -> tuple[SitePlan, str]:
     """The site with integers that keep its 16-bit sums, and how many did not ("": none)."""
     assert site.values is not None
-    rows, sums = count_saturating(site.values, site.sum_orders)
+    _, sums = count_saturating(site.values, site.sum_orders)
     if not sums:
         return site, ""
     # The rounder knows why it chose them, so they are what to stay near to, not the float weight.
     kept = keep_sums(site.values, site.values, site.sum_orders)
-    return replace(site, values=kept), f"{sums} sums in {rows} rows would overflow 16 bits: moved to the nearest"
+    return replace(site, values=kept), f"{sums} sums of its integers would overflow 16 bits: moved to the nearest"
 
 
 def _site(held: SitePlan, handed: Handed) -> SitePlan:

@@ -15,6 +15,7 @@ from onnxq.config import Config, QuantWish, Rule
 from onnxq.data import load_data
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
+from onnxq.numerics import saturating_sums
 from onnxq.passes.handed import Handed, register, registered, taken
 from onnxq.passes.sweep import Swept
 from onnxq.pipeline.harder import harder
@@ -120,10 +121,8 @@ def test_integers_that_overflow_a_sum_are_moved_and_said(good: Plan) -> None:
     full = np.full_like(first.values, 127)
     found, lines = taken(good, Handed("block 3", {first.site: full}))
     assert (found.site(first.site).values == 64).all()  # type: ignore[union-attr]
-    rows = full.shape[0]
-    assert lines == (
-        f"block 3: {first.site}: {full.size // 2} sums in {rows} rows would overflow 16 bits: moved to the nearest",
-    )
+    said = f"{full.size // 2} sums of its integers would overflow 16 bits: moved to the nearest"
+    assert lines == (f"block 3: {first.site}: {said}",)
     onnxq.apply(residual(1), found)
     free = replace(first, sum_orders=())
     loose = replace(good, sites=tuple(free if site is first else site for site in good.sites))
@@ -151,3 +150,23 @@ def test_a_better_block_is_kept(name: str, good: Plan) -> None:
     assert np.array_equal(plan.site(second.site).values, second.values)  # type: ignore[arg-type]
     assert reached == trial.score(good) > begun
     assert told == f"; test: 1 of 2 blocks kept, {begun:.1f} to {reached:.1f} dB"
+
+
+def test_moved_integers_of_a_kept_block_are_in_the_account(name: str, good: Plan) -> None:
+    prepared = load(residual(1))
+    data = load_data(images(32), GraphIndex(prepared.proto).inputs)
+    trial = Trial(prepared, data)
+    first = weights(good)[0]
+    assert first.values is not None
+    broken = first.values.copy()
+    broken[0, :2, 0, 0] = 127
+    spoiled, _ = taken(good, Handed("", {first.site: np.zeros_like(first.values)}))
+    register(name, lambda *_: [Handed("block", {first.site: broken})])
+    plan, _, told = harder(
+        prepared.proto, trial.score, spoiled, Swept(spoiled, ()), trial.score(spoiled), data, [], silent
+    )
+    values = plan.site(first.site).values
+    assert values is not None
+    assert (values[0, :2, 0, 0] == 64).all()
+    assert not saturating_sums(values, first.sum_orders[0]).any()
+    assert f"; block: {first.site}: 1 sums of its integers would overflow 16 bits" in told
