@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -261,6 +262,19 @@ def test_sums_are_kept_while_activations_are_quantized() -> None:
     assert twin.quantizers["conv.weight"].sum_orders()
 
 
+def _narrow(model: QuantModel) -> int:
+    """Take back the room that calibration gave to sums; returns how many then overflow."""
+    found = 0
+    for site, weight in model.weights().items():
+        quantizer = model.quantizers[site]
+        if quantizer.sum_orders() and quantizer.name != "dorefa":
+            numbers = quantizer.qparams()
+            quantizer.load_qparams(replace(numbers, scale=numbers.scale / np.float32(1.6)))
+        integers = numerics.quantize(quantizer.bake(weight).detach().numpy(), quantizer.qparams(), quantizer.spec)
+        found += sum(int(saturating_sums(integers, order).sum()) for order in quantizer.sum_orders())
+    return found
+
+
 # -- calibration, training, reconstruction, export -----------------------------------------------------------------
 
 
@@ -315,6 +329,7 @@ def test_what_is_trained_is_what_is_exported(kind: str) -> None:
     if kind == "dorefa":
         config["weights"]["bits"] = 7
     model, x = _model(Residual, config)
+    assert _narrow(model) > 10 or kind == "dorefa"
     model.init_qat()
     free = {site: q for site, q in model.quantizers.items() if q.role is Role.WEIGHT and q.sum_orders()}
     assert set(free) == {"conv.weight", "fc.weight"}
@@ -325,11 +340,6 @@ def test_what_is_trained_is_what_is_exported(kind: str) -> None:
         model(x).square().mean().backward()
         optimizer.step()
     weights = model.weights()
-    assert kind == "dorefa" or any(
-        saturating_sums(numerics.quantize(weights[site].detach().numpy(), q.qparams(), q.spec), order).any()
-        for site, q in free.items()
-        for order in q.sum_orders()
-    ), "no sum is near its limit: the test shows nothing"
     assert all(weights[site].grad is not None and weights[site].grad.abs().sum() > 0 for site in free)
     model.freeze()
     exported = to_onnx(model, x)
@@ -340,6 +350,7 @@ def test_what_is_trained_is_what_is_exported(kind: str) -> None:
 @pytest.mark.parametrize("method", ["adaround", "brecq"])
 def test_learned_roundings_keep_sums(method: str) -> None:
     model, x = _model(Depthwise, wish(8, "channel", "ort"))
+    assert _narrow(model) > 5
     quick = Settings(iterations=60, batch=8, samples=8, lr=0.05, warm_up=0.1)
     found = reconstruct(model, [x], method, settings=quick)
     assert any(unit.kept for unit in found.units)
