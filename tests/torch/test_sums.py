@@ -439,3 +439,5 @@ def test_weights_that_the_export_moves_are_named() -> None:
     exported = to_onnx(layer, x, target="ort")
     _assert_kept(exported, 1)
     assert_same(layer, exported, x)
+    (line,) = to_onnx(layer, x, target="virtual").plan.warnings
+    assert line.startswith("fc.weight: kept 16-bit sums in training")
