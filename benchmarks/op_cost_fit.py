@@ -134,8 +134,8 @@ def fit(path: Path, name: str, origin: str, start: CpuCosts, given: Mapping[str,
     """Fit every group of constants, float and int8, and write the table as a module.
 
     given: values by their dotted names: more entries of a table to fit (conv.float_gmacs.4), and what no group fits:
-    properties of the kernels (conv.block, conv.row_tile), and int8_network, from predicted and measured speedups of whole
-    networks.
+    properties of the kernels (conv.block, conv.row_tile), and int8_network, from predicted and measured speedups of
+    whole networks.
     """
     rows, values = read(path), _flat(start)
     values.update(given)
@@ -180,7 +180,7 @@ def _built(value: Any, values: Mapping[str, float], path: str = "") -> Any:
 def _entries(values: Mapping[str, float], path: str) -> dict[int, float]:
     """A table's entries by size, those included that its start does not have."""
     found = (key.rpartition(".") for key in values)
-    return {size: 0.0 for size in sorted(int(last) for first, _, last in found if first == path and last.isdigit())}
+    return dict.fromkeys(sorted(int(last) for first, _, last in found if first == path and last.isdigit()), 0.0)
 
 
 def _slots(values: Mapping[str, float], wanted: str, side: str) -> list[str]:
