@@ -143,13 +143,14 @@ def fit(path: Path, name: str, origin: str, start: CpuCosts, given: Mapping[str,
         for side in ("float", "int8"):
             mine = sound([row for row in rows if row["family"] in group.families], side)
             names = [key for wanted in group.names(side) for key in _slots(values, wanted, side)]
-            if names:
+            if names and mine:
                 _scale(values, names, _bias(values, start, mine, side))
                 _least_squares(values, names, mine, side, start)
     moving = [row for row in rows if row["family"] == "elements"]
     errors = [error(row, side, warm(start)) for side in ("float", "int8") for row in sound(moving, side)]
     unmeasured = [key for op in UNMEASURED for key in values if key.startswith(f"elements.{op}.")]
-    _scale(values, [*unmeasured, "conv.cold_ns", "conv.int8_cold_ns"], math.exp(-float(np.mean(errors))))
+    if errors:
+        _scale(values, [*unmeasured, "conv.cold_ns", "conv.int8_cold_ns"], math.exp(-float(np.mean(errors))))
     table = replace(_built(start, values), name=name, origin=origin)
     (out or TABLES / f"{name}.py").write_text(_module(table), encoding="utf-8")
 
