@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxq.planner.cut import CutProblem, PlacementCosts, weighted_sum
-from onnxq.targets.costs import CPU_COSTS
+from onnxq.targets.costs import CPU_COSTS, Cost
 
 ANY = "any"
 # A placement for all kinds may be predicted so much slower than one kind's own.
@@ -20,6 +20,7 @@ TOLERATED = 1.03
 # Change of the logarithm of the weights, halved from step to step; both ends lie 2.9 to 1 or more from equal weights.
 _STEPS = (2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 _EQUAL = 1e-9
+_PROHIBITIVE_US = 1e9
 
 
 @dataclass(frozen=True)
@@ -58,17 +59,24 @@ class Balance:
 def place(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY) -> Balance:
     """The placement for one kind of CPU, or for all that have a table.
 
-    fixed: units whose side is settled. With units forced into integers float is no bound: then only the loss counts.
+    fixed: units whose side is settled. What is forced into integers counts as part of the float model.
     """
     costs = {name: problem.costs(table) for name, table in CPU_COSTS.items()}
     own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}
     if cpu != ANY:
         return Balance(own[cpu], costs[cpu], _forecasts(problem, costs, own, own[cpu]))
-    found = list(_candidates(problem, costs, own, fixed))
-    if not any(fixed.values()):
-        found.append(Balance(frozenset(), found[0].costs, _forecasts(problem, costs, own, frozenset())))
-        found = [one for one in found if all(each.placed_us <= each.float_us + _EQUAL for each in one.forecasts)]
-    return min(found, key=_worst)
+    found = _candidates(problem, costs, own, fixed)
+    least = _forced(problem, found[0].costs, fixed)
+    bounds = {name: problem.time_us(one, least) + _EQUAL for name, one in costs.items()}
+    found.append(Balance(least, found[0].costs, _forecasts(problem, costs, own, least)))
+    allowed = [one for one in found if all(each.placed_us <= bounds[each.cpu] for each in one.forecasts)]
+    return min(allowed, key=_worst)
+
+
+def _forced(problem: CutProblem, costs: PlacementCosts, fixed: Mapping[str, bool]) -> frozenset[str]:
+    """The smallest placement: what the person forces and what that cannot do without."""
+    dear = {name: Cost(cost.float_us, cost.float_us + _PROHIBITIVE_US) for name, cost in costs.units.items()}
+    return problem.minimum_cut(replace(costs, units=dear), fixed)
 
 
 def _unserved(one: Forecast) -> str:

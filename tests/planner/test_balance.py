@@ -134,6 +134,16 @@ def test_what_the_person_forces_is_quantized_on_every_kind() -> None:
         assert drafted("one small", cpu=cpu, rules=(force,)).default().sites
 
 
+def test_beside_what_is_forced_nothing_makes_another_kind_slower() -> None:
+    """The first of two convolutions that lose without VNNI is forced; the second is not taken along."""
+    named = net(24, 10, ["swish", "swish"])
+    problem = CutProblem(draft(named, Config()).units)
+    first = problem.units.units[0].name
+    found = place(problem, {first: True})
+    assert found.chosen == {first}
+    assert place(problem, {}).chosen == frozenset()
+
+
 def test_the_plan_names_the_kind_it_was_made_for() -> None:
     for cpu in ("any", *CPU_COSTS):
         assert drafted("wide residual", cpu=cpu).default().choice == {"placement": "rules", "cpu": cpu}
