@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from onnxq.planner.balance import ANY, Forecast, place
+from onnxq.planner.balance import ANY, place
 from onnxq.planner.cut import CutProblem
 from onnxq.planner.keep import kept_float
 from onnxq.planner.place import roles_of
@@ -18,11 +18,10 @@ from onnxq.targets.costs import Cost
 
 @dataclass(frozen=True)
 class Choice:
-    """The units that run in integers, why the others do not, and what that gives on each kind of CPU, where known."""
+    """The units that run in integers, why the others do not, and what to warn of."""
 
     chosen: frozenset[str]
     refusals: tuple[Refusal, ...] = ()
-    forecasts: tuple[Forecast, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -38,7 +37,7 @@ def choose(units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refu
             refusals[unit.name] = _too_small(unit, balance.costs.units[unit.name])
     order = [unit.name for unit in units.units if unit.name in refusals]
     warnings = balance.warnings() if cpu == ANY else ()
-    return Choice(balance.chosen, tuple(refusals[name] for name in order), balance.forecasts, warnings)
+    return Choice(balance.chosen, tuple(refusals[name] for name in order), warnings)
 
 
 def choose_weights(units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal]) -> Choice:
