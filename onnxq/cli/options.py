@@ -45,6 +45,11 @@ wishes = together(
         type=click.Choice(["rules", "measured"]),
         help="rules: the same graph on every machine. measured: time a handful of placements here, take the fastest.",
     ),
+    click.option(
+        "--cpu",
+        type=click.Choice(["any", "vnni", "avx2"]),
+        help="The CPUs that target ort places for; any: one graph for those with and without VNNI. [default: any]",
+    ),
 )
 
 data = together(

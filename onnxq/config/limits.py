@@ -51,6 +51,7 @@ def _static(config: Config) -> bool:
 
 
 _SYMMETRIC = "TensorRT takes no zero point: it refuses asymmetric int8"
+_NO_CPU = "only the placement for ONNX Runtime goes by the kind of CPU"
 _SIGNED = "TensorRT reads uint8 as int8 and clips it at 127: wrong answers, silently"
 
 TENSORRT: tuple[Limit, ...] = (
@@ -76,14 +77,20 @@ TENSORRT: tuple[Limit, ...] = (
     Limit("bias", lambda c: c.bias == "float", "TensorRT refuses a DequantizeLinear of int32", "write `bias: float`"),
     Limit("placement", lambda c: c.placement == "rules", "placements are timed in ONNX Runtime, which says nothing of "
           "TensorRT", "write `placement: rules`"),
+    Limit("cpu", lambda c: c.cpu == "any", _NO_CPU, "remove it, or write `target: ort`"),
 )  # fmt: skip
 ONNXRUNTIME: tuple[Limit, ...] = (
+    Limit("cpu", lambda c: c.cpu == "any" or c.mode == "static", "weights alone are placed without regard to time",
+          "remove it, or write `mode: static`"),
+    Limit("cpu", lambda c: c.cpu == "any" or c.placement == "rules",
+          "a measured placement is made for the machine that measures it", "remove it, or write `placement: rules`"),
     Limit("attention", lambda c: c.attention == "float", "ONNX Runtime on the CPU is slower with attention in int8",
           "write `attention: float`"),
 )  # fmt: skip
 VIRTUAL: tuple[Limit, ...] = (
     Limit("placement", lambda c: c.placement == "rules", "placements are timed in ONNX Runtime, and this target is no "
           "engine", "write `placement: rules`"),
+    Limit("cpu", lambda c: c.cpu == "any", _NO_CPU, "remove it, or write `target: ort`"),
 )  # fmt: skip
 LIMITS: Mapping[str, tuple[Limit, ...]] = {"ort": ONNXRUNTIME, "trt": TENSORRT, "virtual": VIRTUAL}
 

@@ -31,6 +31,7 @@ class Config(Frozen):
     """Everything asked for. The defaults are those of the preset `ort-int8`.
 
     source: the preset or file it was read from; "" when made in Python. skip: passes left out.
+    cpu: the kind of CPU that target ort places for; "any": one graph for all kinds that were measured.
     attention: the products of activations inside it, for engines with a fused kernel: "auto" tries both.
     effort: what accuracy passes may cost; fast: none of them. torch: for the front end alone.
     saturation: whether weights may overflow 16-bit sums in kernels of CPUs without VNNI; "avoid" costs about .2 dB.
@@ -46,6 +47,7 @@ class Config(Frozen):
     bias: Literal["int32", "float"] = "int32"
     saturation: Literal["avoid", "allow"] = "avoid"
     placement: Literal["rules", "measured"] = "rules"
+    cpu: Literal["any", "vnni", "avx2"] = "any"
     attention: Literal["float", "quantized", "auto"] = "float"
     effort: Literal["fast", "balanced", "high"] = "balanced"
     weight_bits_budget: Annotated[float, Field(ge=2, le=16)] | None = None

@@ -34,6 +34,7 @@ def quantize(
     *,
     target: str | None = None,
     placement: str | None = None,
+    cpu: str | None = None,
     effort: str | None = None,
     samples: int | None = None,
     seed: int | None = None,
@@ -60,6 +61,7 @@ def quantize(
     model: path or ModelProto; never changed. data: a path, an iterable of {input: array}, a dict of
     arrays or a `file.py:function`; None calibrates on seeded synthetic inputs and warns.
     config: preset name, YAML file or Config; the options named here override it, None leaves it as it is.
+    cpu: the kind of CPU that target ort places for, "vnni" or "avx2"; "any" makes one graph for both.
     memory_limit: bytes of tapped tensors kept of one run. holdout: samples kept back for the check.
     threads: of the check and the timing (0: all).
     min_sqnr: dB that every output shall keep; or metric: `file.py:function` or a function of a model (see MetricModel)
@@ -74,9 +76,9 @@ def quantize(
     """
     _free(force, model, out, plan_out)
     options = Options(
-        samples=samples, seed=seed, batch=batch, memory_limit=memory_limit, placement=placement, effort=effort,
-        holdout=holdout, threads=threads, latency=latency, min_sqnr=min_sqnr, metric=metric, max_drop=max_drop,
-        promote_to=promote_to, weight_bits_budget=weight_bits_budget, budget=budget,
+        samples=samples, seed=seed, batch=batch, memory_limit=memory_limit, placement=placement, cpu=cpu,
+        effort=effort, holdout=holdout, threads=threads, latency=latency, min_sqnr=min_sqnr, metric=metric,
+        max_drop=max_drop, promote_to=promote_to, weight_bits_budget=weight_bits_budget, budget=budget,
     )  # fmt: skip
     result = run.quantize(model, data, config, target=target, options=options, progress=progress)
     return _written(result, out, plan_out, force, external_data, bits_attribute)
@@ -132,6 +134,7 @@ def make_plan(
     *,
     target: str | None = None,
     placement: str | None = None,
+    cpu: str | None = None,
     samples: int | None = None,
     seed: int | None = None,
     plan_out: str | Path | None = None,
@@ -144,7 +147,7 @@ def make_plan(
     inputs do without it. plan_out: write it as JSON.
     """
     _free(force, model, plan_out)
-    options = Options(samples=samples, seed=seed, placement=placement)
+    options = Options(samples=samples, seed=seed, placement=placement, cpu=cpu)
     plan = run.make_plan(model, data, config, target=target, options=options, progress=progress)
     if plan_out is not None:
         write_text(Path(plan_out), to_json(plan), overwrite=force)

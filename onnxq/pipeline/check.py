@@ -12,7 +12,7 @@ from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
 from onnxq.plan import Plan
 from onnxq.report import Latency, OpCount, OutputCheck
-from onnxq.runtime import Session, latency
+from onnxq.runtime import Session, cpu_kind, latency
 from onnxq.sites import Role
 from onnxq.verify import Array, compare
 
@@ -85,7 +85,14 @@ def time_both(
             "--placement measured looks for a faster placement of int8 pairs"
         )
     batch = next((int(value.shape[0]) for value in feeds.values() if value.ndim), 1)
-    return Latency(float_ms=slow.median_ms, int8_ms=slow.median_ms / ratio, threads=threads, batch=batch, reason=reason)
+    return Latency(
+        float_ms=slow.median_ms,
+        int8_ms=slow.median_ms / ratio,
+        threads=threads,
+        batch=batch,
+        cpu=cpu_kind(),
+        reason=reason,
+    )
 
 
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "MaxPool", "AveragePool",

@@ -19,6 +19,7 @@ from onnxq.pipeline.result import Result
 from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan
 from onnxq.report import Promotion, Report, duration, site_line
+from onnxq.runtime import cpu_kind
 from onnxq.verify import check_interface
 
 # What timing both models takes, about.
@@ -56,11 +57,13 @@ def finish(
     if budget.over():
         budget.lines.append(f"the budget was too small: {duration(budget.spent())} is what the least of it takes")
     index = index_of(prepared.proto)
+    notes = (*unmeasured_cpu(plan, cpu_kind()), *((trial.note,) if trial and trial.note else ()))
     account = Report(
         source=str(source) if isinstance(source, (str, Path)) else "",
         target=plan.target,
         config=config.source,
         placement=_placement(plan),
+        cpu=plan.choice.get("cpu", ""),
         data=plan.data,
         synthetic=inputs.synthetic if inputs is not None else False,
         source_bytes=prepared.source.size_bytes,
@@ -78,10 +81,21 @@ def finish(
         accounts=(*prepared.accounts, *(f"budget: {line}" for line in budget.lines)),
         promotion=None if promotion is None else _decided(promotion, trial, engine.times_itself),
         kept=plan.kept,
-        warnings=(*prepared.source.notes, *plan.warnings, *((trial.note,) if trial and trial.note else ())),
+        warnings=(*prepared.source.notes, *plan.warnings, *notes),
         stages=tuple(stages.done),
     )
     return Result(model, plan, account)
+
+
+def unmeasured_cpu(plan: Plan, kind: str) -> tuple[str, ...]:
+    """A warning where the plan was placed by costs of other kinds of CPU than this machine's, of `runtime.cpu_kind`."""
+    if kind != "arm64" or plan.choice.get("placement") != "rules" or "cpu" not in plan.choice:
+        return ()
+    warning = (
+        "this machine is an ARM, and nobody has measured what int8 costs there: the placement "
+        f"(cpu: {plan.choice['cpu']}) goes by times of x86. `--placement measured` times placements on this machine"
+    )
+    return (warning,)
 
 
 def _placement(plan: Plan) -> str:

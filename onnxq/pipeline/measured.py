@@ -16,7 +16,7 @@ from onnxq.pipeline.realise import realise
 from onnxq.plan import Plan
 from onnxq.planner import Choice, Draft
 from onnxq.report import Progress, silent
-from onnxq.runtime import Session, latency
+from onnxq.runtime import Session, cpu_kind, latency
 from onnxq.sites import Refusal
 from onnxq.verify import Array, compare
 
@@ -65,16 +65,17 @@ def choose_measured(
         task.advance()
     speeds = {**first, **second}
     told = {f"ratio {trial.name}": f"{speeds[trial.name].median:.2f}" for trial in trials}
+    how = {"placement": "measured", "cpu": cpu_kind()}
     fit = [trial for trial in order if min(speeds[trial.name].median, speeds[trial.name].best) > _PAYS]
     if not fit:
         refusal = Refusal(
             "placement", "no placement ran faster than float on this machine", "use --placement rules", "measured"
         )
-        return draft.placed(Choice(frozenset(), (refusal,)), {"placement": "measured", "chosen": "none", **told})
+        return draft.placed(Choice(frozenset(), (refusal,)), {**how, "chosen": "none", **told})
     fastest = max(speeds[trial.name].median for trial in fit)
     tied = [trial for trial in fit if speeds[trial.name].median * _TIE >= fastest]
     best = max(tied, key=lambda trial: (round(trial.sqnr_db, 1), -len(trial.chosen)))
-    how = {"placement": "measured", "chosen": best.name, "threads": str(threads), **told}
+    how |= {"chosen": best.name, "threads": str(threads), **told}
     return draft.placed(Choice(best.chosen, _left(draft, best.chosen, best.name)), how)
 
 

@@ -19,7 +19,7 @@ from onnxq.numerics.blas import one_blas_thread
 from onnxq.pipeline.bit_budget import check_budget
 from onnxq.pipeline.budget import Budget
 from onnxq.pipeline.candidates import FLOAT, UINT16
-from onnxq.pipeline.finish import finish
+from onnxq.pipeline.finish import finish, unmeasured_cpu
 from onnxq.pipeline.improve import Improving, improved
 from onnxq.pipeline.inputs import Inputs, read_data
 from onnxq.pipeline.measured import choose_measured
@@ -33,7 +33,7 @@ from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan, Scaling
 from onnxq.planner import Draft, draft
 from onnxq.report import Progress, silent
-from onnxq.runtime import observe_shapes
+from onnxq.runtime import cpu_kind, observe_shapes
 from onnxq.sites import Role
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
@@ -57,6 +57,7 @@ class Options:
     batch: int | None = None
     memory_limit: int | None = None
     placement: str | None = None
+    cpu: str | None = None
     effort: str | None = None
     holdout: int | None = None
     threads: int | None = None
@@ -100,7 +101,7 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
         update["data"] = given.data.model_copy(update=data)
     if check_:
         update["verify"] = given.verify.model_copy(update=check_)
-    for name in ("placement", "effort", "weight_bits_budget"):
+    for name in ("placement", "cpu", "effort", "weight_bits_budget"):
         if (value := getattr(options, name)) is not None:
             update[name] = value
     wished = given.model_copy(update=update) if update else given
@@ -273,7 +274,8 @@ def make_plan(
     _, whole, plain = _placed(prepared, inputs, wished, _name(model), progress)
     plan = whole if plain is None else plain
     told = (_left_out(wished.effort),) if wished.effort != "fast" else ()
-    return replace(plan, data=inputs.description, warnings=(*_warnings(plan, inputs), *told))
+    warnings = (*_warnings(plan, inputs), *unmeasured_cpu(plan, cpu_kind()), *told)
+    return replace(plan, data=inputs.description, warnings=warnings)
 
 
 def _left_out(effort: str) -> str:

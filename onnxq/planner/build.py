@@ -43,12 +43,14 @@ class Draft:
         given = (self.units, self.wishes, self.base.target, self.refused)
         if self.config.mode == "weight-only":
             return self.placed(choose_weights(*given), {"placement": "rules"})
-        choice = choose(*given) if engine.costs else choose_all(*given, attention=attention)
-        return self.placed(choice, {"placement": "rules"})
+        if not engine.costs:
+            return self.placed(choose_all(*given, attention=attention), {"placement": "rules"})
+        cpu = self.config.cpu
+        return self.placed(choose(*given, cpu=cpu), {"placement": "rules", "cpu": cpu})
 
     def candidates(self) -> Mapping[str, frozenset[str]]:
         """Named choices for --placement measured."""
-        return strategies(self.units, self.wishes, self.base.target, self.refused)
+        return strategies(self.units, self.wishes, self.base.target, self.refused, cpu=self.config.cpu)
 
     def placed(self, choice: Choice, how: Mapping[str, str]) -> Plan:
         """The plan for a choice of units."""
@@ -66,7 +68,7 @@ class Draft:
             sites=sites,
             opset=max(self.base.opset, placement.opset, _HALF_OPSET if _in_half(self.units.index, sites) else 0),
             refusals=tuple(seen.values()),
-            warnings=(*self.base.warnings, *placement.warnings),
+            warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
             float_nodes=floats,
             nodes=nodes,
             choice=dict(how),

@@ -5,32 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from onnxq.planner.cut import minimum_cut, unit_cost
+from onnxq.planner.balance import ANY, place
+from onnxq.planner.cut import CutProblem
 from onnxq.planner.keep import kept_float
 from onnxq.planner.place import roles_of
 from onnxq.planner.units import Unit, Units
 from onnxq.planner.wishes import Wishes
 from onnxq.sites import Refusal, Role
 from onnxq.targets import Output
+from onnxq.targets.costs import Cost
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The units that run in integers, and why the others do not."""
+    """The units that run in integers, why the others do not, and what to warn of."""
 
     chosen: frozenset[str]
     refusals: tuple[Refusal, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
-def choose(units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal]) -> Choice:
-    """The deterministic default: keep rules, then the person's rules, then the minimum cut."""
+def choose(units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal], *, cpu: str = ANY) -> Choice:
+    """The deterministic default: keep rules, then the person's rules, then the minimum cut.
+
+    cpu: the kind of CPU whose times the cut goes by; "any": all kinds that were measured.
+    """
     settled, refusals = settle(units, wishes, target, refused)
-    chosen = minimum_cut(units, settled)
+    balance = place(CutProblem(units), settled, cpu)
     for unit in units.units:
-        if unit.rule.compute and unit.name not in chosen and unit.name not in refusals:
-            refusals[unit.name] = _too_small(units, unit)
+        if unit.rule.compute and unit.name not in balance.chosen and unit.name not in refusals:
+            refusals[unit.name] = _too_small(unit, balance.costs.units[unit.name])
     order = [unit.name for unit in units.units if unit.name in refusals]
-    return Choice(chosen, tuple(refusals[name] for name in order))
+    warnings = balance.warnings() if cpu == ANY else ()
+    return Choice(balance.chosen, tuple(refusals[name] for name in order), warnings)
 
 
 def choose_weights(units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal]) -> Choice:
@@ -94,8 +101,7 @@ def _fed(units: Units, unit: Unit, settled: Mapping[str, bool]) -> bool:
     return True
 
 
-def _too_small(units: Units, unit: Unit) -> Refusal:
-    cost = unit_cost(units, unit)
+def _too_small(unit: Unit, cost: Cost) -> Refusal:
     if cost.int8_us < cost.float_us:
         reason = "int8 would not pay: quantizing what it reads and dequantizing what it writes costs more than it saves"
     else:
@@ -171,15 +177,16 @@ STRATEGIES: tuple[Strategy, ...] = (
 
 
 def strategies(
-    units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal]
+    units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal], *, cpu: str = ANY
 ) -> Mapping[str, frozenset[str]]:
     """Named candidate placements, without doubles, the deterministic one ("rules") and "none" among them.
 
     What the person settled holds in all of them; the keep rules do not: there the clock decides.
     """
-    rules = choose(units, wishes, target, refused).chosen
-    found: dict[str, frozenset[str]] = {"rules": rules, "none": frozenset()}
     settled, refusals = settle(units, wishes, target, refused)
+    problem = CutProblem(units)
+    rules = place(problem, settled, cpu)
+    found: dict[str, frozenset[str]] = {"rules": rules.chosen, "none": frozenset()}
     asked = {
         name: side
         for name, side in settled.items()
@@ -191,7 +198,7 @@ def strategies(
             for unit in units.units
             if unit.rule.compute
         }
-        chosen = minimum_cut(units, {**fixed, **asked})
+        chosen = problem.minimum_cut(rules.costs, {**fixed, **asked})
         if chosen not in found.values():
             found[strategy.name] = chosen
     return found

@@ -9,125 +9,195 @@ readers. All terms are submodular, so the best assignment is a minimum s-t cut (
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from onnxq.planner.flow import FlowNetwork
 from onnxq.planner.units import Unit, Units
 from onnxq.sites import TensorId
 from onnxq.targets import Output
-from onnxq.targets.ort_costs import Cost, OpCase, dequantize_us, op_cost, quantize_us
+from onnxq.targets.costs import Cost, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
 
 _INFINITE = 1e15
 # int8 must earn this much of the float time, and this many microseconds: pairs also cost accuracy, and the
 # model of the costs is no finer.
 _MARGIN, _MARGIN_US = 0.03, 0.2
+_SOURCE, _SINK = ("source",), ("sink",)
 
 
-def unit_cost(units: Units, unit: Unit) -> Cost:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlacementCosts:
+    """Predicted microseconds of every unit and of every tensor's pair, on one kind of CPU or weighted over several."""
+
+    units: Mapping[str, Cost]
+    quantize: Mapping[TensorId, float]
+    dequantize: Mapping[TensorId, float]
+    margin_us: float = _MARGIN_US
+
+
+def weighted_sum(parts: Sequence[tuple[PlacementCosts, float]]) -> PlacementCosts:
+    """The sum of costs of the same units, each times its weight."""
+
+    def total(tables: Sequence[Mapping[TensorId, float]]) -> dict[TensorId, float]:
+        return {key: sum(table[key] * w for table, (_, w) in zip(tables, parts, strict=True)) for key in tables[0]}
+
+    units = {
+        name: Cost(
+            sum(costs.units[name].float_us * w for costs, w in parts),
+            sum(costs.units[name].int8_us * w for costs, w in parts),
+        )
+        for name in parts[0][0].units
+    }
+    return PlacementCosts(
+        units=units,
+        quantize=total([costs.quantize for costs, _ in parts]),
+        dequantize=total([costs.dequantize for costs, _ in parts]),
+        margin_us=sum(costs.margin_us * w for costs, w in parts),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _TensorUse:
+    """Who makes a tensor and who reads it, as the cut sees it.
+
+    maker: the unit that makes it in integers where it is int8; None when it always comes in float. readers: units that
+    may read integers. read_float: something that stays float reads it. dequantizes: its maker writes integers only.
+    from_conv, to_conv: a float Conv makes it, or reads it.
+    """
+
+    tensor: TensorId
+    elements: int | None
+    maker: str | None
+    readers: tuple[str, ...]
+    read_float: bool
+    dequantizes: bool
+    from_conv: bool
+    to_conv: bool
+
+
+@dataclass(frozen=True, eq=False)
+class CutProblem:
+    """The choice between float and integers for every unit of a model."""
+
+    units: Units
+
+    def costs(self, cpu: CpuCosts) -> PlacementCosts:
+        """What units and pairs cost on a kind of CPU."""
+        uses = self._uses
+        return PlacementCosts(
+            units={unit.name: _unit_cost(self.units, unit, cpu) for unit in self.units.units},
+            quantize={use.tensor: quantize_us(use.elements, cpu, from_conv=use.from_conv) for use in uses},
+            dequantize={use.tensor: dequantize_us(use.elements, cpu, to_conv=use.to_conv) for use in uses},
+        )
+
+    def minimum_cut(self, costs: PlacementCosts, fixed: Mapping[str, bool]) -> frozenset[str]:
+        """Names of the units that run in integers at the least predicted time.
+
+        fixed: units whose side is settled (True int8, False float) by a rule or by the person.
+        """
+        net = FlowNetwork()
+        net.vertex(_SOURCE), net.vertex(_SINK)
+        for unit in self.units.units:
+            cost, settled = costs.units[unit.name], fixed.get(unit.name)
+            int8_us = cost.int8_us + _MARGIN * cost.float_us + costs.margin_us * unit.rule.compute
+            net.edge(unit.name, _SINK, _INFINITE if settled is False else int8_us)
+            net.edge(_SOURCE, unit.name, _INFINITE if settled is True else cost.float_us)
+            if not unit.rule.compute:
+                self._follow(net, unit, fixed)
+        for use in self._uses:
+            _add_pairs(net, use, costs)
+        side = net.source_side(_SOURCE, _SINK)
+        return frozenset(unit.name for unit in self.units.units if net.names[unit.name] in side)
+
+    def time_us(self, costs: PlacementCosts, chosen: frozenset[str]) -> float:
+        """Predicted time of all units with their pairs when `chosen` run in integers."""
+        total = 0.0
+        for name, cost in costs.units.items():
+            total += cost.int8_us if name in chosen else cost.float_us
+        for use in self._uses:
+            int8_made, int8_read = use.maker in chosen, any(name in chosen for name in use.readers)
+            if int8_read and not int8_made:
+                total += costs.quantize[use.tensor]
+            if use.dequantizes and int8_made and (use.read_float or any(name not in chosen for name in use.readers)):
+                total += costs.dequantize[use.tensor]
+        return total
+
+    @cached_property
+    def _uses(self) -> tuple[_TensorUse, ...]:
+        seen: dict[TensorId, None] = {}
+        for unit in self.units.units:
+            seen.update(dict.fromkeys((*(tensor for _, tensor in unit.data), unit.out)))
+        uses = (_use(self.units, tensor) for tensor in seen)
+        return tuple(use for use in uses if use is not None)
+
+    def _follow(self, net: FlowNetwork, unit: Unit, fixed: Mapping[str, bool]) -> None:
+        """Adding, pooling and moving never start a quantized region: what they read must be quantized without them.
+
+        Otherwise a few saved bytes would put noise on tensors (attention, residual streams) nobody needs in integers.
+        """
+        for _, tensor in unit.data:
+            maker = self.units.by_out.get(tensor)
+            if maker is not None and maker.rule.output is not Output.FLOAT and fixed.get(maker.name) is not False:
+                net.edge(unit.name, maker.name, _INFINITE)
+                continue
+            consumers = self.units.consumers(tensor)
+            readers = [other for _, other in consumers if other is not None and other.rule.compute]
+            net.edge(unit.name, readers[0].name if readers else _SINK, _INFINITE)
+
+
+def _unit_cost(units: Units, unit: Unit, cpu: CpuCosts) -> Cost:
     """Predicted float and int8 time of a unit, its folded activation included."""
     candidate = units.candidate(unit.node)
-    weight = None if unit.rule.weight is None else candidate.shape(unit.rule.weight)
-    return op_cost(
-        OpCase(
-            op_type=unit.node.op_type,
-            inputs=tuple(units.candidate(unit.node).shape_of(tensor) for _, tensor in unit.data),
-            output=candidate.output_shape(),
-            weight=weight,
-            group=int(candidate.attr("group", 1)),
-            kernel=tuple(candidate.attr("kernel_shape", ())),
-            strides=tuple(candidate.attr("strides", ())),
-            activation=unit.activation.op_type if unit.activation is not None else "",
-        )
+    case = OpCase(
+        op_type=unit.node.op_type,
+        inputs=tuple(candidate.shape_of(tensor) for _, tensor in unit.data),
+        output=candidate.output_shape(),
+        weight=None if unit.rule.weight is None else candidate.shape(unit.rule.weight),
+        group=int(candidate.attr("group", 1)),
+        kernel=tuple(candidate.attr("kernel_shape", ())),
+        strides=tuple(candidate.attr("strides", ())),
+        activation=unit.activation.op_type if unit.activation is not None else "",
     )
+    return op_cost(case, cpu)
 
 
-def elements(units: Units, unit: Unit, tensor: TensorId) -> int | None:
-    """Number of elements of a tensor; None when its shape is unknown."""
-    shape = units.candidate(unit.node).shape_of(tensor)
-    return None if shape is None else math.prod(shape)
-
-
-def minimum_cut(units: Units, fixed: Mapping[str, bool]) -> frozenset[str]:
-    """Names of the units that run in integers at the least predicted time.
-
-    fixed: units whose side is settled (True int8, False float) by a rule or by the person.
-    """
-    net = FlowNetwork()
-    source, sink = ("source",), ("sink",)
-    net.vertex(source), net.vertex(sink)
-    for unit in units.units:
-        cost = unit_cost(units, unit)
-        settled = fixed.get(unit.name)
-        net.edge(
-            unit.name,
-            sink,
-            _INFINITE if settled is False else cost.int8_us + _MARGIN * cost.float_us + _MARGIN_US * unit.rule.compute,
-        )
-        net.edge(source, unit.name, _INFINITE if settled is True else cost.float_us)
-        if not unit.rule.compute:
-            _follow(net, units, unit, fixed, sink)
-    for tensor in _tensors(units):
-        _tensor_edges(net, units, tensor, source, sink)
-    side = net.source_side(source, sink)
-    return frozenset(unit.name for unit in units.units if net.names[unit.name] in side)
-
-
-def _follow(net: FlowNetwork, units: Units, unit: Unit, fixed: Mapping[str, bool], sink: object) -> None:
-    """Adding, pooling and moving never start a quantized region: what they read must be quantized without them.
-
-    Otherwise a few saved bytes would put noise on tensors (attention, residual streams) nobody needs in integers.
-    """
-    for _, tensor in unit.data:
-        maker = units.by_out.get(tensor)
-        if maker is not None and maker.rule.output is not Output.FLOAT and fixed.get(maker.name) is not False:
-            net.edge(unit.name, maker.name, _INFINITE)
-            continue
-        readers = [other for _, other in units.consumers(tensor) if other is not None and other.rule.compute]
-        net.edge(unit.name, readers[0].name if readers else sink, _INFINITE)
-
-
-def _tensors(units: Units) -> list[TensorId]:
-    seen: dict[TensorId, None] = {}
-    for unit in units.units:
-        for _, tensor in unit.data:
-            seen[tensor] = None
-        seen[unit.out] = None
-    return list(seen)
-
-
-def _tensor_edges(net: FlowNetwork, units: Units, tensor: TensorId, source: object, sink: object) -> None:
-    """The pair of one tensor: `needs int8` and `needs float` are vertices of their own, so it is paid once."""
+def _use(units: Units, tensor: TensorId) -> _TensorUse | None:
     maker = units.by_out.get(tensor)
-    readers = units.consumers(tensor)
-    integer = [unit for _, unit in readers if unit is not None]
-    some = maker or (integer[0] if integer else None)
+    consumers = units.consumers(tensor)
+    readers = [unit for _, unit in consumers if unit is not None]
+    some = maker or (readers[0] if readers else None)
     if some is None:
-        return
-    count = elements(units, some, tensor)
-    writes_float = maker is None or maker.rule.output is Output.FLOAT
-    made_by = sink if writes_float or maker is None else maker.name
-    if integer:
-        feeds_conv = any(unit.node.op_type == "Conv" for unit in integer)
-        need = ("int8", tensor)
-        for unit in integer:
-            net.edge(unit.name, need, _INFINITE)
-        net.edge(need, made_by, quantize_us(count, from_conv=_is_conv(units, tensor, maker) and feeds_conv))
-    if maker is None or writes_float or maker.rule.output is Output.EITHER:
-        return
-    need = ("float", tensor)
-    floats = [edge for edge, unit in readers if unit is None]
-    if floats or units.index.is_output(tensor):
-        net.edge(need, sink, _INFINITE)
-    for unit in integer:
-        net.edge(need, unit.name, _INFINITE)
-    to_conv = any(units.index.node(edge.node).op_type == "Conv" for edge in floats) or any(
-        unit.node.op_type == "Conv" for unit in integer
+        return None
+    floats = [edge for edge, unit in consumers if unit is None]
+    shape = units.candidate(some.node).shape_of(tensor)
+    convs = any(unit.node.op_type == "Conv" for unit in readers)
+    producer = units.index.producer(tensor) if maker is None else maker.node
+    int8_maker = maker if maker is not None and maker.rule.output is not Output.FLOAT else None
+    return _TensorUse(
+        tensor=tensor,
+        elements=None if shape is None else math.prod(shape),
+        maker=None if int8_maker is None else int8_maker.name,
+        readers=tuple(unit.name for unit in readers),
+        read_float=bool(floats) or units.index.is_output(tensor),
+        dequantizes=int8_maker is not None and int8_maker.rule.output is not Output.EITHER,
+        from_conv=producer is not None and producer.op_type == "Conv" and convs,
+        to_conv=convs or any(units.index.node(edge.node).op_type == "Conv" for edge in floats),
     )
-    net.edge(maker.name, need, dequantize_us(count, to_conv=to_conv))
 
 
-def _is_conv(units: Units, tensor: TensorId, maker: Unit | None) -> bool:
-    if maker is not None:
-        return maker.node.op_type == "Conv"
-    producer = units.index.producer(tensor)
-    return producer is not None and producer.op_type == "Conv"
+def _add_pairs(net: FlowNetwork, use: _TensorUse, costs: PlacementCosts) -> None:
+    """The pair of one tensor: `needs int8` and `needs float` are vertices of their own, so it is paid once."""
+    if use.readers:
+        need = ("int8", use.tensor)
+        for reader in use.readers:
+            net.edge(reader, need, _INFINITE)
+        net.edge(need, _SINK if use.maker is None else use.maker, costs.quantize[use.tensor])
+    if not use.dequantizes or use.maker is None:
+        return
+    need = ("float", use.tensor)
+    if use.read_float:
+        net.edge(need, _SINK, _INFINITE)
+    for reader in use.readers:
+        net.edge(need, reader, _INFINITE)
+    net.edge(use.maker, need, costs.dequantize[use.tensor])

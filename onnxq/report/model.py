@@ -35,12 +35,16 @@ class OutputCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Median milliseconds of one run, float and quantized interleaved. reason: why, when int8 is slower."""
+    """Median milliseconds of one run, float and quantized interleaved.
+
+    cpu: the kind of CPU that ran it, of runtime.CPU_KINDS; "" when nobody looked. reason: why, when int8 is slower.
+    """
 
     float_ms: float
     int8_ms: float
     threads: int = 1
     batch: int = 1
+    cpu: str = ""
     reason: str = ""
 
     @property
@@ -83,6 +87,7 @@ class SiteLine:
 class Report:
     """The account of one `quantize` or `apply`.
 
+    cpu: the kind of CPU the placement was made for, "any" for all that were measured; "" where it goes by none.
     source, output: paths as given ("" when only in memory). data: what calibration ran on, in words.
     synthetic: ranges come from made-up inputs; shown as a banner. pairs: Q/DQ pairs written.
     rewrites: what preparation changed, a line each. accounts: what each accuracy pass did, or why it was rolled back or
@@ -95,6 +100,7 @@ class Report:
     target: str = ""
     config: str = ""
     placement: str = "rules"
+    cpu: str = ""
     data: str = ""
     synthetic: bool = False
     source_bytes: int = 0

@@ -15,6 +15,7 @@ from onnxq.report.document import report_json
 from onnxq.report.model import Report
 from onnxq.report.promotions import promotion_rows
 from onnxq.report.terminal import decibel, milliseconds, seconds, sheet, show, size, table, write
+from onnxq.runtime import CPU_KINDS
 from onnxq.sites import Refusal
 
 _SHOWN = 6
@@ -27,6 +28,7 @@ SYNTHETIC = (
 SYNTHETIC_CHECK = (
     "no samples were given: the check ran on made-up inputs, so give --data to see the accuracy that counts"
 )
+_CPUS = {"any": "any x86", **CPU_KINDS}
 _PLURALS = {"activation": "activations", "weight": "weights", "bias": "biases", "output": "outputs"}
 
 
@@ -75,7 +77,8 @@ def _title(report: Report) -> Text:
     text = Text(PurePath(report.source).name or "model", style="bold")
     if report.output:
         text.append(f" -> {report.output}")
-    facts = [part for part in (report.target, report.config, f"placement by {report.placement}") if part]
+    purpose = f" for {_CPUS.get(report.cpu, report.cpu)}" if report.cpu else ""
+    facts = [part for part in (report.target, report.config, f"placement by {report.placement}{purpose}") if part]
     return text.append(f"  ({', '.join(facts)})", style="dim")
 
 
@@ -117,6 +120,8 @@ def _latency(report: Report) -> Text:
     if latency is None or math.isnan(latency.ratio):
         return Text("not measured")
     run = f"median, {latency.threads} thread{'s' if latency.threads != 1 else ''}, batch {latency.batch}"
+    if latency.cpu:
+        run += f", on {_CPUS.get(latency.cpu, latency.cpu)}"
     times = f"{milliseconds(latency.float_ms)} -> {milliseconds(latency.int8_ms)}"
     if report.slower:
         return Text(f"{times}, {latency.ratio:.2f}x: SLOWER than float ({run})", style="bold red")

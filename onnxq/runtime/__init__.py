@@ -1,5 +1,6 @@
 """ONNX Runtime: sessions, tapped runs, shapes, timings. The only user of onnxruntime, which loads at first use."""
 
+from onnxq.runtime.cpu import CPU_KINDS, cpu_kind
 from onnxq.runtime.graphs import optimized_graph
 from onnxq.runtime.memory import trim
 from onnxq.runtime.session import Feeds, Session
@@ -8,12 +9,14 @@ from onnxq.runtime.tap import Tapped, tap
 from onnxq.runtime.timing import Latency, latency, node_times
 
 __all__ = [
+    "CPU_KINDS",
     "Feeds",
     "Latency",
     "Session",
     "ShapeProbe",
     "Shapes",
     "Tapped",
+    "cpu_kind",
     "latency",
     "node_times",
     "observe_shapes",

@@ -90,6 +90,8 @@ USAGE = [
     (["quantize", "m.onnx", "--samples", "0"], "x>=1"),
     (["quantize", "m.onnx", "--target", "trrt"], "'ort'"),
     (["quantize", "m.onnx", "--placement", "x"], "'measured'"),
+    (["quantize", "m.onnx", "--cpu", "arm"], "'avx2'"),
+    (["plan", "m.onnx", "--cpu", "arm"], "'vnni'"),
     (["quantize", "m.onnx", "--memory-limit", "3XB"], "512MB, 2GB or 1.5GiB"),
     (["quantize", "m.onnx", "--memory-limit", "0"], "no amount of memory"),
     (["apply", "m.onnx"], "Missing argument 'PLAN'"),

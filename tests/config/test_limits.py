@@ -23,6 +23,7 @@ FAULTS = [
     ("activations: {storage: float8e4m3fn}", "weights.storage", "FP8 by FP8", "both"),
     ("bias: int32", "bias", "int32", "bias: float"),
     ("placement: measured", "placement", "ONNX Runtime", "placement: rules"),
+    ("cpu: vnni", "cpu", "ONNX Runtime", "target: ort"),
     ("rules: [{op: Conv, set: {scheme: asymmetric}}]", "rules[0].set.scheme", "zero point", "symmetric"),
     ("rules: [{op: Conv, set: {signed: false}}]", "rules[0].set.signed", "uint8", "signed"),
     ("rules: [{op: Conv, set: {storage: uint8, signed: false}}]", "rules[0].set.signed", "uint8", "signed"),
@@ -65,3 +66,20 @@ def test_observers_of_evenly_spaced_levels_do_not_serve_fp8() -> None:
 
 def test_ort_keeps_all_its_freedom() -> None:
     assert load_config("ort-int8", {"weights.scheme": "asymmetric"}).weights.scheme == "asymmetric"
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "fix"),
+    [
+        ("virtual-int8", {}, "target: ort"),
+        ("ort-int8-weights", {}, "mode: static"),
+        ("ort-int8", {"placement": "measured"}, "placement: rules"),
+    ],
+)
+def test_a_kind_of_cpu_is_for_placement_by_rules_in_onnx_runtime(
+    preset: str, overrides: dict[str, str], fix: str
+) -> None:
+    with pytest.raises(ConfigError, match="cpu") as caught:
+        load_config(preset, {**overrides, "cpu": "avx2"})
+    assert fix in caught.value.fix
+    assert load_config(preset, {**overrides, "cpu": "any"}).cpu == "any"

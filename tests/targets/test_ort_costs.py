@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.targets.ort_costs import Cost, OpCase, dequantize_us, op_cost, quantize_us
+from onnxq.config import Config
+from onnxq.targets import costs
+from onnxq.targets.costs import AVX2, CPU_COSTS, VNNI, Cost, CpuCosts, OpCase
 
 sizes = st.integers(1, 64)
+kinds = st.sampled_from(list(CPU_COSTS.values()))
+each_kind = pytest.mark.parametrize("cpu", CPU_COSTS.values(), ids=CPU_COSTS)
 OPERATORS = (
     "Add",
     "Mul",
@@ -24,6 +30,18 @@ OPERATORS = (
     "Transpose",
     "Erf",
 )
+
+
+def op_cost(case: OpCase, cpu: CpuCosts = VNNI) -> Cost:
+    return costs.op_cost(case, cpu)
+
+
+def quantize_us(elements: int | None, cpu: CpuCosts = VNNI, *, from_conv: bool = False) -> float:
+    return costs.quantize_us(elements, cpu, from_conv=from_conv)
+
+
+def dequantize_us(elements: int | None, cpu: CpuCosts = VNNI, *, to_conv: bool = False) -> float:
+    return costs.dequantize_us(elements, cpu, to_conv=to_conv)
 
 
 def conv(
@@ -59,8 +77,8 @@ def linear(op_type: str, rows: int, depth: int, outputs: int) -> OpCase:
     return OpCase(op_type=op_type, inputs=((rows, depth),), output=(rows, outputs), weight=(depth, outputs))
 
 
-def speedup(case: OpCase) -> float:
-    cost = op_cost(case)
+def speedup(case: OpCase, cpu: CpuCosts = VNNI) -> float:
+    cost = op_cost(case, cpu)
     return cost.float_us / cost.int8_us
 
 
@@ -86,15 +104,15 @@ def cases(draw: st.DrawFn) -> OpCase:
     return OpCase(op_type=op_type, inputs=(shape, shape), output=shape, kernel=(3, 3))
 
 
-@given(cases())
-def test_costs_are_finite_and_positive(case: OpCase) -> None:
-    cost = op_cost(case)
+@given(cases(), kinds)
+def test_costs_are_finite_and_positive(case: OpCase, cpu: CpuCosts) -> None:
+    cost = op_cost(case, cpu)
     assert 0 < cost.float_us < math.inf
     assert 0 < cost.int8_us < math.inf
 
 
-@given(cases(), st.integers(2, 8))
-def test_a_larger_batch_costs_more(case: OpCase, times: int) -> None:
+@given(cases(), st.integers(2, 8), kinds)
+def test_a_larger_batch_costs_more(case: OpCase, times: int, cpu: CpuCosts) -> None:
     def grown(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
         return None if shape is None else (shape[0] * times, *shape[1:])
 
@@ -108,31 +126,33 @@ def test_a_larger_batch_costs_more(case: OpCase, times: int) -> None:
             kernel=case.kernel,
             strides=case.strides,
             activation=case.activation,
-        )
+        ),
+        cpu,
     )
-    small = op_cost(case)
+    small = op_cost(case, cpu)
     assert large.float_us >= small.float_us
     assert large.int8_us >= small.int8_us
 
 
+@each_kind
 @pytest.mark.parametrize("k", [1, 3, 5])
 @pytest.mark.parametrize("size", [(1, 1), (7, 7), (14, 14), (12, 80)])
-def test_more_channels_cost_more(k: int, size: tuple[int, int]) -> None:
+def test_more_channels_cost_more(k: int, size: tuple[int, int], cpu: CpuCosts) -> None:
     """In whole blocks: between them time goes up and down, in ORT as in the model."""
     blocks = (16, 32, 64, 128, 256, 512)
     for make in (lambda c: conv(c, c, k, size), lambda c: conv(64, c, k, size), lambda c: conv(c, 64, k, size)):
-        costs = [op_cost(make(c)) for c in blocks]
-        for low, high in itertools.pairwise(costs):
+        found = [op_cost(make(c), cpu) for c in blocks]
+        for low, high in itertools.pairwise(found):
             assert low.float_us < high.float_us
             assert low.int8_us < high.int8_us
 
 
-@given(st.integers(0, 10**7), st.integers(1, 10**6))
-def test_boundaries_grow_with_elements_and_cost_more_beside_a_conv(elements: int, more: int) -> None:
-    assert 0 < quantize_us(elements) < quantize_us(elements + more)
-    assert 0 < dequantize_us(elements) < dequantize_us(elements + more)
-    assert quantize_us(elements, from_conv=True) > quantize_us(elements)
-    assert dequantize_us(elements, to_conv=True) > dequantize_us(elements)
+@given(st.integers(0, 10**7), st.integers(1, 10**6), kinds)
+def test_boundaries_grow_with_elements_and_cost_more_beside_a_conv(elements: int, more: int, cpu: CpuCosts) -> None:
+    assert 0 < quantize_us(elements, cpu) < quantize_us(elements + more, cpu)
+    assert 0 < dequantize_us(elements, cpu) < dequantize_us(elements + more, cpu)
+    assert quantize_us(elements, cpu, from_conv=True) > quantize_us(elements, cpu)
+    assert dequantize_us(elements, cpu, to_conv=True) > dequantize_us(elements, cpu)
 
 
 def test_a_pair_costs_what_it_was_measured_to() -> None:
@@ -142,37 +162,42 @@ def test_a_pair_costs_what_it_was_measured_to() -> None:
     assert 35 < quantize_us(n, from_conv=True) + dequantize_us(n, to_conv=True) < 60
 
 
+@each_kind
 @pytest.mark.parametrize("op_type", [*OPERATORS, "Conv", "Gemm", "MatMul"])
-def test_nothing_known_never_favours_int8(op_type: str) -> None:
-    cost = op_cost(OpCase(op_type=op_type, inputs=(None, None), output=None))
+def test_nothing_known_never_favours_int8(op_type: str, cpu: CpuCosts) -> None:
+    cost = op_cost(OpCase(op_type=op_type, inputs=(None, None), output=None), cpu)
     assert 0 < cost.float_us <= cost.int8_us
 
 
+@each_kind
 @pytest.mark.parametrize(("channels", "group"), [(128, 1), (256, 256), (64, 1)])
-def test_a_conv_of_unknown_size_counts_as_a_small_one(channels: int, group: int) -> None:
+def test_a_conv_of_unknown_size_counts_as_a_small_one(channels: int, group: int, cpu: CpuCosts) -> None:
     weight, known = (channels, channels // group, 3, 3), (1, channels, 28, 28)
-    unknown = op_cost(OpCase(op_type="Conv", inputs=(None,), output=None, weight=weight, group=group))
-    sized = op_cost(OpCase(op_type="Conv", inputs=(known,), output=known, weight=weight, group=group))
+    unknown = op_cost(OpCase(op_type="Conv", inputs=(None,), output=None, weight=weight, group=group), cpu)
+    sized = op_cost(OpCase(op_type="Conv", inputs=(known,), output=known, weight=weight, group=group), cpu)
     assert 0 < unknown.float_us < sized.float_us / 4
     assert 0 < unknown.int8_us < sized.int8_us / 4
 
 
+@each_kind
 @pytest.mark.parametrize("op_type", ["Gemm", "MatMul"])
-def test_unknown_rows_count_as_one(op_type: str) -> None:
+def test_unknown_rows_count_as_one(op_type: str, cpu: CpuCosts) -> None:
     unknown = OpCase(op_type=op_type, inputs=(None,), output=None, weight=(384, 384))
-    assert op_cost(unknown) == op_cost(linear(op_type, 1, 384, 384))
+    assert op_cost(unknown, cpu) == op_cost(linear(op_type, 1, 384, 384), cpu)
 
 
-def test_an_operator_without_a_kernel_pays_for_its_pair() -> None:
+@each_kind
+def test_an_operator_without_a_kernel_pays_for_its_pair(cpu: CpuCosts) -> None:
     shape = (1, 64, 28, 28)
-    cost = op_cost(OpCase(op_type="Softmax", inputs=(shape,), output=shape))
-    pair = quantize_us(math.prod(shape)) + dequantize_us(math.prod(shape))
+    cost = op_cost(OpCase(op_type="Softmax", inputs=(shape,), output=shape), cpu)
+    pair = quantize_us(math.prod(shape), cpu) + dequantize_us(math.prod(shape), cpu)
     assert cost.int8_us == pytest.approx(cost.float_us + pair)
 
 
-def test_folded_activations_are_free() -> None:
+@each_kind
+def test_folded_activations_are_free(cpu: CpuCosts) -> None:
     shape = (1, 64, 28, 28)
-    assert op_cost(OpCase(op_type="Relu", inputs=(shape,), output=shape)) == Cost(0.0, 0.0)
+    assert op_cost(OpCase(op_type="Relu", inputs=(shape,), output=shape), cpu) == Cost(0.0, 0.0)
 
 
 # (what, case, the least and the most float/int8 may be): measured in chains, one thread, AVX512-VNNI
@@ -217,6 +242,54 @@ def test_speedup_of_a_node(case: OpCase, least: float, most: float) -> None:
     assert least <= speedup(case) <= most
 
 
+# the same on AVX2 without VNNI
+SPEEDUPS_AVX2: list[tuple[str, OpCase, float, float]] = [
+    ("one channel, 3x3", conv(1, 1, 3, (28, 28)), 0.0, 0.6),
+    ("stem on a photo", conv(3, 32, 3, (224, 224), stride=2), 0.0, 1.0),
+    ("depthwise 3x3, 16", depthwise(16, 3, (14, 14)), 0.2, 0.7),
+    ("depthwise 3x3, 64", depthwise(64, 3, (14, 14)), 0.4, 0.8),
+    ("depthwise 3x3, 256", depthwise(256, 3, (14, 14)), 0.6, 0.95),
+    ("dense 3x3, 8", conv(8, 8, 3, (28, 28)), 0.3, 0.9),
+    ("dense 3x3, 16", conv(16, 16, 3, (28, 28)), 1.2, 2.0),
+    ("dense 3x3, 24", conv(24, 24, 3, (28, 28)), 0.9, 1.4),
+    ("dense 3x3, 64", conv(64, 64, 3, (28, 28)), 1.6, 2.2),
+    ("1x1, 16", conv(16, 16, 1, (14, 14)), 0.6, 1.1),
+    ("1x1, 64", conv(64, 64, 1, (14, 14)), 1.2, 1.8),
+    ("1x1, 256", conv(256, 256, 1, (14, 14)), 1.6, 2.3),
+    ("Conv1d", conv(64, 64, 3, (256,)), 1.6, 2.6),
+    ("Gemm, one row", linear("Gemm", 1, 512, 512), 2.0, 6.0),
+    ("Gemm, 128 rows", linear("Gemm", 128, 512, 512), 1.5, 2.2),
+    ("small Gemm, one row", linear("Gemm", 1, 64, 64), 0.0, 0.9),
+    ("MatMul, 96 rows", linear("MatMul", 96, 384, 1536), 1.5, 2.2),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "least", "most"), [row[1:] for row in SPEEDUPS_AVX2], ids=[row[0] for row in SPEEDUPS_AVX2]
+)
+def test_speedup_of_a_node_without_vnni(case: OpCase, least: float, most: float) -> None:
+    assert least <= speedup(case, AVX2) <= most
+
+
+@pytest.mark.parametrize(
+    "case", [conv(64, 64, 3, (28, 28)), conv(256, 256, 1, (14, 14)), linear("Gemm", 128, 512, 512)]
+)
+def test_products_gain_less_without_vnni_and_pairs_cost_more(case: OpCase) -> None:
+    assert speedup(case, AVX2) < 0.8 * speedup(case, VNNI)
+    n = 100_000
+    assert quantize_us(n, AVX2) + dequantize_us(n, AVX2) > 2 * (quantize_us(n, VNNI) + dequantize_us(n, VNNI))
+
+
+@each_kind
+def test_every_table_says_where_it_is_from(cpu: CpuCosts) -> None:
+    assert re.search(r"onnxruntime \d+\.\d+\.\d+, \d{4}-\d\d-\d\d$", cpu.origin)
+    assert CPU_COSTS[cpu.name] is cpu
+
+
+def test_the_configuration_knows_the_kinds_that_have_a_table() -> None:
+    assert get_args(Config.model_fields["cpu"].annotation) == ("any", *CPU_COSTS)
+
+
 def best_sides(chain: list[OpCase], tail: bool) -> tuple[bool, ...]:
     """The cheapest int8 (True) or float choice of each node of a chain that starts in float and ends in `tail`."""
 
@@ -227,8 +300,8 @@ def best_sides(chain: list[OpCase], tail: bool) -> tuple[bool, ...]:
         for k, (elements, before, after) in enumerate(zip(tensors, (False, *sides), (*sides, tail), strict=True)):
             if before != after:
                 time += quantize_us(elements, from_conv=k > 0) if after else dequantize_us(elements, to_conv=True)
-        costs = map(op_cost, chain)
-        return time + sum(cost.int8_us if side else cost.float_us for cost, side in zip(costs, sides, strict=True))
+        found = map(op_cost, chain)
+        return time + sum(cost.int8_us if side else cost.float_us for cost, side in zip(found, sides, strict=True))
 
     return min(itertools.product((False, True), repeat=len(chain)), key=total)
 

@@ -1,0 +1,138 @@
+"""One placement for several kinds of CPU: no slower than float on any, and close to the best on each.
+
+A weighted sum of the kinds' times is again the energy of a minimum cut. The weights move towards the kind that loses
+most beside a placement of its own until all lose alike (a supported point of the Pareto front: Ehrgott,
+"Multicriteria Optimization", 2005, chapter 3); the cut that loses least on its worst kind is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from onnxq.planner.cut import CutProblem, PlacementCosts, weighted_sum
+from onnxq.targets.costs import CPU_COSTS, Cost
+
+ANY = "any"
+# A placement for all kinds may be predicted so much slower than one kind's own.
+TOLERATED = 1.03
+# Change of the logarithm of the weights, halved from step to step; both ends lie 2.9 to 1 or more from equal weights.
+_STEPS = (2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
+_EQUAL = 1e-9
+_PROHIBITIVE_US = 1e9
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predicted microseconds of the units on a kind of CPU: in float, as placed, and as placed for that kind alone."""
+
+    cpu: str
+    float_us: float
+    placed_us: float
+    own_us: float
+
+    @property
+    def speedup(self) -> float:
+        """Float time over the placement's."""
+        return self.float_us / self.placed_us if self.placed_us else 1.0
+
+    @property
+    def loss(self) -> float:
+        """The placement's time over that of the kind's own; 1 is the best."""
+        return self.placed_us / self.own_us if self.own_us else 1.0
+
+
+@dataclass(frozen=True)
+class Balance:
+    """A placement, the costs it is the minimum cut of, and what it gives on each kind of CPU."""
+
+    chosen: frozenset[str]
+    costs: PlacementCosts
+    forecasts: tuple[Forecast, ...]
+
+    def warnings(self) -> tuple[str, ...]:
+        """A line for each kind of CPU that could be better served."""
+        return tuple(_unserved(one) for one in self.forecasts if one.loss > TOLERATED)
+
+
+def place(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY) -> Balance:
+    """The placement for one kind of CPU, or for all that have a table.
+
+    fixed: units whose side is settled. What is forced into integers counts as part of the float model.
+    """
+    costs = {name: problem.costs(table) for name, table in CPU_COSTS.items()}
+    own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}
+    if cpu != ANY:
+        return Balance(own[cpu], costs[cpu], _forecasts(problem, costs, own, own[cpu]))
+    found = _candidates(problem, costs, own, fixed)
+    least = _forced(problem, found[0].costs, fixed)
+    bounds = {name: problem.time_us(one, least) + _EQUAL for name, one in costs.items()}
+    found.append(Balance(least, found[0].costs, _forecasts(problem, costs, own, least)))
+    allowed = [one for one in found if all(each.placed_us <= bounds[each.cpu] for each in one.forecasts)]
+    return min(allowed, key=_worst)
+
+
+def _forced(problem: CutProblem, costs: PlacementCosts, fixed: Mapping[str, bool]) -> frozenset[str]:
+    """The smallest placement: what the person forces and what that cannot do without."""
+    dear = {name: Cost(cost.float_us, cost.float_us + _PROHIBITIVE_US) for name, cost in costs.units.items()}
+    return problem.minimum_cut(replace(costs, units=dear), fixed)
+
+
+def _unserved(one: Forecast) -> str:
+    own = one.float_us / one.own_us
+    return (
+        f"on CPUs of kind {one.cpu} this placement is predicted {one.loss - 1:.0%} slower than one made for them "
+        f"({one.speedup:.2f}x the speed of float instead of {own:.2f}x): more int8 would cost another kind "
+        f"of CPU its gain. Choose --cpu {one.cpu} if the model runs only there"
+    )
+
+
+def _worst(balance: Balance) -> tuple[float, float]:
+    losses = [one.loss for one in balance.forecasts]
+    return round(max(losses), 9), round(sum(losses), 9)
+
+
+def _candidates(
+    problem: CutProblem,
+    costs: Mapping[str, PlacementCosts],
+    own: Mapping[str, frozenset[str]],
+    fixed: Mapping[str, bool],
+) -> list[Balance]:
+    """The kinds' own placements and cuts of weighted sums, until one loses nothing or the steps are spent."""
+    own_us = {name: problem.time_us(costs[name], own[name]) for name in costs}
+    logs = dict.fromkeys(costs, 0.0)
+    found: list[Balance] = []
+    for step in _STEPS:
+        # Times count in those of the kind's own placement, so that slow machines weigh no more than fast ones.
+        total = sum(math.exp(log) for log in logs.values())
+        scale = max(own_us.values())
+        parts = [(costs[name], math.exp(logs[name]) / total * scale / (own_us[name] or 1.0)) for name in costs]
+        blend = weighted_sum(parts)
+        chosen = problem.minimum_cut(blend, fixed)
+        found.append(Balance(chosen, blend, _forecasts(problem, costs, own, chosen)))
+        losses = {one.cpu: one.loss for one in found[-1].forecasts}
+        spread = max(losses.values()) - min(losses.values())
+        if spread < _EQUAL or max(losses.values()) <= 1 + _EQUAL:
+            break
+        middle = (max(losses.values()) + min(losses.values())) / 2
+        logs = {name: logs[name] + step * 2 * (losses[name] - middle) / spread for name in logs}
+    blend = found[0].costs
+    return [*found, *(Balance(chosen, blend, _forecasts(problem, costs, own, chosen)) for chosen in own.values())]
+
+
+def _forecasts(
+    problem: CutProblem,
+    costs: Mapping[str, PlacementCosts],
+    own: Mapping[str, frozenset[str]],
+    chosen: frozenset[str],
+) -> tuple[Forecast, ...]:
+    return tuple(
+        Forecast(
+            name,
+            problem.time_us(one, frozenset()),
+            problem.time_us(one, chosen),
+            problem.time_us(one, own[name]),
+        )
+        for name, one in costs.items()
+    )

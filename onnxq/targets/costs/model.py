@@ -1,0 +1,108 @@
+"""What a node costs in ONNX Runtime's CPU provider, float and int8: the numbers behind the placement min-cut.
+
+Microseconds of one thread, from the constants of a kind of CPU. The model is static: shapes in, time out, so that the
+same graph is always placed the same way. Only differences and ratios matter; another machine scales both sides.
+
+    time = launch + work / throughput + elements * ns
+
+int8 means uint8 activations, int8 weights with zero point 0, and the pair on the output where the kernel needs one;
+MatMul is MatMulIntegerToFloat with its bias Add, the pair on its input not counted.
+"""
+
+from __future__ import annotations
+
+import math
+
+from onnxq.targets.costs.base import Cost, CpuCosts, Moves, OpCase, interpolate
+from onnxq.targets.costs.convs import INT8_BLOCK, conv_cost
+
+UNKNOWN_ROWS = 1
+UNKNOWN_ELEMENTS = 4096
+# One row hides most of the stream of weights, from 16 rows on none.
+STREAM_ONE_ROW, STREAM_ALL_ROWS = 0.35, 16
+# Activations that go into the kernel in front of them.
+_FOLDED = ("Relu", "Clip")
+_NOTHING = Moves(0.0, 0.0, 0.0, 0.0)
+
+
+def quantize_us(elements: int | None, cpu: CpuCosts, *, from_conv: bool = False) -> float:
+    """Cost of going from a float producer to int8 consumers: QuantizeLinear, and the way from NCHWc to NHWC."""
+    n, pairs = UNKNOWN_ELEMENTS if elements is None else elements, cpu.pairs
+    layout = pairs.from_conv_launch + n * pairs.from_conv_ns / 1e3 if from_conv else 0.0
+    return pairs.q_launch + n * pairs.q_ns / 1e3 + layout
+
+
+def dequantize_us(elements: int | None, cpu: CpuCosts, *, to_conv: bool = False) -> float:
+    """Cost of going from an int8 producer to float consumers: DequantizeLinear, and the way from NHWC to NCHWc."""
+    n, pairs = UNKNOWN_ELEMENTS if elements is None else elements, cpu.pairs
+    layout = pairs.to_conv_launch + n * pairs.to_conv_ns / 1e3 if to_conv else 0.0
+    return pairs.dq_launch + n * pairs.dq_ns / 1e3 + layout
+
+
+def op_cost(case: OpCase, cpu: CpuCosts) -> Cost:
+    """Time of one node, float and int8.
+
+    Where sizes are unknown they are taken small. An operator without an int8 kernel costs its float time plus a pair.
+    """
+    if case.op_type == "Conv" and case.weight is not None:
+        cost = conv_cost(case, case.weight, cpu)
+    elif case.op_type in ("Gemm", "MatMul") and case.weight is not None and len(case.weight) > 1:
+        cost = _linear_cost(case, case.weight, cpu)
+    else:
+        return _moves_cost(case, cpu)
+    return Cost(cost.float_us, cost.int8_us * cpu.int8_network)
+
+
+def _linear_cost(case: OpCase, weight: tuple[int, ...], cpu: CpuCosts) -> Cost:
+    """Gemm (uint8 in, uint8 out) and MatMul by a constant (uint8 in, float out)."""
+    linear, weights = cpu.linear, math.prod(weight)
+    outputs, rows = weight[-1], UNKNOWN_ROWS
+    if case.output:
+        outputs = case.output[-1]
+        rows = max(1, math.prod(case.output[:-1]))
+    depth = weights // max(outputs, 1)
+    exposed = weights * min(1.0, STREAM_ONE_ROW + (1 - STREAM_ONE_ROW) * math.log(rows, STREAM_ALL_ROWS)) / 1e6
+    float_us = linear.launch + max(rows / linear.gmacs, 1 / linear.one_row_gmacs) * weights / 1e3
+    float_us += rows * (linear.row_ns + outputs * linear.out_ns) / 1e3
+    float_us += exposed * interpolate(linear.stream_float, weights)
+    int8_us = linear.int8_launch + max(rows / linear.int8_gmacs, 1 / linear.int8_one_row_gmacs) * weights / 1e3
+    int8_us += rows * (linear.int8_row_ns + outputs * linear.int8_out_ns + depth * linear.int8_in_ns) / 1e3
+    int8_us += exposed * interpolate(linear.stream_int8, weights)
+    if case.op_type == "MatMul":
+        float_us += linear.matmul_bias_launch + rows * outputs * linear.matmul_bias_ns / 1e3
+        int8_us += linear.matmul_int8_bias_launch + rows * outputs * linear.matmul_int8_bias_ns / 1e3
+    return Cost(float_us, int8_us)
+
+
+def _row_of(case: OpCase, cpu: CpuCosts) -> Moves:
+    shape = case.output
+    if case.op_type in _FOLDED:
+        return _NOTHING
+    if case.op_type == "Add" and shape is not None and len(shape) == 4:
+        return cpu.elements["residual"]
+    if case.op_type == "Mul" and any(known is not None and known != shape for known in case.inputs):
+        return cpu.elements["gate"]
+    return cpu.elements.get(case.op_type) or _with_pair(cpu.elements["unknown"], cpu)
+
+
+def _with_pair(row: Moves, cpu: CpuCosts) -> Moves:
+    """Integers in and out of a kernel that computes in float."""
+    pairs = cpu.pairs
+    launch, ns = pairs.q_launch + pairs.dq_launch, pairs.q_ns + pairs.dq_ns
+    return Moves(row.float_us, row.float_ns, row.int8_us + launch, row.int8_ns + ns)
+
+
+def _moves_cost(case: OpCase, cpu: CpuCosts) -> Cost:
+    """Operators that cost by their elements. Without sizes int8 never looks cheaper than float."""
+    row = _row_of(case, cpu)
+    shapes = [shape for shape in (case.output, *case.inputs) if shape is not None]
+    shape = max(shapes, key=math.prod) if case.op_type == "GlobalAveragePool" and shapes else case.output
+    if shape is None:
+        shape = shapes[0] if shapes else None
+    elements = UNKNOWN_ELEMENTS if shape is None else math.prod(shape)
+    channels = shape[1] if shape is not None and len(shape) > 2 else INT8_BLOCK
+    taps = math.prod(case.kernel) if row.taps and case.kernel else 1
+    pixel_ns = (row.pixel_ns + row.odd_pixel_ns * (channels % INT8_BLOCK != 0)) / max(channels, 1)
+    float_us = row.float_us + elements * taps * (row.float_ns + row.odd_ns * (channels % cpu.conv.block != 0)) / 1e3
+    int8_us = row.int8_us + elements * taps * (row.int8_ns + pixel_ns) / 1e3
+    return Cost(float_us, max(float_us, int8_us) if shape is None else int8_us)
