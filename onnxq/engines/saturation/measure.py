@@ -1,0 +1,136 @@
+"""How often 16-bit sums saturate on samples, and what that costs at each output of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto
+
+from onnxq.engines.saturation.emulate import Counter, Emulation, emulate
+from onnxq.runtime import Session, tap
+from onnxq.runtime.tap import Probe
+from onnxq.sites import Refusal
+from onnxq.verify import compare
+
+Array = NDArray[Any]
+# An answer of decibels, which few samples settle.
+SAMPLES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCost:
+    """One node on the samples: how many of the sums it computed saturated."""
+
+    node: str
+    saturated: int
+    sums: int
+
+    @property
+    def share(self) -> float:
+        """Of all sums of the node, 0 to 1."""
+        return self.saturated / self.sums if self.sums else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputCost:
+    """One output: the saturating model against the exact one."""
+
+    output: str
+    sqnr_db: float
+    max_abs: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What CPUs without VNNI make of a model on samples.
+
+    nodes: those whose weights can overflow. skipped: those of them that could not be emulated.
+    """
+
+    data: str = ""
+    samples: int = 0
+    synthetic: bool = False
+    nodes: tuple[NodeCost, ...] = ()
+    outputs: tuple[OutputCost, ...] = ()
+    skipped: tuple[Refusal, ...] = ()
+
+    @property
+    def saturated(self) -> int:
+        """Sums that saturated, of all nodes."""
+        return sum(one.saturated for one in self.nodes)
+
+
+def measure(
+    proto: ModelProto,
+    samples: Iterable[Mapping[str, Array]],
+    *,
+    exact_nodes: frozenset[str] = frozenset(),
+    threads: int = 0,
+    on_sample: Callable[[], None] = lambda: None,
+) -> Cost:
+    """Run the model with exact and with saturating sums, both without optimizations.
+
+    exact_nodes: nodes known to run in exact kernels. Raises DataError for samples that do not fit.
+    """
+    found = emulate(proto, exact_nodes)
+    run = SaturatingRun(found, threads=threads)
+    seen = 0
+
+    def count() -> None:
+        nonlocal seen
+        seen += 1
+        on_sample()
+
+    exact = Session(found.exact, optimize=False, threads=threads, arena=False)
+    errors = compare({"saturation": (exact, run)}, samples, on_sample=count)["saturation"]
+    return Cost(
+        samples=seen,
+        nodes=run.nodes(),
+        outputs=tuple(OutputCost(output=one.name, sqnr_db=one.sqnr_db, max_abs=one.max_abs) for one in errors),
+        skipped=(*found.skipped, *run.refusals),
+    )
+
+
+@dataclass(eq=False)
+class SaturatingRun:
+    """The saturating model as a session that also counts. tensors: inner tensors to give besides the outputs."""
+
+    emulation: Emulation
+    threads: int = 0
+    refusals: tuple[Refusal, ...] = ()
+    _names: dict[str, Counter] = field(default_factory=dict)
+    _saturated: dict[str, int] = field(default_factory=dict)
+    _sizes: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        counters = self.emulation.counters
+        wanted = [tensor for counter in counters for tensor in (counter.saturated, counter.size)]
+        tapped = tap(self.emulation.saturating, wanted, probe=Probe(dtype=TensorProto.INT64))
+        self._outputs = tapped.outputs
+        self.refusals = tapped.refusals
+        self._session = Session(tapped.proto, optimize=False, threads=self.threads, arena=False)
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The model's outputs."""
+        values = self._session.run(feeds)
+        for counter in self.emulation.counters:
+            for tensor, totals in ((counter.saturated, self._saturated), (counter.size, self._sizes)):
+                name = self._outputs.get(tensor)
+                if name is not None:
+                    totals[counter.node] = totals.get(counter.node, 0) + int(np.sum(values.pop(name)))
+        return values
+
+    def nodes(self) -> tuple[NodeCost, ...]:
+        """What was counted so far."""
+        return tuple(
+            NodeCost(
+                node=one.node,
+                saturated=self._saturated.get(one.node, 0),
+                sums=round(self._sizes.get(one.node, 0) * one.sums),
+            )
+            for one in self.emulation.counters
+        )
