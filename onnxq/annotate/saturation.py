@@ -2,8 +2,8 @@
 
 The rule is that of `numerics.saturation`, the operators are those of `targets.ort_sums`. Of a Q/DQ file those count
 that ONNX Runtime turns into an integer kernel: int8 weights whose data is uint8, or int8 that its optimizer makes
-uint8, which it does (on x86, whatever the CPU) where QuantizeLinear, DequantizeLinear and node follow each other without
-a second reader.
+uint8, which it does, on any x86 CPU, where QuantizeLinear, DequantizeLinear and node follow each other without a second
+reader.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def operands(index: GraphIndex) -> Iterator[Operand]:
         product = integer_product(node)
         for k in product.weights if product is not None else ():
             if product is not None and max(k, product.data) < len(node.inputs):
-                found = _pair(index, node, product, k) if product.reads is Data.PAIR else _stored(index, node, product, k)
+                found = (
+                    _pair(index, node, product, k) if product.reads is Data.PAIR else _stored(index, node, product, k)
+                )
                 if found is not None:
                     yield found
 
@@ -119,7 +121,7 @@ def _stored(index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int) -
         return None
     data = "uint8"
     if product.reads is Data.STORED:
-        data = _stored_type(index, index.resolve(node.inputs[product.data], node.scope))
+        data = _stored_type(index, index.resolve(node.inputs[product.data], node.scope), node, product.zero)
         if data != "uint8":
             return None
     sums = weight_sums(node, values)
@@ -135,7 +137,7 @@ def _pair(index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int) -> 
     # ONNX Runtime's kernels are for float32 graphs only.
     if source is None or not {_type(index, node, 1) for node in (source, dequantize)} <= {0, TensorProto.FLOAT}:
         return None
-    data = _stored_type(index, index.resolve(source.inputs[0], source.scope), source)
+    data = _stored_type(index, index.resolve(source.inputs[0], source.scope), source, 2)
     sums = weight_sums(node, values) if data in ("uint8", "int8") else None
     if sums is None:
         return None
@@ -209,10 +211,10 @@ def _quantized_behind(index: GraphIndex, node: NodeRef) -> bool:
         at = TensorId(readers[0].outputs[0], readers[0].scope)
 
 
-def _stored_type(index: GraphIndex, tensor: TensorId | None, reader: NodeRef | None = None) -> str:
-    """The integer type of a tensor: declared, that of its reader's zero point, or what its maker gives by default."""
-    if reader is not None and len(reader.inputs) > 2 and reader.inputs[2]:
-        found = _type(index, reader, 2)
+def _stored_type(index: GraphIndex, tensor: TensorId | None, reader: NodeRef, zero: int) -> str:
+    """The integer type of a tensor: that of its reader's zero point, declared, or what its maker gives by default."""
+    if 0 <= zero < len(reader.inputs) and reader.inputs[zero]:
+        found = _type(index, reader, zero)
         if found:
             return _name(found)
     while tensor is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from onnxq.annotate import Inspection, PairInfo
+from onnxq.annotate import Inspection, PairInfo, WeightSums, find_saturating
 from onnxq.annotate.notes import Notes, read_notes
 from onnxq.engines.kernels import HEAVY, PRODUCTS, computed_type, is_low, types, workers
 from onnxq.engines.proof import FLOAT8, FUSED, INT8, LOOSE, PARTLY, UNSEEN, Kernel, NodeProof, SiteProof
@@ -30,6 +30,26 @@ def judge(
     for pair in inspection.pairs:
         sites.append(_Pair(index, pair, _rule(notes, pair)).proof(proven, by_node, why))
     return nodes, tuple(sites)
+
+
+def judge_sums(index: GraphIndex, nodes: Sequence[NodeProof], kernels: Sequence[Kernel]) -> tuple[WeightSums, ...]:
+    """What of the weights can overflow 16-bit sums, by the kernels that ONNX Runtime took, where these are known."""
+    by_name = {kernel.name: kernel for kernel in kernels}
+    proven = {one.node: one for one in nodes if one.type != UNSEEN}
+    found = []
+    for weight in find_saturating(index):
+        proof = proven.get(weight.node)
+        if proof is not None and index.node(weight.node).op_type in PRODUCTS:
+            weight = replace(weight, exact=_exact(proof, by_name.get(proof.kernel)))
+        found.append(weight)
+    return tuple(found)
+
+
+def _exact(proof: NodeProof, kernel: Kernel | None) -> str:
+    if proof.type != INT8:
+        return f"computed in {proof.type}"
+    data = kernel.inputs[0].dtype if kernel is not None and kernel.inputs else ""
+    return "computed as int8 by int8" if data == "int8" else ""
 
 
 def heavy_nodes(index: GraphIndex) -> tuple[NodeRef, ...]:

@@ -32,13 +32,15 @@ class Data(Enum):
 class IntegerProduct:
     """One operator: where its data and its weights are.
 
-    result: it is an integer kernel only with a QuantizeLinear behind it.
+    zero: where the data's zero point is, whose type is the data's; -1 nowhere. result: it is an integer kernel only
+    with a QuantizeLinear behind it.
     """
 
     op: str
     domains: tuple[str, ...] = ("",)
     reads: Data
     data: int = 0
+    zero: int = -1
     weights: tuple[int, ...]
     result: bool = False
 
@@ -47,12 +49,12 @@ INTEGER_PRODUCTS: tuple[IntegerProduct, ...] = (
     IntegerProduct(op="Conv", reads=Data.PAIR, weights=(1,), result=True),
     IntegerProduct(op="Gemm", reads=Data.PAIR, weights=(1,)),
     IntegerProduct(op="MatMul", reads=Data.PAIR, weights=(1,)),
-    IntegerProduct(op="QLinearConv", domains=("", _MICROSOFT), reads=Data.STORED, weights=(3,)),
-    IntegerProduct(op="QLinearMatMul", reads=Data.STORED, weights=(3,)),
-    IntegerProduct(op="MatMulInteger", reads=Data.STORED, weights=(1,)),
-    IntegerProduct(op="QGemm", domains=(_MICROSOFT,), reads=Data.STORED, weights=(3,)),
-    IntegerProduct(op="MatMulIntegerToFloat", domains=(_MICROSOFT,), reads=Data.STORED, weights=(1,)),
-    IntegerProduct(op="QAttention", domains=(_MICROSOFT,), reads=Data.STORED, weights=(1,)),
+    IntegerProduct(op="QLinearConv", domains=("", _MICROSOFT), reads=Data.STORED, zero=2, weights=(3,)),
+    IntegerProduct(op="QLinearMatMul", reads=Data.STORED, zero=2, weights=(3,)),
+    IntegerProduct(op="MatMulInteger", reads=Data.STORED, zero=2, weights=(1,)),
+    IntegerProduct(op="QGemm", domains=(_MICROSOFT,), reads=Data.STORED, zero=2, weights=(3,)),
+    IntegerProduct(op="MatMulIntegerToFloat", domains=(_MICROSOFT,), reads=Data.STORED, zero=4, weights=(1,)),
+    IntegerProduct(op="QAttention", domains=(_MICROSOFT,), reads=Data.STORED, zero=6, weights=(1,)),
     IntegerProduct(op="DynamicQuantizeMatMul", domains=(_MICROSOFT,), reads=Data.DYNAMIC, weights=(1,)),
     IntegerProduct(op="DynamicQuantizeLSTM", domains=(_MICROSOFT,), reads=Data.DYNAMIC, weights=(1, 2)),
 )

@@ -15,14 +15,14 @@ behind it. int8 data that the optimizer makes uint8 has levels 128 higher.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from onnxq.annotate.saturation import Operand, operands
+from onnxq.annotate.saturation import Operand, find_saturating, operands
 from onnxq.engines.saturation.as_pairs import with_pairs
 from onnxq.graph import Editor, GraphIndex, infer_shapes, name_nodes
 from onnxq.sites import Refusal, TensorId
@@ -62,24 +62,28 @@ class Emulation:
     skipped: tuple[Refusal, ...] = ()
 
 
-def emulate(proto: ModelProto, exact_nodes: frozenset[str] = frozenset()) -> Emulation:
-    """Rewrite a model. exact_nodes: nodes known to run in exact kernels, by name.
+def emulate(proto: ModelProto, nodes: frozenset[str] | None = None) -> Emulation:
+    """Rewrite a model. nodes: those that saturate, where more is known of their kernels than the file says.
 
     Raises ModelError for a model below opset 13 with integer operators that cannot be upgraded.
     """
     named = name_nodes(proto)
-    over = frozenset(one.node.name for one in operands(GraphIndex(named)) if one.count().saturates) - exact_nodes
-    exact = infer_shapes(with_pairs(named, over))
+    over = nodes
+    if over is None:
+        over = frozenset(one.node for one in find_saturating(GraphIndex(named)) if one.saturates)
+    paired, names = with_pairs(named, over)
+    exact = infer_shapes(paired)
     index, editor = GraphIndex(exact), Editor(exact)
     counters, skipped = [], []
     for operand in operands(index):
-        if operand.node.name not in over or not operand.count().saturates:
+        name = names.get(operand.node.name, operand.node.name)
+        if name not in over or not operand.over.any():
             continue
         reason = _obstacle(index, operand)
         if reason:
-            skipped.append(Refusal(operand.node.name, reason, rule="saturation"))
+            skipped.append(Refusal(name, reason, rule="saturation"))
         else:
-            counters.append(_Writer(editor, index, operand).write())
+            counters.append(replace(_Writer(editor, index, operand).write(), node=name))
     return Emulation(exact, editor.export() if counters else exact, tuple(counters), tuple(skipped))
 
 
@@ -163,7 +167,7 @@ class _Writer:
             return k
         outputs, channels, *taps = self.operand.values.shape
         group = rows // (outputs // int(self.node.attrs.get("group", 1)))
-        return (group * channels + k % channels) * int(np.prod(taps)) + k // channels
+        return np.asarray((group * channels + k % channels) * int(np.prod(taps)) + k // channels)
 
     def _chunk(self, levels: str, rows: NDArray[np.int64], sums: NDArray[np.int64]) -> tuple[str, str]:
         """The excess of rows, summed up, and how many sums had any. sums: [rows, most], -1 where a row has fewer."""

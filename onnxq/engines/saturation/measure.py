@@ -11,72 +11,28 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from onnxq.engines.saturation.emulate import Counter, Emulation, emulate
+from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
 from onnxq.runtime import Session, tap
 from onnxq.runtime.tap import Probe
-from onnxq.sites import Refusal
+from onnxq.sites import Refusal, TensorId
 from onnxq.verify import compare
 
 Array = NDArray[Any]
-# An answer of decibels, which few samples settle.
-SAMPLES = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeCost:
-    """One node on the samples: how many of the sums it computed saturated."""
-
-    node: str
-    saturated: int
-    sums: int
-
-    @property
-    def share(self) -> float:
-        """Of all sums of the node, 0 to 1."""
-        return self.saturated / self.sums if self.sums else 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutputCost:
-    """One output: the saturating model against the exact one."""
-
-    output: str
-    sqnr_db: float
-    max_abs: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What CPUs without VNNI make of a model on samples.
-
-    nodes: those whose weights can overflow. skipped: those of them that could not be emulated.
-    """
-
-    data: str = ""
-    samples: int = 0
-    synthetic: bool = False
-    nodes: tuple[NodeCost, ...] = ()
-    outputs: tuple[OutputCost, ...] = ()
-    skipped: tuple[Refusal, ...] = ()
-
-    @property
-    def saturated(self) -> int:
-        """Sums that saturated, of all nodes."""
-        return sum(one.saturated for one in self.nodes)
 
 
 def measure(
     proto: ModelProto,
     samples: Iterable[Mapping[str, Array]],
     *,
-    exact_nodes: frozenset[str] = frozenset(),
+    nodes: frozenset[str] | None = None,
     threads: int = 0,
     on_sample: Callable[[], None] = lambda: None,
 ) -> Cost:
     """Run the model with exact and with saturating sums, both without optimizations.
 
-    exact_nodes: nodes known to run in exact kernels. Raises DataError for samples that do not fit.
+    nodes: as of `emulate`. Raises DataError for samples that do not fit.
     """
-    found = emulate(proto, exact_nodes)
+    found = emulate(proto, nodes)
     run = SaturatingRun(found, threads=threads)
     seen = 0
 
@@ -97,25 +53,32 @@ def measure(
 
 @dataclass(eq=False)
 class SaturatingRun:
-    """The saturating model as a session that also counts. tensors: inner tensors to give besides the outputs."""
+    """The saturating model as a session that also counts.
+
+    tensor: one of the main graph to give instead of the outputs. exact: run the exact model, which counts nothing.
+    """
 
     emulation: Emulation
     threads: int = 0
+    tensor: str = ""
+    exact: bool = False
     refusals: tuple[Refusal, ...] = ()
     _names: dict[str, Counter] = field(default_factory=dict)
     _saturated: dict[str, int] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        counters = self.emulation.counters
+        counters = () if self.exact else self.emulation.counters
         wanted = [tensor for counter in counters for tensor in (counter.saturated, counter.size)]
-        tapped = tap(self.emulation.saturating, wanted, probe=Probe(dtype=TensorProto.INT64))
+        wanted += [TensorId(self.tensor)] if self.tensor else []
+        proto = self.emulation.exact if self.exact else self.emulation.saturating
+        tapped = tap(proto, wanted, only=bool(self.tensor), probe=Probe(dtype=TensorProto.INT64))
         self._outputs = tapped.outputs
         self.refusals = tapped.refusals
         self._session = Session(tapped.proto, optimize=False, threads=self.threads, arena=False)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The model's outputs."""
+        """The model's outputs, or the tensor asked for."""
         values = self._session.run(feeds)
         for counter in self.emulation.counters:
             for tensor, totals in ((counter.saturated, self._saturated), (counter.size, self._sizes)):
