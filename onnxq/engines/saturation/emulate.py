@@ -118,9 +118,7 @@ class _Writer:
     def write(self) -> Counter:
         """Add the excess to the product's result; where to read how often there was one."""
         over = self.operand.over
-        made = self.node.outputs[0]
-        inner = self.editor.fresh(f"{self.node.name}/exact")
-        self.editor.rename_tensor(TensorId(made, self.scope), inner)
+        inner, made = self._result()
         levels, count, parts = self._levels(), "", []
         chunks = list(_chunks(over))
         for rows, sums in chunks:
@@ -134,6 +132,18 @@ class _Writer:
         return Counter(
             self.node.name, TensorId(count, self.scope), TensorId(size, self.scope), over.size / max(len(over), 1)
         )
+
+    def _result(self) -> tuple[str, str]:
+        """Names of the exact and of the saturating result.
+
+        In the main graph the second inherits the name: it may be an output, and is found under it inside.
+        """
+        made = self.node.outputs[0]
+        if self.scope:
+            return made, self.editor.fresh(f"{self.node.name}/saturating")
+        inner = self.editor.fresh(f"{self.node.name}/exact")
+        self.editor.rename_tensor(TensorId(made, self.scope), inner)
+        return inner, made
 
     def _levels(self) -> str:
         """The raw levels that the weights meet: [N, channel * taps + tap, …] of a Conv, [..., K] of a product."""
