@@ -27,10 +27,12 @@ from onnxq.targets.ort_sums import Data, IntegerProduct, integer_product, weight
 _MOVES = frozenset(
     {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "MaxPool", "Expand", "Gather"}
 )
-# What may stand between a Conv and its QuantizeLinear.
+# What may stand between a product and its QuantizeLinear.
 _FOLDED = _MOVES | {"Relu", "Clip"}
-_NO_RESULT = "computed in float: its result is not quantized"
 _SHARED_INT8 = "computed in float: its int8 data has other readers, so it is not made uint8"
+_NO_RESULT = "computed in float: its result is not quantized"
+_FLOAT_BIAS = "computed in float: neither its bias nor its result is quantized"
+_RELU = "computed in float: the levels behind its Relu reach below 0, so the Relu stays"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +143,9 @@ def _pair(index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int) -> 
     sums = weight_sums(node, values) if data in ("uint8", "int8") else None
     if sums is None:
         return None
-    exact = _SHARED_INT8 if data == "int8" and not _becomes_uint8(index, source) else ""
-    if product.result and not _quantized_behind(index, node):
-        exact = _NO_RESULT
+    exact = (
+        _SHARED_INT8 if data == "int8" and not _becomes_uint8(index, source) else _float_result(index, product, node)
+    )
     return Operand(product, node, weight, data, values, sums, dequantize, source, exact)
 
 
@@ -200,15 +202,28 @@ def _becomes_uint8(index: GraphIndex, source: NodeRef) -> bool:
     return len(index.consumers(stored)) == 1 and len(index.consumers(made)) == 1 and not index.is_output(made)
 
 
-def _quantized_behind(index: GraphIndex, node: NodeRef) -> bool:
-    at = TensorId(node.outputs[0], node.scope)
+def _float_result(index: GraphIndex, product: IntegerProduct, node: NodeRef) -> str:
+    """Why the operator stays float for what stands behind it, "" if it does not."""
+    at, relu = TensorId(node.outputs[0], node.scope), False
     while True:
         readers = [index.node(edge.node) for edge in index.consumers(at)]
-        if any(is_quantize(reader) for reader in readers):
-            return True
+        quantizer = next((reader for reader in readers if is_quantize(reader)), None)
+        if quantizer is not None:
+            return _RELU if relu and not _starts_at_zero(index, quantizer) else ""
         if len(readers) != 1 or readers[0].op_type not in _FOLDED:
-            return False
+            break
+        relu = relu or readers[0].op_type == "Relu"
         at = TensorId(readers[0].outputs[0], readers[0].scope)
+    if product.result:
+        return _NO_RESULT
+    bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else ""
+    return _FLOAT_BIAS if bias and not is_dequantize(_producer(index, bias, node.scope)) else ""
+
+
+def _starts_at_zero(index: GraphIndex, quantizer: NodeRef) -> bool:
+    """True when no level stands for less than 0: a Relu in front changes nothing, and goes."""
+    zero = _constant(index, quantizer, 2)
+    return zero is None or zero.dtype.kind not in "iu" or int(zero.flat[0]) == np.iinfo(zero.dtype).min
 
 
 def _stored_type(index: GraphIndex, tensor: TensorId | None, reader: NodeRef, zero: int) -> str:

@@ -19,10 +19,7 @@ def judge(
     index: GraphIndex, inspection: Inspection, kernels: Sequence[Kernel], why: Why
 ) -> tuple[tuple[NodeProof, ...], tuple[SiteProof, ...]]:
     """One proof for every heavy node and every pair of the model, in its order."""
-    by_node: dict[str, list[Kernel]] = {}
-    for kernel in kernels:
-        for name in kernel.nodes:
-            by_node.setdefault(name, []).append(kernel)
+    by_node = _by_node(kernels)
     nodes = tuple(_node(node, by_node.get(node.name, ()), why) for node in heavy_nodes(index))
     notes = read_notes(inspection.model)
     proven = {one.node: one for one in nodes}
@@ -32,24 +29,34 @@ def judge(
     return nodes, tuple(sites)
 
 
-def judge_sums(index: GraphIndex, nodes: Sequence[NodeProof], kernels: Sequence[Kernel]) -> tuple[WeightSums, ...]:
-    """What of the weights can overflow 16-bit sums, by the kernels that ONNX Runtime took, where these are known."""
-    by_name = {kernel.name: kernel for kernel in kernels}
-    proven = {one.node: one for one in nodes if one.type != UNSEEN}
+def judge_sums(index: GraphIndex, kernels: Sequence[Kernel]) -> tuple[WeightSums, ...]:
+    """What of the weights can overflow 16-bit sums: by the kernels ONNX Runtime took, where these are known."""
+    by_node = _by_node(kernels)
     found = []
     for weight in find_saturating(index):
-        proof = proven.get(weight.node)
-        if proof is not None and index.node(weight.node).op_type in PRODUCTS:
-            weight = replace(weight, exact=_exact(proof, by_name.get(proof.kernel)))
+        if index.node(weight.node).op_type in PRODUCTS:
+            working = workers(weight.op, by_node.get(weight.node, ()))
+            kind = computed_type(weight.op, working)
+            if kind != UNSEEN:
+                weight = replace(weight, exact=_exact(kind, working[0] if working else None))
         found.append(weight)
     return tuple(found)
 
 
-def _exact(proof: NodeProof, kernel: Kernel | None) -> str:
-    if proof.type != INT8:
-        return f"computed in {proof.type}"
+def _exact(kind: str, kernel: Kernel | None) -> str:
+    if kind != INT8:
+        return f"computed in {kind}"
     data = kernel.inputs[0].dtype if kernel is not None and kernel.inputs else ""
     return "computed as int8 by int8" if data == "int8" else ""
+
+
+def _by_node(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
+    """The kernels that have a part in each node."""
+    found: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        for name in kernel.nodes:
+            found.setdefault(name, []).append(kernel)
+    return found
 
 
 def heavy_nodes(index: GraphIndex) -> tuple[NodeRef, ...]:

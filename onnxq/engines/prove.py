@@ -101,7 +101,7 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
     build = _build(wish.engine, capability, outcome, shapes, reduced, saved)
     why = Why(wish.engine, index, inspection.pairs, _refusals(proto), capability)
     nodes, sites = judge(index, inspection, kernels, why) if outcome.state == BUILT else ((), ())
-    weights = judge_sums(index, nodes, kernels) if wish.engine == ORT else ()
+    weights = judge_sums(index, kernels) if wish.engine == ORT else ()
     types = {one.node: one.type for one in nodes}
     proof = Proof(
         source=inspection.source,

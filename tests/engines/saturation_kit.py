@@ -118,9 +118,16 @@ def by_tool(tool: str, folder: Path) -> onnx.ModelProto:
     return onnx.load(target)
 
 
-def model_optimizer() -> onnx.ModelProto:
-    """As TensorRT's tools write them: symmetric int8 everywhere, float weights with a whole pair, float biases."""
+def model_optimizer(*, activations: bool = False) -> onnx.ModelProto:
+    """As TensorRT's tools write them: symmetric int8 everywhere, float weights with a whole pair, float biases.
+
+    activations: with the Relus, in front of whose int8 pairs ONNX Runtime computes in float.
+    """
     proto = float_net()
+    for node in proto.graph.node:
+        if node.op_type == "Relu" and not activations:
+            node.op_type = "Identity"
+    proto.graph.node[-1].output[0] = "z"
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     nodes, arrays = [], dict(weights)
     for node in proto.graph.node:
@@ -141,9 +148,11 @@ def model_optimizer() -> onnx.ModelProto:
                     nodes.append(helper.make_node(f"{op}Linear", inputs, [made], name=made, **attrs))
                 copy.input[k] = f"{name}_d"
         nodes.append(copy)
+    arrays |= {"z_s": np.float32(0.2), "z_z": np.int8(0)}
+    for op, read, made in (("Quantize", "z", "z_q"), ("Dequantize", "z_q", "y")):
+        nodes.append(helper.make_node(f"{op}Linear", [read, "z_s", "z_z"], [made], name=f"{made}/{op}"))
     del proto.graph.node[:], proto.graph.initializer[:]
     proto.graph.node.extend(nodes)
-    # Convs are computed in integers only where the result is quantized too: theirs is, by the next operator's pair.
     proto.graph.initializer.extend(initializers(arrays))
     return proto
 

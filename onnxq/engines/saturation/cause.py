@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 
 from onnxq.annotate import WeightSums, find_saturating
 from onnxq.engines.diff_layers import Place
+from onnxq.engines.judge import judge_sums
+from onnxq.engines.ort import read_optimized
 from onnxq.engines.saturation.emulate import emulate
 from onnxq.engines.saturation.measure import SaturatingRun
 from onnxq.errors import OnnxqError
 from onnxq.graph import GraphIndex
+from onnxq.runtime import optimized_graph
 from onnxq.sites import TensorId
 
 Array = NDArray[Any]
@@ -33,11 +36,12 @@ def find_cause(
     run: the place's real values in the run that parts; asked only if a weight can saturate.
     """
     tensor = place.tensor
-    weights = {one.node: one for one in find_saturating(index) if one.saturates}
-    if not weights:
+    if not any(one.rows for one in find_saturating(index)):
         return ()
     try:
-        emulation = emulate(index.proto)
+        kernels = read_optimized(index.proto, optimized_graph(index.proto))
+        weights = {one.node: one for one in judge_sums(index, kernels) if one.saturates}
+        emulation = emulate(index.proto, frozenset(weights))
         plain = SaturatingRun(emulation, exact=True, tensor=tensor, threads=threads)
         session = SaturatingRun(emulation, tensor=tensor, threads=threads)
         exact, saturating, value = place.read(plain.run(feeds)), place.read(session.run(feeds)), run()
