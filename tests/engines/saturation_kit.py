@@ -32,7 +32,11 @@ def model(nodes: list[onnx.NodeProto], inputs: dict[str, tuple[int, Any]], outpu
         initializers(arrays),
     )
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    # Outputs get their shapes, which the checker asks for.
+    shaped = onnx.shape_inference.infer_shapes(proto)
+    del shaped.graph.value_info[:]
+    return shaped
 
 
 def float_net() -> onnx.ModelProto:
