@@ -39,7 +39,7 @@ def find_cause(
     if not any(one.rows for one in find_saturating(index)):
         return ()
     try:
-        kernels = read_optimized(index.proto, optimized_graph(index.proto))
+        kernels = read_optimized(index.proto, optimized_graph(index.proto, layout=False))
         weights = {one.node: one for one in judge_sums(index, kernels) if one.saturates}
         emulation = emulate(index.proto, frozenset(weights))
         plain = SaturatingRun(emulation, exact=True, tensor=tensor, threads=threads)
