@@ -130,8 +130,8 @@ def round_spreading(
 ) -> NDArray[np.int32]:
     """`round_by_moments` with what it needs of H found already. partner: as of `nearest`."""
     weights, scales, zeros = (_taken(array.transpose(0, 2, 1), seen.order) for array in (w, scale, zero))
-    before = None if partner is None else _rounded_before(partner, seen.order)
-    found, error = _columns(weights, scales, zeros, seen, limits, before)
+    beside = None if partner is None else _Beside(partner, seen.order, zeros)
+    found, error = _columns(weights, scales, zeros, seen, limits, beside)
     levels = np.empty_like(found)
     np.put_along_axis(levels, seen.order[:, :, None], found, axis=1)
     levels, plain = levels.transpose(0, 2, 1), nearest(w, scale, zero, limits, partner)
@@ -233,10 +233,9 @@ def _columns(
     zero: Array,
     seen: Spreading,
     limits: tuple[int, int],
-    before: NDArray[np.int64] | None,
+    beside: _Beside | None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """(levels [groups, K, rows], error of each row [groups, rows]), arrays as of `_taken`. before: as of
-    `_rounded_before`.
+    """(levels [groups, K, rows], error of each row [groups, rows]), arrays as of `_taken`.
 
     From the last column to the first, all rows and groups at once: a column is rounded after what the errors of those
     behind it add to it, E L, which comes as one product a block and one a column inside of it.
@@ -255,10 +254,9 @@ def _columns(
                 inside = upper[:, k - first : k - first + 1, k + 1 - first : last - first]
                 column = column + (inside @ errors[:, k + 1 : last])[:, 0]
             level = np.rint(column / scale[:, k])
-            least, most = low[:, k], high[:, k]
-            if before is not None and before[:, k].any():
-                least, most = _room(levels, zero, before[:, k], least, most)
-            np.maximum(np.minimum(level, most, out=level), least, out=levels[:, k])
+            np.maximum(np.minimum(level, high[:, k], out=level), low[:, k], out=levels[:, k])
+            if beside is not None:
+                levels[:, k] = beside.keep(levels[:, k], levels, k)
             worth = levels[:, k] * scale[:, k]
             np.subtract(column, worth, out=left[:, k])
             np.subtract(w[:, k], worth, out=errors[:, k])
@@ -266,22 +264,35 @@ def _columns(
     return levels.astype(np.int32) + zero, np.asarray(error, np.float64)
 
 
-def _rounded_before(partner: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[groups, K] in the order of rounding: where the partner stands that was rounded before, 0 where there is none.
+class _Beside:
+    """What was added to the sums of each column by partners that were rounded before it; arrays as of `_taken`.
 
-    Columns are rounded from the last to the first, so nothing is ever rounded before number 0.
+    Columns are rounded from the last to the first, so nothing is ever rounded before number 0, which stands for none.
     """
-    places, found = np.argsort(order, axis=1), partner[order]
-    at = np.where(found >= 0, np.take_along_axis(places, np.maximum(found, 0), axis=1), 0)
-    return np.asarray(np.where(at > np.arange(order.shape[1]), at, 0))
 
+    def __init__(self, partner: NDArray[np.int64], order: NDArray[np.int64], zero: Array) -> None:
+        places, found = np.argsort(order, axis=1), partner[order]
+        at = np.where(found >= 0, np.take_along_axis(places, np.maximum(found, 0), axis=1), 0)
+        before = np.where(at > np.arange(order.shape[1]), at, 0)
+        self.groups, self.before = np.arange(len(before)), before
+        self.there = before.any(axis=0).tolist()
+        self.only = before[0].tolist() if len(before) == 1 else None
+        # Sums are of stored integers, zero points among them.
+        self.zeros = zero.astype(np.float32) if zero.any() else None
 
-def _room(levels: Array, zero: Array, before: NDArray[np.int64], least: Array, most: Array) -> tuple[Array, Array]:
-    """The limits of one column beside what its partners, rounded before, leave of their sums; [groups, rows] each."""
-    groups, there = np.arange(len(before)), (before > 0)[:, None]
-    # A sum is of stored integers, the zero point among them.
-    own = zero[groups, before]
-    beside = levels[groups, before] + own
-    low = np.where(there, -MOST - np.minimum(beside, 0) - own, least)
-    high = np.where(there, MOST - np.maximum(beside, 0) - own, most)
-    return np.maximum(least, low), np.minimum(most, high)
+    def keep(self, level: Array, levels: Array, k: int) -> Array:
+        """The levels of column k, cut to what their sums still hold; [groups, rows], without zero points.
+
+        Integers of different signs never add up to more than `MOST`, so a sum that does has two of one sign.
+        """
+        if not self.there[k]:  # type: ignore[index]
+            return level
+        at = self.before[:, k]
+        beside = levels[:, self.only[k]] if self.only is not None else levels[self.groups, at] * (at > 0)[:, None]
+        if self.zeros is not None:
+            beside = beside + (self.zeros[:, k] + self.zeros[self.groups, at]) * (at > 0)[:, None]
+        total = level + beside
+        np.minimum(total, MOST, out=total)
+        np.maximum(total, -MOST, out=total)
+        total -= beside
+        return total

@@ -15,7 +15,7 @@ from onnxq.data import Dataset
 from onnxq.graph import GraphIndex
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.plan import Plan, SitePlan
-from onnxq.planner import Choice, Draft
+from onnxq.planner import Choice, Draft, bind_sums
 from onnxq.profile import Setting, Switch, Switchboard
 from onnxq.sites import Edge, Refusal, Role, Site, TensorId
 from onnxq.spec import QuantSpec
@@ -124,7 +124,8 @@ class Ways:
             elif site.site in scaled and site.values is None:
                 site = replace(site, qparams=None)
             sites.append(site)
-        return replace(self.plan, sites=tuple(sites), opset=max(self.plan.opset, _OPSET_16))
+        wider = replace(self.plan, sites=tuple(sites), opset=max(self.plan.opset, _OPSET_16))
+        return bind_sums(wider, self.draft.units.index)
 
     def setting(self, board: Switchboard, plan: Plan) -> Setting:
         """What stays on of a board made from `self.plan` when `plan` takes its place."""

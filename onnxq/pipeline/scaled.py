@@ -182,13 +182,11 @@ def _trial(prepared: PreparedModel, scene: Scene, few: Dataset, reference: onnx.
     Judged on the samples that gave the ranges: what others are clipped at is chance, and not what scaling is about.
     """
     try:
-        plan = scene.place(prepared)
+        plan = before_rounding(scene.place(prepared))
         done = calibrate(prepared.proto, plan, few, memory_limit=scene.memory_limit)
         if not done.sites or not done.calibrated:
             return None
-        found = compare(
-            {"": (recorded(reference, few), trial_session(prepared, before_rounding(done)))}, few.samples()
-        )[""]
+        found = compare({"": (recorded(reference, few), trial_session(prepared, done))}, few.samples())[""]
     except OnnxqError:
         return None
     return min((min(one.sqnr_db, 200.0) for one in found), default=None)

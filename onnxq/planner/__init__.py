@@ -3,5 +3,17 @@
 from onnxq.planner.build import Draft, anchored, draft, float_nodes
 from onnxq.planner.choose import Choice
 from onnxq.planner.match import rebase, site_weights
+from onnxq.planner.sums import bind_sums, count_saturating, mend_sums
 
-__all__ = ["Choice", "Draft", "anchored", "draft", "float_nodes", "rebase", "site_weights"]
+__all__ = [
+    "Choice",
+    "Draft",
+    "anchored",
+    "bind_sums",
+    "count_saturating",
+    "draft",
+    "float_nodes",
+    "mend_sums",
+    "rebase",
+    "site_weights",
+]

@@ -1,0 +1,214 @@
+"""Weights of target ort never overflow the 16-bit sums of CPUs without VNNI, whatever way they came."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxq
+from onnxq.config import Config, QuantWish, Rule
+from onnxq.errors import PlanError
+from onnxq.numerics import saturating_sums
+from onnxq.pipeline.prepared import load
+from onnxq.pipeline.realise import realise
+from onnxq.plan import Plan, from_json, to_json
+from onnxq.sites import Role
+from onnxq.spec import ObserverSpec
+from tests.pipeline.models import EVERYTHING, images, residual
+
+ALLOW = EVERYTHING.model_copy(update={"saturation": "allow"})
+
+EVERY_KIND = """g (float[N,8,6,6] x) => (float[N,10] y, float[N,7] z) {
+    a = Conv <pads=[1,1,1,1]>(x, dense)
+    b = Conv <group=8, pads=[1,1,1,1]>(a, depthwise)
+    c = Conv <group=2, pads=[1,1,1,1]>(b, grouped)
+    d = Conv <group=8, pads=[1,1,1,1]>(c, multiplied)
+    e = Conv <pads=[1,1,1,1]>(d, down)
+    e2 = Conv <pads=[1,1,1,1]>(e, dense)
+    m = GlobalAveragePool(e2)
+    f = Flatten(m)
+    g = MatMul(f, matrix)
+    y = Gemm(g, plain)
+    z = Gemm <transB=1>(g, turned)
+}"""
+SHAPES = {
+    "dense": (8, 8, 3, 3), "depthwise": (8, 1, 3, 3), "grouped": (8, 4, 3, 3), "multiplied": (16, 1, 3, 3),
+    "down": (8, 16, 3, 3), "matrix": (8, 9), "plain": (9, 10), "turned": (7, 9),
+}  # fmt: skip
+ORDERS = {
+    "dense": ((0, 2, 3, 1),), "depthwise": (), "grouped": ((0, 2, 3, 1),), "multiplied": ((0, 2, 3, 1),),
+    "down": ((0, 2, 3, 1),), "matrix": ((1, 0),), "plain": ((1, 0),), "turned": ((0, 1),),
+}  # fmt: skip
+
+
+def every_kind(seed: int = 0) -> onnx.ModelProto:
+    """Every kernel there is; weights of one sign, so that nearly every sum of rounded ones could overflow."""
+    rng = np.random.default_rng(seed)
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{EVERY_KIND}')
+    for name, shape in SHAPES.items():
+        weight = (0.5 + rng.random(shape).astype(np.float32)) / np.prod(shape[1:])
+        proto.graph.initializer.append(numpy_helper.from_array(weight.astype(np.float32), name))
+    onnx.checker.check_model(proto)
+    return proto
+
+
+def samples(count: int = 8) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(3).standard_normal((count, 8, 6, 6)).astype(np.float32)}
+
+
+def stored(model: onnx.ModelProto) -> Mapping[str, np.ndarray]:
+    """The int8 initializers by the name of the weight that they were."""
+    found = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    return {name.removesuffix("/quantized"): v for name, v in found.items() if v.dtype == np.int8 and v.ndim > 1}
+
+
+def overflowing(result: onnxq.Result) -> int:
+    """Sums that can overflow, counted with the orders that the kernels have, not with those of the plan."""
+    held = stored(result.model)
+    wanted = {str(site.site) for site in result.plan.sites if site.role is Role.WEIGHT}
+    assert len(held) == len(wanted)
+    orders = {name: ORDERS[name.partition("/")[0]] for name in held}
+    return sum(int(saturating_sums(held[name], order).sum()) for name in held for order in orders[name])
+
+
+def test_which_weights_of_which_kernels() -> None:
+    plan = onnxq.make_plan(every_kind(), samples(), EVERYTHING)
+    found = {str(site.site): site.sum_orders for site in plan.sites if site.role is Role.WEIGHT}
+    assert found == ORDERS
+
+
+@pytest.mark.parametrize("effort", ["fast", "balanced", "high"])
+@pytest.mark.parametrize("weights", [
+    QuantWish(granularity="channel"),
+    QuantWish(),
+    QuantWish(granularity="channel", observer=ObserverSpec("mse")),
+    QuantWish(scheme="asymmetric", signed=True, granularity="channel"),
+])  # fmt: skip
+def test_no_sum_overflows_at_any_effort(effort: str, weights: QuantWish) -> None:
+    config = EVERYTHING.model_copy(update={"effort": effort, "weights": weights})
+    done = onnxq.quantize(every_kind(), samples(24), config, latency=False)
+    assert overflowing(done) == 0
+    loose = onnxq.quantize(every_kind(), samples(24), config.model_copy(update={"saturation": "allow"}), latency=False)
+    assert overflowing(loose) > 100
+
+
+@pytest.mark.parametrize("update", [
+    {"mode": "weight-only"},
+    {"target": "virtual"},
+    {"activations": QuantWish(scheme="asymmetric", signed=False, bits=16)},
+    {"weights": QuantWish(granularity="channel", bits=7)},
+    {"weights": QuantWish(granularity="channel", scheme="asymmetric", signed=False)},
+])  # fmt: skip
+def test_exact_kernels_are_left_alone(update: dict[str, object]) -> None:
+    config = Config(**{**dict(EVERYTHING), **update})  # type: ignore[arg-type]
+    plans = [
+        onnxq.make_plan(every_kind(), samples(), config.model_copy(update={"saturation": how}))
+        for how in ("avoid", "allow")
+    ]
+    assert not any(site.sum_orders for plan in plans for site in plan.sites)
+    assert plans[0].sites == plans[1].sites
+
+
+def test_tensorrt_adds_in_32_bits() -> None:
+    plan = onnxq.make_plan(every_kind(), samples(), "trt-int8")
+    assert plan.sites
+    assert not any(site.sum_orders for site in plan.sites)
+
+
+def test_allowing_it_is_said_in_the_plan_and_in_the_summary() -> None:
+    done = onnxq.quantize(residual(), images(), ALLOW, latency=False)
+    assert any("saturation: allow" in line for line in done.report.warnings)
+    assert not any(site.sum_orders for site in done.plan.sites)
+    assert json.loads(to_json(done.plan))["saturation"] == "allow"
+    assert from_json(to_json(done.plan)) == done.plan
+    careful = onnxq.quantize(residual(), images(), EVERYTHING, latency=False)
+    assert not any("saturation" in line for line in careful.report.warnings)
+
+
+def test_a_weight_with_two_readers_keeps_the_sums_of_both() -> None:
+    """The same weight, read by a Conv whose kernel is exact and by one whose kernel is not."""
+    text = """g (float[N,4,6,6] x) => (float[N,4,6,6] y) {
+        a = Conv <group=4, pads=[1,1,1,1]>(x, w)
+        s = ReduceSum <keepdims=1>(a, one)
+        y = Conv <pads=[1,1,1,1]>(s, w)
+    }"""
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{text}')
+    weight = (0.5 + np.random.default_rng(0).random((4, 1, 3, 3))).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "one"))
+    feeds = {"x": np.random.default_rng(1).standard_normal((8, 4, 6, 6)).astype(np.float32)}
+    done = onnxq.quantize(proto, feeds, EVERYTHING.model_copy(update={"effort": "balanced"}), latency=False)
+    (site,) = (site for site in done.plan.sites if site.role is Role.WEIGHT)
+    assert len(site.consumers or ()) == 2
+    assert site.sum_orders == ((0, 2, 3, 1),)
+    (values,) = stored(done.model).values()
+    assert not saturating_sums(values, (0, 2, 3, 1)).any()
+
+
+@pytest.fixture(scope="module")
+def done() -> onnxq.Result:
+    wide = EVERYTHING.model_copy(update={"effort": "balanced"})
+    return onnxq.quantize(every_kind(), samples(24), wide, latency=False)
+
+
+def edited(plan: Plan) -> tuple[Plan, str]:
+    """A weight's integers as large as they go."""
+    site = next(site for site in plan.sites if str(site.site) == "matrix")
+    values = np.full(SHAPES["matrix"], 127, np.int8)
+    sites = tuple(replace(one, values=values) if one is site else one for one in plan.sites)
+    return replace(plan, sites=sites), str(site.site)
+
+
+def test_integers_that_somebody_wrote_are_moved_with_a_line(done: onnxq.Result, tmp_path: Path) -> None:
+    plan, name = edited(done.plan)
+    path = tmp_path / "plan.json"
+    path.write_text(to_json(plan))
+    again = onnxq.apply(every_kind(), path)
+    assert overflowing(again) == 0
+    (line,) = (line for line in again.report.warnings if "overflow" in line)
+    assert line.startswith(f"{name}: 36 sums in 9 rows")
+    # Nothing else gives way: 127 and 127 become 64 and 64.
+    assert set(np.unique(stored(again.model)[name])) == {64}
+
+
+def test_a_plan_that_allows_it_is_carried_out_as_it_is(done: onnxq.Result) -> None:
+    plan, name = edited(done.plan)
+    again = onnxq.apply(every_kind(), replace(plan, saturation="allow"))
+    assert set(np.unique(stored(again.model)[name])) == {127}
+    assert not any("would overflow" in line for line in again.report.warnings)
+
+
+def test_a_plan_from_before_sums_were_known_gives_the_same_file(done: onnxq.Result) -> None:
+    plan = replace(done.plan, sites=tuple(replace(site, sum_orders=()) for site in done.plan.sites))
+    again = onnxq.apply(every_kind(), plan)
+    same = [m.SerializeToString(deterministic=True) for m in (again.model, done.model)]
+    assert same[0] == same[1]
+    assert again.plan.sites == done.plan.sites
+
+
+def test_writing_integers_that_break_the_plan_s_own_word_is_refused(done: onnxq.Result) -> None:
+    plan, name = edited(done.plan)
+    with pytest.raises(PlanError, match="overflow 16-bit sums") as caught:
+        realise(load(every_kind(), only=plan.prepare, target="ort"), plan)
+    assert caught.value.subject == name
+
+
+def test_the_word_for_it_is_checked() -> None:
+    text = to_json(onnxq.make_plan(residual(), images(), EVERYTHING)).replace(
+        '"schema"', '"saturation": "no", "schema"'
+    )
+    with pytest.raises(PlanError, match="write avoid or allow"):
+        from_json(text)
+
+
+def test_rules_may_ask_for_the_observer_of_one_weight() -> None:
+    rule = Rule(tensor="matrix", set={"observer": "mse"})  # type: ignore[arg-type]
+    config = EVERYTHING.model_copy(update={"rules": (rule, *EVERYTHING.rules)})
+    assert overflowing(onnxq.quantize(every_kind(), samples(), config, latency=False)) == 0
