@@ -43,6 +43,24 @@ def judge_sums(index: GraphIndex, kernels: Sequence[Kernel]) -> tuple[WeightSums
     return tuple(found)
 
 
+def unasked_sums(
+    index: GraphIndex, kernels: Sequence[Kernel], optimized: GraphIndex, known: Sequence[WeightSums]
+) -> tuple[WeightSums, ...]:
+    """What can overflow in weights that the file holds as float and ONNX Runtime rounds to int8 by itself.
+
+    optimized: the graph that the kernels are nodes of. known: the weights found in the file.
+    """
+    by_name = {kernel.name: kernel for kernel in kernels}
+    seen = {one.node for one in known}
+    found = []
+    for weight in find_saturating(optimized):
+        kernel = by_name.get(weight.node)
+        names = [name for name in (kernel.nodes if kernel is not None else ()) if index.node(name).op_type in PRODUCTS]
+        if weight.saturates and len(names) == 1 and names[0] not in seen:
+            found.append(replace(weight, node=names[0], op=index.node(names[0]).op_type))
+    return tuple(found)
+
+
 def _exact(kind: str, kernel: Kernel | None) -> str:
     if kind != INT8:
         return f"computed in {kind}"

@@ -21,7 +21,7 @@ from onnxq.emit import PLAN_KEY
 from onnxq.engines import builds
 from onnxq.engines.builds import Job, Outcome, able
 from onnxq.engines.compared import changes, read_proof
-from onnxq.engines.judge import heavy_nodes, judge, judge_sums
+from onnxq.engines.judge import heavy_nodes, judge, judge_sums, unasked_sums
 from onnxq.engines.kernels import HEAVY
 from onnxq.engines.layers import read_inspector, read_text
 from onnxq.engines.ort import integer_kernels, read_optimized
@@ -93,6 +93,7 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
         if outcome.state == "usage":
             raise ConfigError(f"compute capability {wish.capability}", outcome.reason, "choose one of these")
         kernels = _kernels(wish.engine, outcome, proto, folder)
+        weights = _weights(wish.engine, index, kernels, folder)
         saved = files.keep(folder, outcome)
         warnings = [*inspection.warnings, *filter(None, [note]), *_otherwise(wish.engine, outcome, folder)]
     reduced = None
@@ -101,7 +102,6 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
     build = _build(wish.engine, capability, outcome, shapes, reduced, saved)
     why = Why(wish.engine, index, inspection.pairs, _refusals(proto), capability)
     nodes, sites = judge(index, inspection, kernels, why) if outcome.state == BUILT else ((), ())
-    weights = judge_sums(index, kernels) if wish.engine == ORT else ()
     types = {one.node: one.type for one in nodes}
     proof = Proof(
         source=inspection.source,
@@ -194,6 +194,17 @@ def _kernels(engine: str, outcome: Outcome, model: onnx.ModelProto, folder: Path
         return read_optimized(model, onnx.load(folder / builds.OPTIMIZED))
     told = outcome.layers
     return read_inspector(told) if told.lstrip().startswith(("{", "[")) else read_text(told)
+
+
+def _weights(engine: str, index: GraphIndex, kernels: Sequence[Kernel], folder: Path) -> tuple[WeightSums, ...]:
+    """What of the weights can overflow 16-bit sums of ONNX Runtime; of the file alone where it was not built."""
+    if engine != ORT:
+        return ()
+    found = judge_sums(index, kernels)
+    if not kernels:
+        return found
+    optimized = GraphIndex(name_nodes(onnx.load(folder / builds.OPTIMIZED)))
+    return (*found, *unasked_sums(index, kernels, optimized, found))
 
 
 def _otherwise(engine: str, outcome: Outcome, folder: Path) -> Iterator[str]:

@@ -115,6 +115,26 @@ def test_a_kernel_in_float_cannot_saturate(tmp_path):
     assert "computed in float32" in told.stdout
 
 
+def test_weights_that_onnx_runtime_rounds_by_itself_are_seen(tmp_path):
+    """A float Conv between a DequantizeLinear and a QuantizeLinear."""
+    proto, arrays = kit.product("Conv", (1, 4, 6, 6), (4, 4, 3, 3), quantized=True)
+    nodes = {node.output[0]: node for node in proto.graph.node}
+    nodes["c"].input[1] = "float_weight"
+    proto.graph.node.remove(nodes["wd"])
+    proto.graph.initializer.extend(
+        kit.initializers({"float_weight": arrays["w"].astype(np.float32) * np.float32(0.01)})
+    )
+    onnx.save(proto, tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", x=np.ones((1, 1, 4, 6, 6), np.float32))
+    assert "overflow" not in run("inspect", tmp_path / "m.onnx").stdout
+    found = json.loads(
+        run("prove", tmp_path / "m.onnx", "--engine", "ort", "--data", tmp_path / "x.npz", "--json").stdout
+    )
+    assert [(one["node"], one["op"], one["all_rows"]) for one in found["weights"]] == [("product", "Conv", 4)]
+    assert found["weights"][0]["rows"] > 0
+    assert "by itself" in found["cost"]["skipped"][0]["reason"]
+
+
 def test_two_proofs_differ_in_rows(folder, tmp_path):
     before = tmp_path / "before.json"
     before.write_text(run("prove", folder / "good.onnx", "--engine", "ort", "--json").stdout)

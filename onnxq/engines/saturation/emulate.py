@@ -33,6 +33,7 @@ _CHUNK = 1024
 _INT16 = np.iinfo(np.int16)
 # ReduceSum takes its axes as an input from here on.
 _AXES_INPUT = 13
+_UNASKED = "ONNX Runtime rounds its float weight to int8 by itself: its cost is not known"
 _CONV_ATTRIBUTES = ("auto_pad", "dilations", "pads", "strides")
 
 
@@ -84,6 +85,8 @@ def emulate(proto: ModelProto, nodes: frozenset[str] | None = None) -> Emulation
             skipped.append(Refusal(name, reason, rule="saturation"))
         else:
             counters.append(replace(_Writer(editor, index, operand).write(), node=name))
+    seen = {one.node for one in counters} | {one.subject for one in skipped}
+    skipped += [Refusal(name, _UNASKED, rule="saturation") for name in sorted(over - seen)]
     return Emulation(exact, editor.export() if counters else exact, tuple(counters), tuple(skipped))
 
 
