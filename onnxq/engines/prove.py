@@ -114,7 +114,7 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
             for pattern, names in required.items()
         ),
         weights=weights,
-        cost=_cost(inspection.model, weights, wish),
+        cost=_cost(inspection.model, weights, wish) if outcome.state == BUILT else None,
         require_exact=wish.require_exact,
         warnings=tuple(warnings),
     )

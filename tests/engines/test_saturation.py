@@ -288,3 +288,44 @@ def test_dynamically_quantized_products_saturate_too():
     assert run.nodes()[0].saturated == _count(got["q"], weight) > 0
     if kit.this_cpu_saturates():
         np.testing.assert_allclose(Session(proto).run(x)["y"], got["y"], rtol=1e-5)
+
+
+def _dynamic_product() -> onnx.ModelProto:
+    weight = (np.random.default_rng(1).integers(90, 128, (12, 5))).astype(np.int8)
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], name="quantize"),
+        helper.make_node("MatMulInteger", ["q", "w", "z", "wz"], ["i"], name="product"),
+        helper.make_node("Cast", ["i"], ["c"], name="cast", to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["s", "ws"], ["both"], name="scales"),
+        helper.make_node("Mul", ["c", "both"], ["m"], name="scale"),
+        helper.make_node("Add", ["m", "b"], ["y"], name="bias"),
+    ]
+    arrays = {"w": weight, "wz": np.zeros((), np.int8), "ws": np.float32(0.01), "b": np.ones(5, np.float32)}
+    return kit.model(nodes, {"x": (TensorProto.FLOAT, (4, 12))}, ["y"], arrays)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "make"),
+    [
+        ("MatMulIntegerToFloat", lambda: kit.product("MatMul", (4, 12), (12, 5))[0]),
+        ("QLinearMatMul", lambda: kit.product("MatMul", (4, 12), (12, 5), quantized=True)[0]),
+        ("QGemm", lambda: kit.product("Gemm", (4, 12), (5, 12), transB=1)[0]),
+        ("QGemm", lambda: kit.product("Gemm", (4, 12), (5, 12), quantized=True, transB=1, alpha=0.5)[0]),
+        ("QLinearConv", lambda: kit.product("Conv", (4, 3, 6, 6), (5, 3, 3, 3), quantized=True)[0]),
+        ("DynamicQuantizeMatMul", _dynamic_product),
+    ],
+)
+def test_kernels_saved_as_a_file_are_found_and_emulated(kernel, make):
+    """What ONNX Runtime makes of a file, taken as a file."""
+    source = make()
+    made = name_nodes(optimized_graph(source, layout=False))
+    assert kernel in {node.op_type for node in made.graph.node}
+    (before,), (after,) = found_in(source), found_in(made)
+    assert (after.op, after.rows, after.sums) == (kernel, before.rows, before.sums)
+    shape = [dim.dim_value for dim in source.graph.input[0].type.tensor_type.shape.dim]
+    x = {"x": np.random.default_rng(6).uniform(-2, 9, shape).astype(np.float32)}
+    runs = [SaturatingRun(emulate(proto)) for proto in (source, made)]
+    first, second = (one.run(x)["y"] for one in runs)
+    assert runs[0].nodes()[0].saturated == runs[1].nodes()[0].saturated > 0
+    # A rounded result may fall to the other side of a border.
+    np.testing.assert_allclose(second, first, rtol=1e-5, atol=0.5 + 1e-5 if "QLinear" in kernel else 1e-4)
