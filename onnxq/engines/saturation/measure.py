@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from onnxq.engines.saturation.emulate import Counter, Emulation, emulate
+from onnxq.engines.saturation.emulate import Emulation, emulate
 from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
 from onnxq.runtime import Session, tap
 from onnxq.runtime.tap import Probe
@@ -63,7 +63,6 @@ class SaturatingRun:
     tensor: str = ""
     exact: bool = False
     refusals: tuple[Refusal, ...] = ()
-    _names: dict[str, Counter] = field(default_factory=dict)
     _saturated: dict[str, int] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
 
