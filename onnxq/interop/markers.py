@@ -24,7 +24,9 @@ from onnxq.graph import (
 from onnxq.interop.marker_flow import Flow, Group, check_quantizers, flow
 from onnxq.interop.marker_nodes import DOMAIN, Marker, read_markers
 from onnxq.plan import Plan, SitePlan
+from onnxq.plan.model import Saturation
 from onnxq.planner import anchored, float_nodes, site_weights
+from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.sites import Edge, Role, Site, TensorId
 from onnxq.spec import PerBlock, QParams, QuantSpec
 from onnxq.targets import Target
@@ -52,11 +54,13 @@ def strip_markers(
     target: str = "ort",
     quantizers: Iterable[str] | None = None,
     name: str = "",
+    saturation: Saturation = "avoid",
 ) -> Marked:
     """Take the `ai.onnxq::FakeQuantize` markers out of a model, and make a plan of what they say.
 
     target: "ort", "trt" or "virtual": the engine the plan is for. quantizers: the sites that must be marked, no more
-    and no fewer; None: whatever is. name: the model's, for the plan.
+    and no fewer; None: whatever is. name: the model's, for the plan. saturation: "allow" leaves weights as they are
+    that overflow 16-bit sums in the target's kernels.
     Tensors that were quantized get their site's name, weights are stored in the order of axes their readers want, and
     weights of 4 bits or fewer in a 4-bit type where the target takes one. `onnxq.apply` carries the plan out.
     Raises ModelError naming the site: lost in the graph, unknown, without constant numbers, or with wrong ones.
@@ -78,7 +82,7 @@ def strip_markers(
     final = folded if kept else stripped
     if not kept and not _intact(sites, stripped):  # pragma: no cover - a defect of this module
         raise ModelError(name or "the model", "a site was lost while its marker was taken out", "report this model")
-    plan = _plan(final, sites, target, name, ("constants",) if kept else ())
+    plan = _plan(final, sites, target, name, ("constants",) if kept else (), saturation)
     where: dict[str, list[Site]] = {}
     for one, site in zip(placed, plan.sites, strict=True):
         for quantizer in one.group.sites:
@@ -236,15 +240,23 @@ def _intact(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
 
 
 def _plan(
-    proto: onnx.ModelProto, sites: tuple[SitePlan, ...], target: str, name: str, prepare: tuple[str, ...]
+    proto: onnx.ModelProto,
+    sites: tuple[SitePlan, ...],
+    target: str,
+    name: str,
+    prepare: tuple[str, ...],
+    saturation: Saturation,
 ) -> Plan:
     typed = infer_shapes(proto)
     index = GraphIndex(typed)
-    floats = float_nodes(index, sites) if engine_of(target).quantizes_alone else ()
+    engine = engine_of(target)
+    floats = float_nodes(index, sites) if engine.quantizes_alone else ()
     anchors, nodes = anchored(index, sites, floats, structural_ids(typed))
-    return Plan(
+    plan = Plan(
         target=target,
         model=name,
+        saturation=saturation,
+        warnings=(ALLOWED,) if saturation == "allow" and engine.saturates else (),
         topology=fingerprint(typed).topology,
         weights=site_weights(anchors, index),
         lasting=True,
@@ -255,6 +267,7 @@ def _plan(
         nodes=nodes,
         data="the model's own quantizers",
     )
+    return bind_sums(plan, index)
 
 
 def _opset(site: SitePlan, index: GraphIndex) -> int:

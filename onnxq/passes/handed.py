@@ -24,7 +24,9 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
+from onnxq.numerics import keep_sums
 from onnxq.plan import BiasPlan, Plan, SitePlan
+from onnxq.planner.sums import count_saturating
 from onnxq.runtime import Feeds
 from onnxq.sites import Edge, Role, Site
 from onnxq.spec import QParams
@@ -36,8 +38,10 @@ Array = NDArray[Any]
 class Handed:
     """One block's better numbers. Sites and edges are those of the plan; what is not named stays as it was.
 
-    levels: weight -> integers of its shape, within its spec's limits. numbers: weight -> scale and zero point, where
-    they changed too. biases: input that reads a float bias -> its values.
+    levels: weight -> integers of its shape, within its spec's limits. Where the site has `sum_orders`, those that break
+        a sum (`onnxq.numerics.saturation`) are moved.
+    numbers: weight -> scale and zero point, where they changed too.
+    biases: input that reads a float bias -> its values.
     """
 
     block: str
@@ -69,17 +73,34 @@ def registered() -> Mapping[str, Rounder]:
     return dict(_ROUNDERS)
 
 
-def taken(plan: Plan, handed: Handed) -> Plan:
-    """The plan with a block's numbers. PlanError, naming block and site, for those that do not fit."""
+def taken(plan: Plan, handed: Handed) -> tuple[Plan, tuple[str, ...]]:
+    """The plan with a block's numbers, and a line for each weight whose integers had to be moved.
+
+    They are moved where they overflow 16-bit sums of the target's kernels, to the nearest that do not.
+    Raises PlanError, naming block and site, for numbers that do not fit.
+    """
     sites = {site.site: site for site in plan.sites}
+    lines = []
     for site in {**handed.levels, **handed.numbers}:
         held = sites.get(site)
         if held is None or held.role is not Role.WEIGHT:
             raise PlanError(f"{handed.block}: {site}", "is not a quantized weight of this plan", "hand in what it has")
-        sites[site] = _site(held, handed)
+        sites[site], moved = _keep_sums(_site(held, handed))
+        lines += [f"{handed.block}: {site}: {moved}"] if moved else []
     kept = tuple(bias for bias in plan.biases if bias.edge not in handed.biases)
     biases = tuple(BiasPlan(edge=edge, values=np.asarray(v, np.float32)) for edge, v in handed.biases.items())
-    return replace(plan, sites=tuple(sites[site.site] for site in plan.sites), biases=(*kept, *biases))
+    return replace(plan, sites=tuple(sites[site.site] for site in plan.sites), biases=(*kept, *biases)), tuple(lines)
+
+
+def _keep_sums(site: SitePlan) -> tuple[SitePlan, str]:
+    """The site with integers that keep its 16-bit sums, and how many did not ("": none)."""
+    assert site.values is not None
+    _, sums = count_saturating(site.values, site.sum_orders)
+    if not sums:
+        return site, ""
+    # The rounder knows why it chose them, so they are what to stay near to, not the float weight.
+    kept = keep_sums(site.values, site.values, site.sum_orders)
+    return replace(site, values=kept), f"{sums} sums of its integers would overflow 16 bits: moved to the nearest"
 
 
 def _site(held: SitePlan, handed: Handed) -> SitePlan:

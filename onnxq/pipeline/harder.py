@@ -43,12 +43,13 @@ def harder(
             plan, reached = longer, now
     for name, rounder in registered().items():
         asked = kept = 0
-        begun = reached
+        begun, moved = reached, ""
         for block in rounder(filled(proto), plan, list(few.samples())):
             asked += 1
-            tried = taken(plan, block)
+            tried, lines = taken(plan, block)
             now = score(tried)
             if now > reached:
                 plan, reached, kept = tried, now, kept + 1
-        told += f"; {name}: {kept} of {asked} blocks kept, {begun:.1f} to {reached:.1f} dB"
+                moved += "".join(f"; {line}" for line in lines)
+        told += f"; {name}: {kept} of {asked} blocks kept, {begun:.1f} to {reached:.1f} dB{moved}"
     return plan, reached, told

@@ -105,6 +105,12 @@ def plan_errors(prepared: PreparedModel, plan: Plan, held: Dataset) -> tuple[Out
     return errors[key][2]
 
 
+def sample_errors(prepared: PreparedModel, plan: Plan, held: Dataset) -> list[tuple[OutputError, ...]]:
+    """`plan_errors` of each sample alone, in their order."""
+    pair = recorded(prepared.proto, held), trial_session(prepared, plan)
+    return [compare({"": pair}, [feeds])[""] for feeds in held.samples()]
+
+
 def few_bits(plan: Plan) -> bool:
     """True where any weight has so few that everything hangs on its rounding."""
     return any(site.role is Role.WEIGHT and site.spec.bits <= NARROW_BITS for site in plan.sites)

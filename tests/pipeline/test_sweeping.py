@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser
 import onnxq
 from onnxq.calibrate import calibrate
 from onnxq.config import Config, QuantWish, Rule
-from onnxq.data import load_data
+from onnxq.data import Dataset, load_data
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
 from onnxq.passes.sweep import sweep
@@ -24,6 +24,7 @@ from onnxq.plan import Plan, from_json, to_json
 from onnxq.report import silent
 from onnxq.runtime import Session
 from onnxq.sites import Role
+from onnxq.verify import OutputError
 from tests.pipeline.models import images, residual
 
 ALL = (Rule(op="*", set={"quantize": True}),)  # type: ignore[arg-type]
@@ -151,10 +152,31 @@ def test_no_stretches_are_looked_for_where_no_answer_hangs_on_it(
     counts: list[int] = []
     monkeypatch.setattr(sweeping, "sweep", lambda *args, **given: counts.append(1) or sweep(*args, **given))
     monkeypatch.setattr(sweeping.Trial, "score", lambda _, judged: before if judged is plan else before - 1.0)
+    monkeypatch.setattr(sweeping.Trial, "worse", lambda *_: True)
     after, kept = sweeping.swept(prepared, plan, data, data, effort=effort, progress=silent)
     assert kept is plan
     assert len(counts) == sweeps
     assert f"rolled back: all operators together made it worse ({before:.1f} to" in after.accounts[-1]
+
+
+def test_one_sample_that_says_worse_is_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All together lose by one sample what the others gain: the sweep stays; where most lose, it goes."""
+    prepared, plan, _ = calibrated(residual(), images(16), FOUR)
+    data = load_data(images(16), GraphIndex(prepared.proto).inputs)
+    trial = sweeping.Trial(prepared, data)
+    swept = sweep(prepared.proto, plan, data.samples(), progress=silent).plan
+    assert not trial.worse(swept, plan)
+    assert trial.worse(plan, swept)
+    assert not trial.worse(plan, plan)
+    real = sweeping.sample_errors
+
+    def one_lost(prepared: PreparedModel, judged: Plan, held: Dataset) -> list[tuple[OutputError, ...]]:
+        found = real(prepared, judged, held)
+        lost = tuple(replace(one, sqnr_db=-10.0) for one in found[3])
+        return [*found[:3], lost, *found[4:]] if judged is swept else found
+
+    monkeypatch.setattr(sweeping, "sample_errors", one_lost)
+    assert not trial.worse(swept, plan)
 
 
 MATMULS = """g (float[N,6,32] x) => (float[N,6,16] y) {

@@ -12,6 +12,7 @@ from torch import nn
 from onnxq.errors import CalibrationError
 from onnxq.sites import Role
 from onnxq.spec import PerChannel, QuantSpec
+from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.quantizers import AdaRound, PostStep, create_quantizer, quantizers_of
 from torch_frontend.reconstruct import Settings, reconstruct
 
@@ -90,3 +91,20 @@ def test_reconstruction_runs_there() -> None:
         assert done.units[0].kept
     assert isinstance(net[0].weight_quantizer, AdaRound)
     assert net[0].weight_quantizer.v.is_cuda
+
+
+@pytest.mark.parametrize(("shape", "order"), [((16, 33), (0, 1)), ((16, 8, 3, 3), (0, 2, 3, 1))])
+def test_weights_keep_sums_as_on_the_cpu(shape: tuple[int, ...], order: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    weight, dy = torch.empty(shape).uniform_(-1, 1), torch.randn(shape)
+    found = []
+    for device in ("cpu", "cuda"):
+        x, scale = (t.to(device).requires_grad_() for t in (weight, torch.full(shape[:1], 1 / 127)))
+        zero = torch.zeros(shape[0], device=device)
+        y = fake_quantize(x, scale, zero, qmin=-128, qmax=127, axis=0, sum_orders=[order])
+        y.backward(dy.to(device))
+        found.append([t.detach().cpu() for t in (y, x.grad, scale.grad)])
+    (y, dx, dscale), (other_y, other_dx, other_dscale) = found
+    assert torch.equal(y, other_y)
+    assert torch.equal(dx, other_dx)
+    torch.testing.assert_close(dscale, other_dscale, rtol=1e-5, atol=1e-3)

@@ -20,6 +20,7 @@ from onnxq.spec import PerBlock
 from torch_frontend.export.files import beside, write_all
 from torch_frontend.export.graph import batch_dims, marked_model
 from torch_frontend.export.marking import active_quantizers, marking
+from torch_frontend.export.sums import warn_of_moved
 from torch_frontend.quant_model import QuantModel, State
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing import as_inputs
@@ -78,9 +79,11 @@ def to_onnx(
             input_names=input_names, output_names=output_names,
         )  # fmt: skip
     sites = [quantizer.site for quantizer in quantizers]
-    marked = onnxq.strip_markers(proto, target=wanted, quantizers=sites, name=name)
-    done = onnxq.apply(marked.model, marked.plan)
-    return Exported(done.model, marked.model, marked.plan, marked.sites)
+    saturation = model.config.saturation if isinstance(model, QuantModel) else "avoid"
+    marked = onnxq.strip_markers(proto, target=wanted, quantizers=sites, name=name, saturation=saturation)
+    plan = warn_of_moved(marked, quantizers)
+    done = onnxq.apply(marked.model, plan)
+    return Exported(done.model, marked.model, plan, marked.sites)
 
 
 def export_onnx(

@@ -24,7 +24,7 @@ from torch_frontend.fake_quant.grid import Grid, Needed, qparam_shape
 
 def forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
     """y of x's shape, dtype and, for a dense x, strides."""
-    values, steps, zero = _aligned(x, scale, zero_point, grid)
+    values, steps, zero = aligned(x, scale, zero_point, grid)
     levels = (values / steps).round_().clamp(grid.qmin - zero, grid.qmax - zero)
     return torch.empty_like(x).copy_(levels.add_(0.0).mul_(steps))  # 0 makes -0 the +0 that an integer gives
 
@@ -33,7 +33,7 @@ def backward(
     dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed = (True, True, True)
 ) -> tuple[Tensor | None, ...]:
     """dx, dscale, dzero_point, each like the tensor it belongs to, None where not needed. Sums run in float64."""
-    values, steps, zero = _aligned(x, scale, zero_point, grid)
+    values, steps, zero = aligned(x, scale, zero_point, grid)
     slope = dy.to(values.dtype)
     ratio = values / steps
     rounded = ratio.round()
@@ -45,14 +45,14 @@ def backward(
         dx = torch.empty_like(x).copy_(slope.masked_fill(outside, 0.0))
     if needed[1]:
         term = torch.where(below, low, torch.where(above, high, rounded - ratio))
-        dscale = (_gathered(slope * term, scale, grid) * grid.grad_scale).to(scale.dtype)
+        dscale = (gathered(slope * term, scale, grid) * grid.grad_scale).to(scale.dtype)
     if needed[2]:
-        cut = _gathered(slope.masked_fill(~outside, 0.0), zero_point, grid)
+        cut = gathered(slope.masked_fill(~outside, 0.0), zero_point, grid)
         dzero = (cut * -scale.to(cut.dtype) * grid.zero_point_grad_scale).to(zero_point.dtype)
     return dx, dscale, dzero
 
 
-def _aligned(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+def aligned(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
     """x, scale and rounded zero point in the type the arithmetic runs in, shaped to broadcast."""
     width = torch.float64 if x.dtype == torch.float64 else torch.float32
     stored = scale.to(torch.float16) if x.dtype == torch.float16 else scale
@@ -72,7 +72,7 @@ def _spread(values: Tensor, x: Tensor, grid: Grid) -> Tensor:
     return values.repeat_interleave(grid.block_size, axis).narrow(axis, 0, x.shape[axis])
 
 
-def _gathered(terms: Tensor, like: Tensor, grid: Grid) -> Tensor:
+def gathered(terms: Tensor, like: Tensor, grid: Grid) -> Tensor:
     """Sums of `terms` over what shares one scale, of shape `like`, in float64."""
     terms = terms.to(torch.float64)
     if grid.axis is None:

@@ -17,6 +17,7 @@ from torch_frontend.qmodules.registry import (
     of_function,
     of_method,
     of_module,
+    of_qmodule,
     op_names,
     register_qmodule,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "of_function",
     "of_method",
     "of_module",
+    "of_qmodule",
     "op_names",
     "register_qmodule",
     "shallow",

@@ -83,6 +83,11 @@ def of_module(module: nn.Module) -> Entry | None:
     return _MODULES.get(type(module))
 
 
+def of_qmodule(module: nn.Module) -> Entry | None:
+    """The entry whose quantized class the module has."""
+    return next((found for found in _MODULES.values() if found.qmodule is type(module)), None)
+
+
 def of_function(function: Any) -> Entry | None:
     """The entry of a function."""
     try:

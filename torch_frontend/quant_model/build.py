@@ -13,6 +13,7 @@ from onnxq.sites import Refusal
 from torch_frontend.quant_model.attach import attach
 from torch_frontend.quant_model.draft import Decision, Draft, draft
 from torch_frontend.quant_model.eager import CallsOutside, Converted, convert
+from torch_frontend.quant_model.sums import bind_sums
 from torch_frontend.quant_model.units import asker_of, check_policies, find_units
 from torch_frontend.quant_model.wishes import Wishes
 from torch_frontend.tracing import (
@@ -82,6 +83,7 @@ def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> 
         paths |= {site: f"{path}.{inside}" for site, inside in found.items()}
         inner += converted.refusals
     model.recompile()
+    bind_sums(model, config)
     refusals = _by_subject([*traced.modes, *traced.opaque, *plan.refusals, *inner])
     return Built(model, _activations_first(model, paths), refusals, (*decisions, *plan.decisions))
 
@@ -99,6 +101,7 @@ def _untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Bu
     """Layer by layer. What combines their results outside is listed, when an example shows it."""
     wishes = Wishes(config)
     converted = convert(model, config, wishes)
+    bind_sums(converted.module, config)
     wishes.check_used(converted.askers, [*converted.activations, *converted.weights])
     root = Refusal(
         type(model).__name__,

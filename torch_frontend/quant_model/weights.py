@@ -22,7 +22,7 @@ def weights_of(model: nn.Module, paths: Mapping[str, str]) -> dict[str, Tensor]:
             found[site] = owner.weight
         elif path in calls:
             assert isinstance(model, fx.GraphModule)
-            found[site] = _value(model, calls[path].args[0])
+            found[site] = value_of(model, calls[path].args[0])
     return found
 
 
@@ -32,15 +32,15 @@ def _calls(model: nn.Module) -> dict[str, fx.Node]:
     return {str(node.target): node for node in model.graph.nodes if node.op == "call_module"}
 
 
-def _value(model: fx.GraphModule, node: Any) -> Any:
+def value_of(model: fx.GraphModule, node: Any) -> Any:
     """A value that only parameters go into."""
     if not isinstance(node, fx.Node):
         return node
     if node.op == "get_attr":
         owner, _, leaf = str(node.target).rpartition(".")
         return getattr(model.get_submodule(owner), leaf)
-    args = fx.map_arg(node.args, lambda n: _value(model, n))
-    kwargs = fx.map_arg(node.kwargs, lambda n: _value(model, n))
+    args = fx.map_arg(node.args, lambda n: value_of(model, n))
+    kwargs = fx.map_arg(node.kwargs, lambda n: value_of(model, n))
     with torch.no_grad():
         if node.op == "call_module":
             module = model.get_submodule(str(node.target))

@@ -5,6 +5,9 @@
     hard    h(v) >= 1/2 counts as 1, else as 0
     regulariser    sum(1 - |2 h(v) - 1|**beta), which drives h to 0 or 1 as beta falls
 
+A weight that keeps 16-bit sums keeps them in all three: integers as `onnxq.numerics.keep_sums` moves them; soft, both
+neighbours of a sum give half of what is too much.
+
 v starts where soft equals the float weight. `torch_frontend.reconstruct` does the learning; until then a weight is
 rounded to nearest.
 """
@@ -20,6 +23,7 @@ from torch import Tensor
 
 from onnxq.errors import CalibrationError
 from onnxq.sites import Role
+from torch_frontend.fake_quant.sums import keep_soft_sums, keep_sums
 from torch_frontend.quantizers import groups
 from torch_frontend.quantizers.base import Option, Quantizer
 from torch_frontend.quantizers.registry import register_quantizer
@@ -94,7 +98,7 @@ class AdaRound(Quantizer):
         """Nearest, soft or hard, by the stage of learning."""
         rounding = self.rounding
         if rounding is Rounding.SOFT:
-            return self._placed(x, self.share_up())
+            return self._placed(x, self.share_up(), soft=True)
         if rounding is Rounding.HARD:
             # Straight-through, so that training may go on from the learned rounding.
             x = x + (self.bake(x) - x).detach()
@@ -105,12 +109,15 @@ class AdaRound(Quantizer):
         if self.v is None or not (self.active and self.calibrated):
             return x
         with torch.no_grad():
-            return self._placed(x, (self.v >= 0).to(self.v.dtype))
+            return self._placed(x, (self.v >= 0).to(self.v.dtype), soft=False)
 
-    def _placed(self, x: Tensor, up: Tensor) -> Tensor:
+    def _placed(self, x: Tensor, up: Tensor, *, soft: bool) -> Tensor:
         shape = tuple(x.shape)
         if up.shape != x.shape:
             raise CalibrationError(self.site, f"rounding was learned for {tuple(up.shape)}, not {shape}", "learn again")
         scale, zero = (groups.spread(t, self.spec, shape) for t in self._numbers())
-        down = (x.detach().to(scale.dtype) / scale).floor()
-        return (((down + up + zero).clamp(self.spec.qmin, self.spec.qmax) - zero) * scale).to(x.dtype)
+        ratio = x.detach().to(scale.dtype) / scale
+        levels = (ratio.floor() + up + zero).clamp(self.spec.qmin, self.spec.qmax)
+        if orders := self.sum_orders():
+            levels = keep_soft_sums(levels, orders) if soft else keep_sums(levels, ratio + zero, orders)[0]
+        return ((levels - zero) * scale).to(x.dtype)

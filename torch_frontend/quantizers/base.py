@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.nearest import did_you_mean
-from onnxq.numerics import qparams_from_range, scale_floor
+from onnxq.numerics import SumOrder, needs_bound, qparams_from_range, scale_floor
 from onnxq.sites import Role
 from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
@@ -70,6 +70,7 @@ class Quantizer(nn.Module):
         self.disabled_reason: str | None = None
         self.origin = ""
         self._statistics: Statistics | None = None
+        self._sums: tuple[tuple[SumOrder, Quantizer], ...] = ()
         self._named(lambda: range_statistics(spec, self.observer, role, site))  # a wrong observer shows now
         # Follows .to(device), so that first numbers appear where the model is.
         self.register_buffer("_anchor", torch.empty(0), persistent=False)
@@ -88,7 +89,7 @@ class Quantizer(nn.Module):
 
     def statistics(self) -> Statistics:
         """A fresh collector of what first numbers need."""
-        return range_statistics(self.spec, self.observer, self.role, self.site)
+        return range_statistics(self.spec, self.observer, self.role, self.site, self.sum_orders(planned=True))
 
     def numbers_to_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
         """What the slots hold for these numbers."""
@@ -127,6 +128,25 @@ class Quantizer(nn.Module):
     def axis(self) -> int | None:
         """Axis of the channels or blocks; None per tensor."""
         return groups.axis_of(self.spec)
+
+    def bind_sums(self, order: SumOrder, data: Quantizer) -> None:
+        """Keep the weight's 16-bit sums of this order while `data` quantizes what it is multiplied by.
+
+        Nothing changes for weights that cannot overflow a sum. data: of 8 bits; see `onnxq.numerics.saturation`.
+        """
+        if needs_bound(self.spec) and data.spec.storage_bits == 8 and not data.spec.is_float:
+            self._sums = (*self._sums, (order, data))
+
+    def bind_sums_of(self, other: Quantizer) -> None:
+        """Keep the sums that another quantizer of the same weight keeps."""
+        self._sums = other._sums
+
+    def sum_orders(self, *, planned: bool = False) -> tuple[SumOrder, ...]:
+        """The sums to keep now. planned: once everything is switched on that is not disabled for good."""
+        if not self._sums:
+            return ()
+        on = [order for order, data in self._sums if (data.disabled_reason is None if planned else data.active)]
+        return tuple(dict.fromkeys(on))
 
     def freeze(self, frozen: bool = True) -> None:
         """Stop (or resume) learning scale and zero point; the float weight of the site goes on learning."""
@@ -228,10 +248,10 @@ class Quantizer(nn.Module):
         return self.fake_quantize(x)
 
     def round_to_levels(self, x: Tensor, scale: Tensor | None = None, **how: Any) -> Tensor:
-        """`torch_frontend.fake_quant.fake_quantize` with this quantizer's levels and numbers."""
+        """`torch_frontend.fake_quant.fake_quantize` with this quantizer's levels, numbers and sums."""
         return fake_quantize(
             x, self.scale if scale is None else scale, self.zero_point, qmin=self.spec.qmin, qmax=self.spec.qmax,
-            axis=self.axis, block_size=groups.block_size_of(self.spec), **how,
+            axis=self.axis, block_size=groups.block_size_of(self.spec), sum_orders=self.sum_orders(), **how,
         )  # fmt: skip
 
     def _numbers(self) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -90,10 +91,15 @@ class ActivationRange:
 
 
 class WeightRange:
-    """The weight itself, read when its numbers are asked for; the last one seen counts."""
+    """The weight itself, read when its numbers are asked for; the last one seen counts.
 
-    def __init__(self, spec: QuantSpec, observer: ObserverSpec, site: str) -> None:
-        self.spec, self.observer = spec, observer
+    orders: the 16-bit sums it keeps, for which its scales are wide enough.
+    """
+
+    def __init__(
+        self, spec: QuantSpec, observer: ObserverSpec, site: str, orders: Sequence[numerics.SumOrder] = ()
+    ) -> None:
+        self.spec, self.observer, self.orders = spec, observer, orders
         numerics.weight_qparams(np.zeros(1), QuantSpec(), observer=observer)  # raises ConfigError for a wrong one
         self.weight: Tensor | None = None
 
@@ -116,9 +122,14 @@ class WeightRange:
 
     def qparams(self) -> QParams:
         """Numbers of the weight by the observer "minmax" or "mse"."""
-        return numerics.weight_qparams(to_numpy(self.seen()), self.spec, observer=self.observer)
+        values = to_numpy(self.seen())
+        return numerics.weight_qparams(values, self.spec, observer=self.observer, orders=self.orders)
 
 
-def range_statistics(spec: QuantSpec, observer: ObserverSpec, role: Role, site: str) -> Statistics:
-    """Statistics that give the range the observer finds."""
-    return (WeightRange if role is Role.WEIGHT else ActivationRange)(spec, observer, site)
+def range_statistics(
+    spec: QuantSpec, observer: ObserverSpec, role: Role, site: str, orders: Sequence[numerics.SumOrder] = ()
+) -> Statistics:
+    """Statistics that give the range the observer finds. orders: the 16-bit sums that a weight keeps."""
+    if role is Role.WEIGHT:
+        return WeightRange(spec, observer, site, orders)
+    return ActivationRange(spec, observer, site)

@@ -111,6 +111,7 @@ def as_adaround(quantizer: Quantizer) -> AdaRound | None:
     )
     made.to(quantizer.scale.device)
     made.load_qparams(numbers)
+    made.bind_sums_of(quantizer)
     made.enabled, made.disabled_reason = quantizer.enabled, quantizer.disabled_reason
     return made.train(quantizer.training)
 

@@ -1,0 +1,52 @@
+"""Weights that the exported file rounds otherwise than their quantizers did in training, said in its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from onnxq.graph import GraphIndex
+from onnxq.interop import Marked
+from onnxq.numerics import quantize
+from onnxq.plan import Plan, SitePlan
+from onnxq.planner.sums import count_saturating
+from onnxq.sites import Edge, Role, Site, TensorId
+from torch_frontend.quantizers import Quantizer
+
+
+def warn_of_moved(marked: Marked, quantizers: Iterable[Quantizer]) -> Plan:
+    """The plan, with a warning for every weight whose 16-bit sums are kept in the file or in training, not in both.
+
+    A QuantModel keeps those of its own target; quantizers made by hand, or for another target, may not.
+    """
+    index = GraphIndex(marked.model)
+    lines = []
+    for quantizer in quantizers:
+        for place in marked.sites[quantizer.site] if quantizer.role is Role.WEIGHT else ():
+            line = _difference(quantizer, marked.plan.site(place), index)
+            lines += [f"{quantizer.site}: {line}"] if line else []
+    return replace(marked.plan, warnings=(*marked.plan.warnings, *lines))
+
+
+def _difference(quantizer: Quantizer, planned: SitePlan, index: GraphIndex) -> str:
+    """What the file does otherwise than training did; "" where nothing is."""
+    trained = bool(quantizer.sum_orders())
+    if trained and not planned.sum_orders:
+        return "kept 16-bit sums in training that the kernels of this file do not have: rounded to nearest here"
+    value = index.constant(_tensor(index, planned.site))
+    if trained or not planned.sum_orders or planned.qparams is None or value is None:
+        return ""
+    _, sums = count_saturating(quantize(value, planned.qparams, planned.spec), planned.sum_orders)
+    if not sums:
+        return ""
+    return (
+        f"{sums} sums would overflow 16 bits on CPUs without VNNI: the file has other integers than training had; "
+        "train a QuantModel made for this target, or call `bind_sums` of the quantizer"
+    )
+
+
+def _tensor(index: GraphIndex, place: Site) -> TensorId:
+    if isinstance(place, TensorId):
+        return place
+    assert isinstance(place, Edge)
+    return index.resolve(index.node(place.node).inputs[place.index], place.scope) or TensorId("")
