@@ -3,6 +3,7 @@
 from onnxq.annotate.files import read_model
 from onnxq.annotate.model import Inspection, Origin, PairInfo
 from onnxq.annotate.read import find_pairs, inspect_model
+from onnxq.annotate.saturation import WeightSums, find_saturating
 from onnxq.annotate.write import BITS_ATTRIBUTE_WARNING, annotate_model, with_bits, write_bits
 
 __all__ = [
@@ -10,8 +11,10 @@ __all__ = [
     "Inspection",
     "Origin",
     "PairInfo",
+    "WeightSums",
     "annotate_model",
     "find_pairs",
+    "find_saturating",
     "inspect_model",
     "read_model",
     "with_bits",

@@ -32,6 +32,11 @@ _NAMED = 5
     help="Nodes (glob, /regular expression/, or an operator) that must run in int8; repeatable.",
 )
 @click.option(
+    "--require-exact", is_flag=True, help="No weight may overflow 16-bit sums on CPUs without VNNI; --engine ort only."
+)
+@options.data
+@click.option("--config", metavar="PRESET|FILE", help="A YAML file whose `data` section says how images become inputs.")
+@click.option(
     "--shapes",
     metavar="INPUT:MIN,OPT,MAX",
     multiple=True,
@@ -53,18 +58,23 @@ _NAMED = 5
 def command(model: str, shapes: tuple[str, ...], as_json: bool, verbose: bool, **wanted: Any) -> None:
     """Build the engine of MODEL and tell which kernel every pair and every heavy node became, and in which type.
 
-    Exits with 1 when the engine cannot be built or a node of --require-int8 does not run in int8.
+    With --engine ort also which weights can overflow the 16-bit sums of x86 CPUs without VNNI; with --data how often
+    they do and what that costs, computed exactly on any machine.
+
+    Exits with 1 when the engine cannot be built, a node of --require-int8 does not run in int8, or with --require-exact
+    a weight can overflow.
 
     \b
     Examples:
       onnxq prove model.q.onnx --require-int8 'Conv'
       onnxq prove model.q.onnx --engine ort --json > before.json
       onnxq prove model.q.onnx --compare before.json
+      onnxq prove model.q.onnx --engine ort --require-exact --data samples.npz
     """
     from onnxq import pipeline, report
     from onnxq.engines.profiles import parse_shapes
 
-    proof = pipeline.prove(model, shapes=parse_shapes(shapes), **wanted)
+    proof = pipeline.prove(model, shapes=parse_shapes(shapes), progress=report.progress, **wanted)
     report.show_proof(proof, as_json=as_json, verbose=verbose)
     _demand(proof)
 
@@ -80,3 +90,8 @@ def _demand(proof: Proof) -> None:
         named = ", ".join(proof.unmet[:_NAMED]) + (", …" if len(proof.unmet) > _NAMED else "")
         reason = proof.node(proof.unmet[0]).reason
         raise VerificationError(f"--require-int8: {named}", f"not in int8 ({len(proof.unmet)} in all)", reason)
+    if not proof.holds:
+        from onnxq.report import saturation_summary
+
+        fix = "quantize the float model with onnxq (saturation: avoid, the default), or with 7-bit weights"
+        raise VerificationError("--require-exact", saturation_summary(proof.weights), fix)

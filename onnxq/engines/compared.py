@@ -39,11 +39,20 @@ def changes(before: Mapping[str, Any], after: Proof) -> Iterator[Change]:
     if was != now_is:
         yield Change(kind="count", name="kernels", before=str(was), after=str(now_is))
     yield from _named("node", _field(before["nodes"], "type"), {one.node: one.type for one in after.nodes})
+    if isinstance(before.get("weights"), list):
+        rows = {str(one.get("weight", "")): _rows(one) for one in before["weights"] if isinstance(one, Mapping)}
+        yield from _named("weight", rows, {one.weight: _rows(vars(one)) for one in after.weights})
     yield from _named("site", _field(before["sites"], "state"), {one.site: one.state for one in after.sites})
 
 
 def _field(entries: Mapping[str, Any], key: str) -> dict[str, str]:
     return {name: str(entry.get(key, "")) for name, entry in entries.items() if isinstance(entry, Mapping)}
+
+
+def _rows(weight: Mapping[str, Any]) -> str:
+    """How many rows of a weight can overflow, in words."""
+    count = 0 if weight.get("exact") else weight.get("rows", 0)
+    return f"{count} of {weight.get('all_rows', 0)} rows can overflow"
 
 
 def _named(kind: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Change]:

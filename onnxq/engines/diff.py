@@ -17,13 +17,14 @@ import onnx
 from onnxq.data import Dataset
 from onnxq.engines.diff_alone import check_kernels
 from onnxq.engines.diff_bisect import Found, bisect
-from onnxq.engines.diff_inside import Inner, Inside, Spot, open_inner, read_inside
+from onnxq.engines.diff_inside import Inner, Inside, Spot, open_inner, read_inside, read_on
 from onnxq.engines.diff_layers import Place
 from onnxq.engines.diff_levels import level_of
 from onnxq.engines.diff_measure import SAME_DB, Array, Tally, parts, unmet
 from onnxq.engines.diff_model import FLOAT, OFF, ON, Difference, Error, OutputDiff, Parting, Run, Tolerances
 from onnxq.engines.diff_polygraphy import Loaded, Recorder, infer, polygraphy
 from onnxq.engines.diff_runs import Engines, Stage, engine_text
+from onnxq.engines.saturation.cause import find_cause
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.sites import Refusal, TensorId
@@ -99,6 +100,7 @@ def compare(
         spots = _first_spots(work, inside, outputs)
         if wish.bisect:
             spots = (*spots, *work.alone(spots))
+        spots = tuple(work.explained(spot) for spot in spots)
         pieces = (*work.bisections(spots), *work.failing_pieces()) if wish.bisect else ()
     difference = Difference(
         data=dataset.describe(),
@@ -228,6 +230,17 @@ class _Work:
             yield found.spot
         elif found.kernels:
             self.notes.append(found.text())
+
+    def explained(self, spot: Spot) -> Spot:
+        """The spot with the weights that saturate, where a run with optimizations parts because of them."""
+        if spot.parting.run != ON:
+            return spot
+        feeds = self.dataset[spot.sample]
+        found = find_cause(
+            self.index, spot.place, feeds, lambda: read_on(self.inner, self.index, spot.place, feeds),
+            threads=self.wish.threads,
+        )  # fmt: skip
+        return replace(spot, parting=replace(spot.parting, saturating=found))
 
     def bisections(self, spots: Iterable[Spot]) -> Iterator[Found]:
         """The smallest piece for every engine that parts."""

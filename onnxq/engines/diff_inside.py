@@ -184,6 +184,20 @@ def _read_group(
             tick()
 
 
+def read_on(inner: Inner | None, index: GraphIndex, place: Place, feeds: Feeds) -> Array | None:
+    """Real values of one tensor of the quantized model as ORT computes it with its optimizations; None if it is gone.
+
+    An output comes from a run, another tensor from the graph that the fusions left.
+    """
+    if place.tensor in {value.name for value in index.outputs}:
+        return place.read(Session(index.proto).run(feeds))
+    if inner is None or inner.fused is None or place.tensor not in inner.survivors:
+        return None
+    tapped = tap(inner.fused.proto, [TensorId(place.tensor)], only=True)
+    values = Session(tapped.proto, optimize=False, arena=False).run(feeds)
+    return place.read(values, level_of(inner.fused, place.tensor))
+
+
 def _runner(name: str, proto: onnx.ModelProto, tensors: Sequence[str], threads: int) -> Any:
     tapped = tap(proto, [TensorId(tensor) for tensor in tensors], only=True)
     session = Session(tapped.proto, optimize=False, threads=threads, arena=False)

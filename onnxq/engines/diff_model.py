@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from onnxq.annotate import WeightSums
 from onnxq.sites import Refusal
 
 FLOAT, OFF, ON, TRT = "float", "ort-off", "ort-on", "trt"
@@ -66,7 +67,10 @@ class LayerDiff:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """The first tensor, in the order of the network, where an engine leaves another beyond rounding."""
+    """The first tensor, in the order of the network, where an engine leaves another beyond rounding.
+
+    saturating: the weights whose 16-bit sums overflow on CPUs without VNNI, where that explains it.
+    """
 
     run: str
     against: str
@@ -75,6 +79,7 @@ class Parting:
     op: str
     sqnr_db: float
     levels: float = math.nan
+    saturating: tuple[WeightSums, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

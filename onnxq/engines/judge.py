@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from onnxq.annotate import Inspection, PairInfo
+from onnxq.annotate import Inspection, PairInfo, WeightSums, find_saturating
 from onnxq.annotate.notes import Notes, read_notes
 from onnxq.engines.kernels import HEAVY, PRODUCTS, computed_type, is_low, types, workers
 from onnxq.engines.proof import FLOAT8, FUSED, INT8, LOOSE, PARTLY, UNSEEN, Kernel, NodeProof, SiteProof
@@ -19,10 +19,7 @@ def judge(
     index: GraphIndex, inspection: Inspection, kernels: Sequence[Kernel], why: Why
 ) -> tuple[tuple[NodeProof, ...], tuple[SiteProof, ...]]:
     """One proof for every heavy node and every pair of the model, in its order."""
-    by_node: dict[str, list[Kernel]] = {}
-    for kernel in kernels:
-        for name in kernel.nodes:
-            by_node.setdefault(name, []).append(kernel)
+    by_node = _by_node(kernels)
     nodes = tuple(_node(node, by_node.get(node.name, ()), why) for node in heavy_nodes(index))
     notes = read_notes(inspection.model)
     proven = {one.node: one for one in nodes}
@@ -30,6 +27,54 @@ def judge(
     for pair in inspection.pairs:
         sites.append(_Pair(index, pair, _rule(notes, pair)).proof(proven, by_node, why))
     return nodes, tuple(sites)
+
+
+def judge_sums(index: GraphIndex, kernels: Sequence[Kernel]) -> tuple[WeightSums, ...]:
+    """What of the weights can overflow 16-bit sums: by the kernels ONNX Runtime took, where these are known."""
+    by_node = _by_node(kernels)
+    found = []
+    for weight in find_saturating(index):
+        if index.node(weight.node).op_type in PRODUCTS:
+            working = workers(weight.op, by_node.get(weight.node, ()))
+            kind = computed_type(weight.op, working)
+            if kind != UNSEEN:
+                weight = replace(weight, exact=_exact(kind, working[0] if working else None))
+        found.append(weight)
+    return tuple(found)
+
+
+def unasked_sums(
+    index: GraphIndex, kernels: Sequence[Kernel], optimized: GraphIndex, known: Sequence[WeightSums]
+) -> tuple[WeightSums, ...]:
+    """What can overflow in weights that the file holds as float and ONNX Runtime rounds to int8 by itself.
+
+    optimized: the graph that the kernels are nodes of. known: the weights found in the file.
+    """
+    by_name = {kernel.name: kernel for kernel in kernels}
+    seen = {one.node for one in known}
+    found = []
+    for weight in find_saturating(optimized):
+        kernel = by_name.get(weight.node)
+        names = [name for name in (kernel.nodes if kernel is not None else ()) if index.node(name).op_type in PRODUCTS]
+        if weight.saturates and len(names) == 1 and names[0] not in seen:
+            found.append(replace(weight, node=names[0], op=index.node(names[0]).op_type))
+    return tuple(found)
+
+
+def _exact(kind: str, kernel: Kernel | None) -> str:
+    if kind != INT8:
+        return f"computed in {kind}"
+    data = kernel.inputs[0].dtype if kernel is not None and kernel.inputs else ""
+    return "computed as int8 by int8" if data == "int8" else ""
+
+
+def _by_node(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
+    """The kernels that have a part in each node."""
+    found: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        for name in kernel.nodes:
+            found.setdefault(name, []).append(kernel)
+    return found
 
 
 def heavy_nodes(index: GraphIndex) -> tuple[NodeRef, ...]:

@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from onnxq.annotate import WeightSums
+from onnxq.engines.saturation.model import Cost
+
 RTX, TRT, ORT = "tensorrt-rtx", "tensorrt", "ort"
 ENGINES = (RTX, TRT, ORT)
 
@@ -144,7 +147,11 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What the engine made of a model. kernels: in the order they run; nodes, sites: in the model's order."""
+    """What the engine made of a model. kernels: in the order they run; nodes, sites: in the model's order.
+
+    weights: int8 weights that 8-bit data meets in ONNX Runtime, with what can overflow on CPUs without VNNI. cost: of
+    that, on samples; None without samples. require_exact: nothing may overflow.
+    """
 
     source: str
     build: Build
@@ -152,6 +159,9 @@ class Proof:
     nodes: tuple[NodeProof, ...] = ()
     sites: tuple[SiteProof, ...] = ()
     requirements: tuple[Requirement, ...] = ()
+    weights: tuple[WeightSums, ...] = ()
+    cost: Cost | None = None
+    require_exact: bool = False
     compared: str = ""
     changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -167,9 +177,14 @@ class Proof:
         return tuple(dict.fromkeys(node for one in self.requirements for node in one.unmet))
 
     @property
+    def saturating(self) -> tuple[WeightSums, ...]:
+        """The weights with which CPUs without VNNI can compute something else than others."""
+        return tuple(one for one in self.weights if one.saturates)
+
+    @property
     def holds(self) -> bool:
         """Built, and every requirement met."""
-        return self.built and not self.unmet
+        return self.built and not self.unmet and not (self.require_exact and self.saturating)
 
     def node(self, name: str) -> NodeProof:
         """The heavy node of this name; KeyError without one."""

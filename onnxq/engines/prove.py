@@ -5,27 +5,31 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import onnx
 
-from onnxq.annotate import Inspection, inspect_model
+from onnxq.annotate import Inspection, WeightSums, inspect_model
 from onnxq.config import matches
+from onnxq.data import Dataset
 from onnxq.emit import PLAN_KEY
 from onnxq.engines import builds
 from onnxq.engines.builds import Job, Outcome, able
 from onnxq.engines.compared import changes, read_proof
-from onnxq.engines.judge import heavy_nodes, judge
+from onnxq.engines.judge import heavy_nodes, judge, judge_sums, unasked_sums
 from onnxq.engines.kernels import HEAVY
 from onnxq.engines.layers import read_inspector, read_text
 from onnxq.engines.ort import integer_kernels, read_optimized
 from onnxq.engines.profiles import profile
 from onnxq.engines.proof import BUILT, CRASHED, ENGINES, INT8, ORT, RTX, TRT, Build, Kernel, Proof, Reduced, Requirement
 from onnxq.engines.reduce import reduce
+from onnxq.engines.saturation.measure import measure
+from onnxq.engines.saturation.model import Cost
 from onnxq.engines.why import Why
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.graph import GraphIndex, infer_shapes, inline_functions, name_nodes, save_model
@@ -49,21 +53,26 @@ TIMEOUT = 600.0
 _REDUCE_SECONDS, _PART_SECONDS = 180.0, 60.0
 _CACHE = "timing.cache"
 REDUCED = "reduced.onnx"
+Stage = Callable[[str, int | None], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What prove is asked for; see pipeline.prove."""
+    """What prove is asked for; see pipeline.prove. dataset: what saturation is measured on."""
 
     engine: str = RTX
     capability: str | None = None
     require_int8: Sequence[str] = ()
+    require_exact: bool = False
+    dataset: Dataset | None = None
+    threads: int = 0
     shapes: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     compare: str | Path | None = None
     save: Path | None = None
     force: bool = False
     reduce: bool = False
     timeout: float = TIMEOUT
+    stage: Stage | None = None
 
 
 def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
@@ -84,6 +93,7 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
         if outcome.state == "usage":
             raise ConfigError(f"compute capability {wish.capability}", outcome.reason, "choose one of these")
         kernels = _kernels(wish.engine, outcome, proto, folder)
+        weights = _weights(wish.engine, index, kernels, folder)
         saved = files.keep(folder, outcome)
         warnings = [*inspection.warnings, *filter(None, [note]), *_otherwise(wish.engine, outcome, folder)]
     reduced = None
@@ -103,6 +113,9 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
             Requirement(pattern=pattern, nodes=names, unmet=tuple(n for n in names if types.get(n) != INT8))
             for pattern, names in required.items()
         ),
+        weights=weights,
+        cost=_cost(inspection.model, weights, wish) if outcome.state == BUILT else None,
+        require_exact=wish.require_exact,
         warnings=tuple(warnings),
     )
     if before is None:
@@ -110,10 +123,25 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
     return replace(proof, compared=str(wish.compare), changes=tuple(changes(before, proof)))
 
 
+def _cost(proto: onnx.ModelProto, weights: Sequence[WeightSums], wish: Wish) -> Cost | None:
+    """Saturation on the samples, if there are any."""
+    if wish.dataset is None:
+        return None
+    nodes = frozenset(one.node for one in weights if one.saturates)
+    stage = nullcontext() if wish.stage is None else wish.stage("count sums that saturate", len(wish.dataset))
+    with stage as task:
+        tick = (lambda: None) if task is None else task.advance
+        found = measure(proto, wish.dataset.samples(), nodes=nodes, threads=wish.threads, on_sample=tick)
+    return replace(found, data=wish.dataset.describe(), synthetic=wish.dataset.synthetic)
+
+
 def _capability(wish: Wish) -> str:
     """SM86 for 8.6; "" where the engine takes the GPU it finds."""
     if wish.engine not in ENGINES:
         raise ConfigError(f"engine {wish.engine!r}", "is not known", did_you_mean(wish.engine, ENGINES))
+    if wish.engine != ORT and (wish.require_exact or wish.dataset is not None):
+        asked = "--require-exact" if wish.require_exact else "--data"
+        raise ConfigError(asked, "is about kernels of ONNX Runtime; TensorRT's sums are exact", "add --engine ort")
     if wish.engine != RTX:
         if wish.capability is not None:
             raise ConfigError("compute capability", f"{wish.engine} builds for this machine", "leave it out")
@@ -166,6 +194,17 @@ def _kernels(engine: str, outcome: Outcome, model: onnx.ModelProto, folder: Path
         return read_optimized(model, onnx.load(folder / builds.OPTIMIZED))
     told = outcome.layers
     return read_inspector(told) if told.lstrip().startswith(("{", "[")) else read_text(told)
+
+
+def _weights(engine: str, index: GraphIndex, kernels: Sequence[Kernel], folder: Path) -> tuple[WeightSums, ...]:
+    """What of the weights can overflow 16-bit sums of ONNX Runtime; of the file alone where it was not built."""
+    if engine != ORT:
+        return ()
+    found = judge_sums(index, kernels)
+    if not kernels:
+        return found
+    optimized = GraphIndex(name_nodes(onnx.load(folder / builds.OPTIMIZED)))
+    return (*found, *unasked_sums(index, kernels, optimized, found))
 
 
 def _otherwise(engine: str, outcome: Outcome, folder: Path) -> Iterator[str]:

@@ -9,8 +9,9 @@ from pathlib import Path
 import onnx
 
 from onnxq import targets
+from onnxq.annotate import find_saturating
 from onnxq.config import Config
-from onnxq.graph import filled, index_of
+from onnxq.graph import filled, index_of, name_nodes
 from onnxq.pipeline import check
 from onnxq.pipeline.budget import Budget
 from onnxq.pipeline.inputs import Inputs
@@ -18,7 +19,8 @@ from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan
-from onnxq.report import Promotion, Report, duration, site_line
+from onnxq.report import Promotion, Report, duration, saturation_summary, site_line
+from onnxq.report.model import DRIFT_DB
 from onnxq.runtime import cpu_kind
 from onnxq.verify import check_interface
 
@@ -81,6 +83,7 @@ def finish(
         accounts=(*prepared.accounts, *(f"budget: {line}" for line in budget.lines)),
         promotion=None if promotion is None else _decided(promotion, trial, engine.times_itself),
         kept=plan.kept,
+        saturating=_saturating(model, trial),
         warnings=(*prepared.source.notes, *plan.warnings, *notes),
         stages=tuple(stages.done),
     )
@@ -96,6 +99,12 @@ def unmeasured_cpu(plan: Plan, kind: str) -> tuple[str, ...]:
         f"(cpu: {plan.choice['cpu']}) goes by times of x86. `--placement measured` times placements on this machine"
     )
     return (warning,)
+
+
+def _saturating(model: onnx.ModelProto, trial: check.Trial | None) -> str:
+    """Which weights can explain that ONNX Runtime's optimizations change the answers; "" where they do not."""
+    drifted = any(one.sqnr_db[1] < one.sqnr_db[0] - DRIFT_DB for one in (trial.outputs if trial else ()))
+    return saturation_summary(find_saturating(index_of(name_nodes(model)))) if drifted else ""
 
 
 def _placement(plan: Plan) -> str:

@@ -127,4 +127,6 @@ def before_rounding(plan: Plan) -> Plan:
     activations = tuple(site for site in plan.sites if site.role not in (Role.WEIGHT, Role.BIAS))
     if activations and few_bits(plan):
         return replace(plan, sites=activations, biases=())
+    if not any(site.sum_orders for site in plan.sites):
+        return plan
     return replace(plan, sites=tuple(replace(site, sum_orders=()) for site in plan.sites))

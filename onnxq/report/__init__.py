@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from onnxq.report.pairs import inspection_json, show_inspection
     from onnxq.report.profiles import profile_json, show_profile
     from onnxq.report.proofs import proof_json, show_proof
+    from onnxq.report.sums import saturation_summary
 
 _HOME = {
     "difference_json": "onnxq.report.diffs",
@@ -31,6 +32,7 @@ _HOME = {
     "kernels_json": "onnxq.report.kernels",
     "profile_json": "onnxq.report.profiles",
     "proof_json": "onnxq.report.proofs",
+    "saturation_summary": "onnxq.report.sums",
     "show_difference": "onnxq.report.diffs",
     "show_import": "onnxq.report.imports",
     "show_inspection": "onnxq.report.pairs",
@@ -60,6 +62,7 @@ __all__ = [
     "progress",
     "proof_json",
     "report_json",
+    "saturation_summary",
     "show_difference",
     "show_import",
     "show_inspection",

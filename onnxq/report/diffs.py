@@ -12,8 +12,9 @@ from typing import IO
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxq.engines.diff_model import FLOAT, Difference, Error, LayerDiff
+from onnxq.engines.diff_model import FLOAT, Difference, Error, LayerDiff, Parting
 from onnxq.report.document import SCHEMA, to_json
+from onnxq.report.sums import saturation_cause
 from onnxq.report.terminal import decibel, sheet, show, table, write
 
 _WORST = 5
@@ -107,13 +108,18 @@ def _engines(found: Difference) -> str:
     if found.parted:
         return "\n".join(
             f"{part.run} parts from {part.against} first at {part.tensor} ({part.op} {part.node}): "
-            f"{_apart(part.sqnr_db, part.levels)}"
+            f"{_apart(part.sqnr_db, part.levels)}{_cause(part)}"
             for part in found.parted
         )
     compared = {error.run for output in found.outputs for error in output.engines}
     if not compared:
         return f"only one engine ran ({', '.join(run for run in runs if run != FLOAT)}): nothing to compare it with"
     return "all agree within rounding"
+
+
+def _cause(part: Parting) -> str:
+    told = saturation_cause(part.saturating)
+    return f"; {told}" if told else ""
 
 
 def _apart(sqnr_db: float, levels: float) -> str:
@@ -152,7 +158,7 @@ def _warnings(found: Difference) -> Iterator[RenderableType]:
     for part in found.parted:
         yield Text(
             f"warning: {part.run} computes something else than {part.against} from {part.tensor} on "
-            f"({_apart(part.sqnr_db, part.levels)})",
+            f"({_apart(part.sqnr_db, part.levels)}){_cause(part)}",
             style="bold red",
         )
     for one in found.unmet:

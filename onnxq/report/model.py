@@ -92,6 +92,7 @@ class Report:
     synthetic: ranges come from made-up inputs; shown as a banner. pairs: Q/DQ pairs written.
     rewrites: what preparation changed, a line each. accounts: what each accuracy pass did, or why it was rolled back or
     left out. promotion: what was promoted for a wish. kept: pairs the model already had.
+    saturating: which weights can overflow 16-bit sums, where runs without and with optimizations drifted apart.
     checked: number of samples behind `checks`; seen: what else they were used for, "" where nothing was chosen on them.
     """
 
@@ -118,6 +119,7 @@ class Report:
     accounts: tuple[str, ...] = ()
     promotion: Promotion | None = None
     kept: tuple[str, ...] = ()
+    saturating: str = ""
     warnings: tuple[str, ...] = ()
     stages: tuple[StageCost, ...] = ()
 
@@ -148,8 +150,8 @@ class Report:
                 )
             elif on < off - DRIFT_DB:
                 found.append(
-                    f"output {check.name} is {off - on:.1f} dB worse with ONNX Runtime's optimizations on; "
-                    "its fusions compute something else than the file says"
+                    f"output {check.name} is {off - on:.1f} dB worse with ONNX Runtime's optimizations on: "
+                    f"{self.saturating or 'its fusions compute something else than the file says'}"
                 )
         if self.slower and self.latency is not None:
             reason = self.latency.reason or "the cause is not known; try --placement measured"

@@ -12,11 +12,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from onnxq.report.document import SCHEMA, to_json
+from onnxq.report.sums import saturation_summary, sums_tables
 from onnxq.report.terminal import scale_range, show, table, write
 from onnxq.spec import PerBlock, PerChannel
 
 if TYPE_CHECKING:
-    from onnxq.annotate import PairInfo
+    from onnxq.annotate import PairInfo, WeightSums
 
 
 class Inspected(Protocol):
@@ -37,6 +38,10 @@ class Inspected(Protocol):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a person must know."""
+
+    @property
+    def weights(self) -> tuple[WeightSums, ...]:
+        """What of the weights can overflow 16-bit sums."""
 
 
 def show_inspection(
@@ -71,6 +76,7 @@ def inspection_json(found: Inspected) -> str:
             "output": found.output,
             "warnings": found.warnings,
             "pairs": [_pair(pair) for pair in found.pairs],
+            "weights": found.weights,
         }
     )
 
@@ -111,6 +117,13 @@ def _parts(found: Inspected, verbose: bool) -> Iterator[RenderableType]:
         yield _table(found, verbose)
         yield Text("")
         yield Text(_counts(found))
+    tables = list(sums_tables(found.weights, None, verbose))
+    if tables:
+        yield Text("")
+        yield from tables
+    told = saturation_summary(found.weights)
+    if told:
+        yield Text(told, style="yellow")
     if found.output:
         yield Text(f"written: {found.output}")
     for warning in found.warnings:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from onnxq.engines.proof import BUILT, FUSED, INT8, NodeProof, Proof, Tensor
 from onnxq.report.document import SCHEMA, to_json
+from onnxq.report.sums import cost_lines, saturation_summary, sums_tables
 from onnxq.report.terminal import seconds, sheet, show, size, table, write
 
 _SHOWN = 12
@@ -33,9 +34,12 @@ def proof_json(proof: Proof) -> str:
             "sites": {one.site: _fields(one, _SITE_FIELDS) for one in proof.sites},
             "requirements": proof.requirements,
             "unmet": proof.unmet,
+            "weights": proof.weights,
+            "cost": proof.cost,
+            "require_exact": proof.require_exact,
             "compared": proof.compared,
             "changes": proof.changes,
-            "warnings": proof.warnings,
+            "warnings": list(_warnings(proof)),
             "kernels": proof.kernels,
         }
     )
@@ -58,13 +62,20 @@ def show_proof(
 
     verbose: every pair and every kernel, not only the pairs that did not fuse.
     """
-    warnings = [Text(f"warning: {warning}", style="yellow") for warning in proof.warnings]
+    warnings = [Text(f"warning: {warning}", style="yellow") for warning in _warnings(proof)]
     if as_json:
         write(proof_json(proof), stream)
         if warnings:
             show(Group(*warnings), sys.stderr if errors is None else errors, width)
         return
     show(Group(*_parts(proof, verbose), *warnings), stream, width)
+
+
+def _warnings(proof: Proof) -> Iterator[str]:
+    yield from proof.warnings
+    told = saturation_summary(proof.weights)
+    if told and not proof.require_exact:
+        yield told if proof.cost is not None else f"{told}; --data says how often they do"
 
 
 def _parts(proof: Proof, verbose: bool) -> Iterator[RenderableType]:
@@ -90,6 +101,7 @@ def _tables(proof: Proof, verbose: bool) -> Iterator[RenderableType]:
         cells = ((one.site, one.role, one.state, one.rule, one.reason) for one in pairs)
         yield table(("pair", "role", "state", "rule", "why"), cells, fold=("pair", "rule", "why"))
         yield Text("")
+    yield from sums_tables(proof.weights, proof.cost, verbose)
     if verbose and proof.kernels:
         lines = (
             (kernel.name, kernel.kind, _types(kernel.inputs), _types(kernel.weights), _types(kernel.outputs),
@@ -142,6 +154,10 @@ def _rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
         met = len(one.nodes) - len(one.unmet)
         text = f"{one.pattern}: {met}/{len(one.nodes)} in int8"
         yield "required", Text(text + (f"; not: {', '.join(one.unmet)}" if one.unmet else ""))
+    if proof.require_exact:
+        yield "required", Text(f"exact: {saturation_summary(proof.weights) or 'no weight can overflow'}")
+    if proof.cost is not None:
+        yield "saturation", Text("\n".join(cost_lines(proof.cost)))
     if proof.compared:
         lines = [str(change) for change in proof.changes] or ["no difference"]
         yield f"since {PurePath(proof.compared).name}", Text("\n".join(lines))

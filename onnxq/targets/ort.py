@@ -300,17 +300,28 @@ _NO_KERNEL = {
 }
 
 
+# The operators of a Q/DQ file that u8 x s8 kernels compute, and those kernels as nodes of their own, by the shape of
+# their weight: [M, C / group, *taps], [K, N] or [N, K] by transB, [K, N].
+_CONVS = frozenset({"Conv", "QLinearConv"})
+_GEMMS = frozenset({"Gemm", "QGemm"})
+_MATRICES = frozenset(
+    {"MatMul", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QAttention"}
+)
+
+
 def sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
     """The order in which the u8 x s8 kernels of a node go through its weight, two products to a 16-bit sum.
 
     Conv: input channels of one tap, tap after tap. Only a Conv of one input and one output channel a group has a kernel
     of its own, which is exact; other operators' weights are multiplied as float or uint8. Measured on onnxruntime 1.31.
     """
-    if node.op_type == "Conv" and len(shape) > 2:
+    if node.op_type in _CONVS and len(shape) > 2:
         exact = shape[1] == 1 and shape[0] == int(node.attrs.get("group", 1))
         return None if exact else (0, *range(2, len(shape)), 1)
-    if node.op_type in ("Gemm", "MatMul") and len(shape) == 2:
-        return (0, 1) if node.op_type == "Gemm" and node.attrs.get("transB", 0) else (1, 0)
+    if node.op_type in _GEMMS and len(shape) == 2:
+        return (0, 1) if node.attrs.get("transB", 0) else (1, 0)
+    if node.op_type in _MATRICES and len(shape) == 2:
+        return (1, 0)
     return None
 
 

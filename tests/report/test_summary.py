@@ -151,6 +151,14 @@ def test_lost_accuracy_is_an_alarm(sqnr, alarm):
         assert alarm in found[0]
 
 
+def test_a_drift_names_the_weights_that_saturate():
+    check = OutputCheck(name="y", sqnr_db=(30.0, 20.0), cosine=(0.9, 0.9), agreement_db=30.0)
+    (alarm,) = replace(REPORT, checks=(check,)).alarms()
+    assert "its fusions compute something else" in alarm
+    (alarm,) = replace(REPORT, checks=(check,), saturating="3 of 8 rows can overflow").alarms()
+    assert alarm.endswith("optimizations on: 3 of 8 rows can overflow")
+
+
 def test_a_float_model_handed_back_is_an_alarm():
     assert "nothing was quantized" in replace(REPORT, pairs=0).alarms()[0]
     assert "nothing was quantized" in shown(replace(REPORT, pairs=0), quiet=True)[1]

@@ -1,0 +1,253 @@
+"""A model that computes, on any CPU, what 16-bit sums that saturate make of another one.
+
+ONNX Runtime without optimizations computes Q/DQ files in float, exactly. Beside every product whose weight can overflow
+stands what saturation takes off it: for each sum that can overflow, neighbours w0 and w1 of a row and the raw levels x0
+and x1 they meet,
+
+    excess = clip(x0 * w0 + x1 * w1, -32768, 32767) - (x0 * w0 + x1 * w1)
+
+summed up by rows, times the scales of data and weight, is added to the product's result. All of these are integers that
+float32 holds exactly; a row's sum is rounded only beyond 2^24. Bias, activation and rounding come behind as they do in
+the kernel. Levels are signed integers relative to the zero point where the operator pads, so padding is 0, and raw ones
+behind it. int8 data that the optimizer makes uint8 has levels 128 higher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto
+
+from onnxq.annotate.saturation import Operand, find_saturating, operands
+from onnxq.engines.saturation.as_pairs import with_pairs
+from onnxq.graph import Editor, GraphIndex, infer_shapes, name_nodes
+from onnxq.sites import Refusal, TensorId
+from onnxq.targets.ort_sums import Data
+
+# Sums computed at a time: with 112 x 112 positions a tensor of them is 50 MB.
+_CHUNK = 1024
+_INT16 = np.iinfo(np.int16)
+# ReduceSum takes its axes as an input from here on.
+_AXES_INPUT = 13
+_UNASKED = "ONNX Runtime rounds its float weight to int8 by itself: its cost is not known"
+_CONV_ATTRIBUTES = ("auto_pad", "dilations", "pads", "strides")
+
+
+@dataclass(frozen=True)
+class Counter:
+    """Where the saturating model counts for one node.
+
+    saturated, size: tensors with how many sums overflowed, and how many values the node gave. sums: of one value.
+    """
+
+    node: str
+    saturated: TensorId
+    size: TensorId
+    sums: float
+
+
+@dataclass(frozen=True, eq=False)
+class Emulation:
+    """exact: the model, integer products between pairs. saturating: the same with sums that saturate.
+
+    Both are meant for ONNX Runtime without optimizations. skipped: nodes that saturate and are not emulated.
+    """
+
+    exact: ModelProto
+    saturating: ModelProto
+    counters: tuple[Counter, ...] = ()
+    skipped: tuple[Refusal, ...] = ()
+
+
+def emulate(proto: ModelProto, nodes: frozenset[str] | None = None) -> Emulation:
+    """Rewrite a model. nodes: those that saturate, where more is known of their kernels than the file says.
+
+    Raises ModelError for a model below opset 13 with integer operators that cannot be upgraded.
+    """
+    named = name_nodes(proto)
+    over = nodes
+    if over is None:
+        over = frozenset(one.node for one in find_saturating(GraphIndex(named)) if one.saturates)
+    paired, names = with_pairs(named, over)
+    exact = infer_shapes(paired)
+    index, editor = GraphIndex(exact), Editor(exact)
+    counters, skipped = [], []
+    for operand in operands(index):
+        name = names.get(operand.node.name, operand.node.name)
+        if name not in over or not operand.over.any():
+            continue
+        reason = _obstacle(index, operand)
+        if reason:
+            skipped.append(Refusal(name, reason, rule="saturation"))
+        else:
+            counters.append(replace(_Writer(editor, index, operand).write(), node=name))
+    seen = {one.node for one in counters} | {one.subject for one in skipped}
+    skipped += [Refusal(name, _UNASKED, rule="saturation") for name in sorted(over - seen)]
+    return Emulation(exact, editor.export() if counters else exact, tuple(counters), tuple(skipped))
+
+
+def _obstacle(index: GraphIndex, operand: Operand) -> str:
+    if operand.product.reads is not Data.PAIR:
+        return f"{operand.node.op_type} is not emulated: its cost is not known"
+    if "Conv" not in operand.node.op_type and operand.values.ndim > 2:
+        return "a product with a stack of matrices is not emulated: its cost is not known"
+    if _scale(index, operand) is None:
+        return "the scale of its weight is computed at run time: its cost is not known"
+    return ""
+
+
+def _scale(index: GraphIndex, operand: Operand) -> NDArray[np.float32] | None:
+    """One factor a row, or one for all. Kernels read scales along another axis as if they were the rows'."""
+    node = operand.dequantize
+    tensor = None if node is None else index.resolve(node.inputs[1], node.scope)
+    scale = None if tensor is None else index.constant(tensor)
+    if scale is None or scale.size not in (1, len(operand.sums)):
+        return None
+    return np.asarray(scale, np.float32).reshape(-1) * np.float32(operand.node.attrs.get("alpha", 1.0))
+
+
+class _Writer:
+    """Writes the nodes of one product."""
+
+    def __init__(self, editor: Editor, index: GraphIndex, operand: Operand) -> None:
+        self.editor, self.index, self.operand = editor, index, operand
+        self.node, self.scope = operand.node, operand.node.scope
+        self.conv = operand.node.op_type == "Conv"
+
+    def write(self) -> Counter:
+        """Add the excess to the product's result; where to read how often there was one."""
+        over = self.operand.over
+        inner, made = self._result()
+        levels, count, parts = self._levels(), "", []
+        chunks = list(_chunks(over))
+        for rows, sums in chunks:
+            part, found = self._chunk(levels, rows, sums)
+            parts.append(part)
+            count = self._add("Add", [count, found]) if count else found
+        rows = np.concatenate([rows for rows, _ in chunks])
+        self._add("Add", [inner, self._excess(parts, rows, inner)], output=made)
+        self.editor.rewire(TensorId(inner, self.scope), made, outputs=True)
+        size = self._add("Size", [made])
+        return Counter(
+            self.node.name, TensorId(count, self.scope), TensorId(size, self.scope), over.size / max(len(over), 1)
+        )
+
+    def _result(self) -> tuple[str, str]:
+        """Names of the exact and of the saturating result.
+
+        In the main graph the second inherits the name: it may be an output, and is found under it inside.
+        """
+        made = self.node.outputs[0]
+        if self.scope:
+            return made, self.editor.fresh(f"{self.node.name}/saturating")
+        inner = self.editor.fresh(f"{self.node.name}/exact")
+        self.editor.rename_tensor(TensorId(made, self.scope), inner)
+        return inner, made
+
+    def _levels(self) -> str:
+        """The raw levels that the weights meet: [N, channel * taps + tap, …] of a Conv, [..., K] of a product."""
+        source = self.operand.source
+        if source is None:  # pragma: no cover - _obstacle asked for it
+            raise ValueError("data without a pair")
+        x, scale = self.node.inputs[self.operand.product.data], source.inputs[1]
+        found = self._add("Round", [self._add("Div", [x, scale])])
+        if self.conv:
+            found = self._patches(found)
+        elif self.node.attrs.get("transA", 0):
+            found = self._add("Transpose", [found], perm=[1, 0])
+        shift = self._constant(np.float32(128 if self.operand.data == "int8" else 0))
+        if len(source.inputs) > 2 and source.inputs[2]:
+            zero = self._add("Cast", [source.inputs[2]], to=TensorProto.FLOAT)
+            shift = self._add("Add", [zero, shift])
+        return self._add("Add", [found, shift])
+
+    def _patches(self, x: str) -> str:
+        """Every tap of every channel as a channel of its own: a depthwise Conv with one filter a tap."""
+        taps = self.operand.values.shape[2:]
+        count = int(np.prod(taps))
+        channels = self.operand.values.shape[1] * int(self.node.attrs.get("group", 1))
+        filters = np.tile(np.eye(count, dtype=np.float32).reshape(count, 1, *taps), (channels, *[1] * (len(taps) + 1)))
+        attrs = {key: self.node.attrs[key] for key in _CONV_ATTRIBUTES if key in self.node.attrs}
+        return self._add("Conv", [x, self._constant(filters)], **attrs, kernel_shape=list(taps), group=channels)
+
+    def _places(self, rows: NDArray[np.int64], k: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the k-th weight of a row finds its level."""
+        if not self.conv:
+            return k
+        outputs, channels, *taps = self.operand.values.shape
+        group = rows // (outputs // int(self.node.attrs.get("group", 1)))
+        return np.asarray((group * channels + k % channels) * int(np.prod(taps)) + k // channels)
+
+    def _chunk(self, levels: str, rows: NDArray[np.int64], sums: NDArray[np.int64]) -> tuple[str, str]:
+        """The excess of rows, summed up, and how many sums had any. sums: [rows, most], -1 where a row has fewer."""
+        which = np.maximum(sums, 0)
+        weights = self.operand.sums[rows[:, None], which].astype(np.float32) * (sums >= 0)[:, :, None]
+        products = []
+        for side in (0, 1):
+            # The last of an odd number has no neighbour, and never overflows.
+            at = self._places(np.repeat(rows, sums.shape[1]), 2 * which.reshape(-1) + side)
+            x = self._add("Gather", [levels, self._constant(at)], axis=1 if self.conv else -1)
+            w = weights[:, :, side].reshape(-1, *[1] * (self.operand.values.ndim - 2 if self.conv else 0))
+            products.append(self._add("Mul", [x, self._constant(w)]))
+        total = self._add("Add", products)
+        least, most = (self._constant(np.float32(bound)) for bound in (_INT16.min, _INT16.max))
+        excess = self._add("Sub", [self._add("Min", [self._add("Max", [total, least]), most]), total])
+        some = self._add("Cast", [self._add("Cast", [excess], to=TensorProto.BOOL)], to=TensorProto.INT64)
+        shape = [0, len(rows), sums.shape[1], -1] if self.conv else [-1, len(rows), sums.shape[1]]
+        apart = self._add("Reshape", [excess, self._constant(np.array(shape, np.int64))])
+        return self._sum(apart, 2), self._add("ReduceSum", [some], keepdims=0)
+
+    def _excess(self, parts: Sequence[str], rows: NDArray[np.int64], like: str) -> str:
+        """Chunks of rows, -1 being one of zeros, as the product's result is laid out, in its unit."""
+        found = self._add("Concat", list(parts), axis=1) if len(parts) > 1 else parts[0]
+        place = np.full(len(self.operand.sums), int(np.flatnonzero(rows == -1)[0]), np.int64)
+        place[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
+        scale = _scale(self.index, self.operand)
+        if scale is None or self.operand.source is None:  # pragma: no cover - _obstacle asked for them
+            raise ValueError("a weight without a scale")
+        factor = scale.reshape(-1, 1) if self.conv else scale
+        found = self._add("Mul", [self._add("Gather", [found, self._constant(place)], axis=1), self._constant(factor)])
+        found = self._add("Mul", [found, self.operand.source.inputs[1]])
+        return self._add("Reshape", [found, self._add("Shape", [like])])
+
+    def _sum(self, tensor: str, axis: int) -> str:
+        if self.index.opset < _AXES_INPUT:
+            return self._add("ReduceSum", [tensor], axes=[axis], keepdims=0)
+        return self._add("ReduceSum", [tensor, self._constant(np.array([axis], np.int64))], keepdims=0)
+
+    def _add(self, op: str, inputs: list[str], output: str = "", **attrs: Any) -> str:
+        made = output or self.editor.fresh(f"{self.node.name}/saturation/{op}")
+        name = self.editor.fresh(f"{self.node.name}/saturation/{op}/node")
+        held: Mapping[str, Any] = attrs
+        self.editor.insert_node(self.scope, op, inputs, [made], name=name, attrs=held)
+        return made
+
+    def _constant(self, value: Any) -> str:
+        name = self.editor.fresh(f"{self.node.name}/saturation/constant")
+        return self.editor.add_initializer(self.scope, name, np.asarray(value))
+
+
+def _chunks(over: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """(rows, their sums that can overflow [rows, most]): rows of like counts, so that few places stay empty (-1).
+
+    The last row of the last chunk is -1, without sums: what rows that cannot overflow get.
+    """
+    counts = over.sum(axis=1)
+    order = np.argsort(-counts, kind="stable")
+    order = order[counts[order] > 0].astype(np.int64)
+    start = 0
+    while start < len(order):
+        most = int(counts[order[start]])
+        rows = order[start : start + max(1, _CHUNK // most)]
+        start += len(rows)
+        if start >= len(order):
+            rows = np.append(rows, -1)
+        sums = np.full((len(rows), most), -1, np.int64)
+        for at, row in enumerate(rows):
+            found = np.flatnonzero(over[row]) if row >= 0 else ()
+            sums[at, : len(found)] = found
+        yield rows, sums

@@ -1,0 +1,98 @@
+"""How often 16-bit sums saturate on samples, and what that costs at each output of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto
+
+from onnxq.engines.saturation.emulate import Emulation, emulate
+from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
+from onnxq.runtime import Session, tap
+from onnxq.runtime.tap import Probe
+from onnxq.sites import Refusal, TensorId
+from onnxq.verify import compare
+
+Array = NDArray[Any]
+
+
+def measure(
+    proto: ModelProto,
+    samples: Iterable[Mapping[str, Array]],
+    *,
+    nodes: frozenset[str] | None = None,
+    threads: int = 0,
+    on_sample: Callable[[], None] = lambda: None,
+) -> Cost:
+    """Run the model with exact and with saturating sums, both without optimizations.
+
+    nodes: as of `emulate`. Raises DataError for samples that do not fit.
+    """
+    found = emulate(proto, nodes)
+    run = SaturatingRun(found, threads=threads)
+    seen = 0
+
+    def count() -> None:
+        nonlocal seen
+        seen += 1
+        on_sample()
+
+    exact = Session(found.exact, optimize=False, threads=threads, arena=False)
+    errors = compare({"saturation": (exact, run)}, samples, on_sample=count)["saturation"]
+    return Cost(
+        samples=seen,
+        nodes=run.nodes(),
+        outputs=tuple(OutputCost(output=one.name, sqnr_db=one.sqnr_db, max_abs=one.max_abs) for one in errors),
+        skipped=(*found.skipped, *run.refusals),
+    )
+
+
+@dataclass(eq=False)
+class SaturatingRun:
+    """The saturating model as a session that also counts.
+
+    tensor: one of the main graph to give instead of the outputs. exact: run the exact model, which counts nothing.
+    """
+
+    emulation: Emulation
+    threads: int = 0
+    tensor: str = ""
+    exact: bool = False
+    refusals: tuple[Refusal, ...] = ()
+    _saturated: dict[str, int] = field(default_factory=dict)
+    _sizes: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        counters = () if self.exact else self.emulation.counters
+        wanted = [tensor for counter in counters for tensor in (counter.saturated, counter.size)]
+        wanted += [TensorId(self.tensor)] if self.tensor else []
+        proto = self.emulation.exact if self.exact else self.emulation.saturating
+        tapped = tap(proto, wanted, only=bool(self.tensor), probe=Probe(dtype=TensorProto.INT64))
+        self._outputs = tapped.outputs
+        self.refusals = tapped.refusals
+        self._session = Session(tapped.proto, optimize=False, threads=self.threads, arena=False)
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The model's outputs, or the tensor asked for."""
+        values = self._session.run(feeds)
+        for counter in self.emulation.counters:
+            for tensor, totals in ((counter.saturated, self._saturated), (counter.size, self._sizes)):
+                name = self._outputs.get(tensor)
+                if name is not None:
+                    totals[counter.node] = totals.get(counter.node, 0) + int(np.sum(values.pop(name)))
+        return values
+
+    def nodes(self) -> tuple[NodeCost, ...]:
+        """What was counted so far."""
+        return tuple(
+            NodeCost(
+                node=one.node,
+                saturated=self._saturated.get(one.node, 0),
+                sums=round(self._sizes.get(one.node, 0) * one.sums),
+            )
+            for one in self.emulation.counters
+        )

@@ -1,0 +1,50 @@
+"""What 16-bit sums that saturate cost on samples, as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxq.sites import Refusal
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCost:
+    """One node on the samples: how many of the sums it computed saturated."""
+
+    node: str
+    saturated: int
+    sums: int
+
+    @property
+    def share(self) -> float:
+        """Of all sums of the node, 0 to 1."""
+        return self.saturated / self.sums if self.sums else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputCost:
+    """One output: the saturating model against the exact one."""
+
+    output: str
+    sqnr_db: float
+    max_abs: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What CPUs without VNNI make of a model on samples.
+
+    nodes: those whose weights can overflow. skipped: those of them that could not be emulated.
+    """
+
+    data: str = ""
+    samples: int = 0
+    synthetic: bool = False
+    nodes: tuple[NodeCost, ...] = ()
+    outputs: tuple[OutputCost, ...] = ()
+    skipped: tuple[Refusal, ...] = ()
+
+    @property
+    def saturated(self) -> int:
+        """Sums that saturated, of all nodes."""
+        return sum(one.saturated for one in self.nodes)

@@ -1,0 +1,73 @@
+"""Weights that can overflow 16-bit sums, and what that costs, as tables and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from onnxq.report.terminal import decibel, table
+
+if TYPE_CHECKING:
+    from onnxq.annotate import WeightSums
+    from onnxq.engines.saturation.model import Cost
+
+_SHOWN = 12
+_NAMED = 3
+_WHERE = "16-bit sums on x86 CPUs without VNNI"
+
+
+def saturation_summary(weights: Sequence[WeightSums]) -> str:
+    """Which weights can saturate, in a line; "" when none can."""
+    found = [one for one in weights if one.saturates]
+    if not found:
+        return ""
+    rows, of = sum(one.rows for one in found), sum(one.all_rows for one in found)
+    whose = f"{len(found)} weight{'s' if len(found) > 1 else ''}"
+    return f"{rows} of {of} rows of {whose} can overflow {_WHERE}: {_names(found)}"
+
+
+def saturation_cause(weights: Sequence[WeightSums]) -> str:
+    """Why two runs part at what these weights compute; "" when no weight is to blame."""
+    if not weights:
+        return ""
+    rows = sum(one.rows for one in weights)
+    whose = f"the weight of {weights[0].node}" if len(weights) == 1 else f"{len(weights)} weights ({_names(weights)})"
+    return f"saturates: {rows} row{'s' if rows != 1 else ''} of {whose} overflow {_WHERE}"
+
+
+def _names(weights: Sequence[WeightSums]) -> str:
+    names = list(dict.fromkeys(one.node for one in weights))
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def sums_tables(weights: Sequence[WeightSums], cost: Cost | None, verbose: bool) -> Iterator[RenderableType]:
+    """The weights that can overflow, verbose: all that were judged; with samples how often they did."""
+    found = [one for one in weights if verbose or one.saturates]
+    if not found:
+        return
+    counted = {one.node: one for one in cost.nodes} if cost is not None else {}
+    rows = []
+    for one in found if verbose else found[:_SHOWN]:
+        seen = counted.get(one.node)
+        often = () if cost is None else (f"{100 * seen.share:.3g}%" if seen is not None else "",)
+        note = (one.exact,) if verbose else ()
+        rows.append(
+            (one.node, one.op, one.weight, f"{one.rows}/{one.all_rows}", f"{one.sums}/{one.all_sums}", *often, *note)
+        )
+    columns = ("node", "op", "weight", "rows", "sums", *(("saturated",) if cost is not None else ()))
+    columns += ("exact",) if verbose else ()
+    right = ("rows", "sums", "saturated")
+    yield table(columns, rows, right=[name for name in right if name in columns], fold=("node", "weight", "exact"))
+    if len(found) > len(rows):
+        yield Text(f"and {len(found) - len(rows)} more weights; -v lists them all")
+    yield Text("")
+
+
+def cost_lines(cost: Cost) -> list[str]:
+    """What saturation costs at each output, and what could not be computed."""
+    whose = f"on {cost.samples} samples, against exact sums"
+    lines = [f"{one.output}: {decibel(one.sqnr_db)} {whose}, max abs {one.max_abs:.3g}" for one in cost.outputs]
+    return lines + [f"{one.subject}: {one.reason}" for one in cost.skipped]

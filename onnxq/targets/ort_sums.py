@@ -1,0 +1,80 @@
+"""The operators whose int8 weights ONNX Runtime multiplies by uint8 data: in 16-bit sums on x86 CPUs without VNNI.
+
+Measured on onnxruntime 1.31 with a CPU that has AVX2 only. Exact, and so not listed: ConvInteger; uint8 x uint8 and
+int8 x int8 in any operator; MatMulNBits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.graph import NodeRef
+from onnxq.numerics import neighbours
+from onnxq.targets.ort import sum_order
+
+_MICROSOFT = "com.microsoft"
+
+
+class Data(Enum):
+    """How an operator gets its integers."""
+
+    PAIR = "behind a DequantizeLinear"
+    STORED = "as an input"
+    DYNAMIC = "quantized by the kernel itself, to uint8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerProduct:
+    """One operator: where its data and its weights are.
+
+    zero: where the data's zero point is, whose type is the data's; -1 nowhere. result: it is an integer kernel only
+    with a QuantizeLinear behind it.
+    """
+
+    op: str
+    domains: tuple[str, ...] = ("",)
+    reads: Data
+    data: int = 0
+    zero: int = -1
+    weights: tuple[int, ...]
+    result: bool = False
+
+
+INTEGER_PRODUCTS: tuple[IntegerProduct, ...] = (
+    IntegerProduct(op="Conv", reads=Data.PAIR, weights=(1,), result=True),
+    IntegerProduct(op="Gemm", reads=Data.PAIR, weights=(1,)),
+    IntegerProduct(op="MatMul", reads=Data.PAIR, weights=(1,)),
+    IntegerProduct(op="QLinearConv", domains=("", _MICROSOFT), reads=Data.STORED, zero=2, weights=(3,)),
+    IntegerProduct(op="QLinearMatMul", reads=Data.STORED, zero=2, weights=(3,)),
+    IntegerProduct(op="MatMulInteger", reads=Data.STORED, zero=2, weights=(1,)),
+    IntegerProduct(op="QGemm", domains=(_MICROSOFT,), reads=Data.STORED, zero=2, weights=(3,)),
+    IntegerProduct(op="MatMulIntegerToFloat", domains=(_MICROSOFT,), reads=Data.STORED, zero=4, weights=(1,)),
+    IntegerProduct(op="QAttention", domains=(_MICROSOFT,), reads=Data.STORED, zero=6, weights=(1,)),
+    IntegerProduct(op="DynamicQuantizeMatMul", domains=(_MICROSOFT,), reads=Data.DYNAMIC, weights=(1,)),
+    IntegerProduct(op="DynamicQuantizeLSTM", domains=(_MICROSOFT,), reads=Data.DYNAMIC, weights=(1, 2)),
+)
+_BY_NAME = {(domain, product.op): product for product in INTEGER_PRODUCTS for domain in product.domains}
+
+
+def integer_product(node: NodeRef) -> IntegerProduct | None:
+    """The table's entry for a node; None for other operators."""
+    return _BY_NAME.get((node.domain, node.op_type))
+
+
+def weight_sums(node: NodeRef, weight: NDArray[Any]) -> NDArray[Any] | None:
+    """The stored weights as [rows, sums, 2], one entry for each 16-bit sum; None where the node's kernel is exact.
+
+    A vector is one row, a stack of matrices [..., K, N] (recurrent weights, batched MatMul) has their rows in a row.
+    """
+    if "Conv" not in node.op_type and weight.ndim != 2:
+        if weight.ndim < 1:
+            return None
+        rows = weight[None] if weight.ndim == 1 else np.swapaxes(weight, -1, -2).reshape(-1, weight.shape[-2])
+        return neighbours(rows, (0, 1))
+    order = sum_order(node, weight.shape)
+    return None if order is None else neighbours(weight, order)

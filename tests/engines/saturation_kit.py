@@ -1,0 +1,233 @@
+"""Files of several tools whose weights can overflow 16-bit sums, and the exact search for inputs that do it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxq.numerics.saturation import multiply_saturating
+from onnxq.runtime import Session
+
+SHAPE = (3, 9, 9)
+_RNG = np.random.default_rng(7)
+
+
+def initializers(arrays: dict[str, Any]) -> list[onnx.TensorProto]:
+    return [numpy_helper.from_array(np.asarray(value), name) for name, value in arrays.items()]
+
+
+def model(nodes: list[onnx.NodeProto], inputs: dict[str, tuple[int, Any]], outputs: list[str], arrays: dict[str, Any],
+          opset: int = 17) -> onnx.ModelProto:  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        initializers(arrays),
+    )
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    # Outputs get their shapes, which the checker asks for.
+    shaped = onnx.shape_inference.infer_shapes(proto)
+    del shaped.graph.value_info[:]
+    return shaped
+
+
+def float_net() -> onnx.ModelProto:
+    """Conv, depthwise Conv, MatMul, Gemm."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c"], name="conv", pads=[1] * 4),
+        helper.make_node("Relu", ["c"], ["r"], name="relu"),
+        helper.make_node("Conv", ["r", "w2"], ["d"], name="depthwise", group=16, pads=[1] * 4),
+        helper.make_node("Relu", ["d"], ["s"], name="relu2"),
+        helper.make_node("GlobalAveragePool", ["s"], ["p"], name="pool"),
+        helper.make_node("Flatten", ["p"], ["f"], name="flat"),
+        helper.make_node("MatMul", ["f", "w3"], ["m"], name="matmul"),
+        helper.make_node("Relu", ["m"], ["t"], name="relu3"),
+        helper.make_node("Gemm", ["t", "w4", "b4"], ["y"], name="gemm", transB=1),
+    ]
+    shapes = {"w1": (16, 3, 3, 3), "b1": (16,), "w2": (16, 1, 3, 3), "w3": (16, 33), "w4": (10, 33), "b4": (10,)}
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    proto = model(nodes, {"x": (TensorProto.FLOAT, ["N", *SHAPE])}, ["y"], arrays)
+    del proto.opset_import[1], proto.graph.output[:]
+    proto.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 10]))
+    return proto
+
+
+def wide_net() -> onnx.ModelProto:
+    """Convolutions that are worth their pairs."""
+    rng = np.random.default_rng(2)
+    nodes, arrays, read = [], {}, "x"
+    for k, (inputs, outputs) in enumerate(((3, 32), (32, 64), (64, 64), (64, 32))):
+        made = "y" if k == 3 else f"c{k}"
+        arrays[f"w{k}"] = (rng.standard_normal((outputs, inputs, 3, 3)) / (3 * inputs**0.5)).astype(np.float32)
+        nodes.append(helper.make_node("Conv", [read, f"w{k}"], [made], name=f"conv{k}", pads=[1] * 4))
+        nodes.append(helper.make_node("Relu", [made], [f"r{k}"], name=f"relu{k}"))
+        read = f"r{k}"
+    proto = model(nodes[:-1], {"x": (TensorProto.FLOAT, [1, 3, 24, 24])}, ["y"], arrays)
+    del proto.opset_import[1], proto.graph.output[:]
+    proto.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32, 24, 24]))
+    return proto
+
+
+def samples(count: int = 6) -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((count, *SHAPE)).astype(np.float32)
+
+
+class _Reader:
+    """What onnxruntime.quantization calibrates on."""
+
+    def __init__(self) -> None:
+        self._left: Iterator[np.ndarray] = iter(samples())
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        value = next(self._left, None)
+        return None if value is None else {"x": value[None]}
+
+
+TOOLS = ("qdq", "qoperator", "int8-activations", "dynamic", "model-optimizer")
+
+
+def by_tool(tool: str, folder: Path) -> onnx.ModelProto:
+    """`float_net` as a tool quantizes it."""
+    if tool == "model-optimizer":
+        return model_optimizer()
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        QuantType,
+        quantize_dynamic,
+        quantize_static,
+    )
+
+    CalibrationDataReader.register(_Reader)
+    source, target = folder / "float.onnx", folder / f"{tool}.onnx"
+    onnx.save(float_net(), source)
+    if tool == "dynamic":
+        quantize_dynamic(source, target, weight_type=QuantType.QInt8)
+    else:
+        form = QuantFormat.QOperator if tool == "qoperator" else QuantFormat.QDQ
+        signed = QuantType.QInt8 if tool == "int8-activations" else QuantType.QUInt8
+        quantize_static(
+            source, target, _Reader(), quant_format=form, per_channel=True, activation_type=signed,
+            weight_type=QuantType.QInt8,
+        )  # fmt: skip
+    return onnx.load(target)
+
+
+def model_optimizer(*, activations: bool = False) -> onnx.ModelProto:
+    """As TensorRT's tools write them: symmetric int8 everywhere, float weights with a whole pair, float biases.
+
+    activations: with the Relus, in front of whose int8 pairs ONNX Runtime computes in float.
+    """
+    proto = float_net()
+    for node in proto.graph.node:
+        if node.op_type == "Relu" and not activations:
+            node.op_type = "Identity"
+    proto.graph.node[-1].output[0] = "z"
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    nodes, arrays = [], dict(weights)
+    for node in proto.graph.node:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        if node.op_type in ("Conv", "MatMul", "Gemm"):
+            for k, axis in ((0, None), (1, 1 if node.op_type == "MatMul" else 0)):
+                name = node.input[k]
+                scale, zero = np.float32(0.02), np.int8(0)
+                if axis is not None:
+                    value = weights[name]
+                    scale = np.abs(value).max(axis=tuple(i for i in range(value.ndim) if i != axis)) / np.float32(127)
+                    zero = np.zeros(scale.shape, np.int8)
+                arrays |= {f"{name}_s": scale, f"{name}_z": zero}
+                for op, read, made in (("Quantize", name, f"{name}_q"), ("Dequantize", f"{name}_q", f"{name}_d")):
+                    attrs = {} if axis is None else {"axis": axis}
+                    inputs = [read, f"{name}_s", f"{name}_z"]
+                    nodes.append(helper.make_node(f"{op}Linear", inputs, [made], name=made, **attrs))
+                copy.input[k] = f"{name}_d"
+        nodes.append(copy)
+    arrays |= {"z_s": np.float32(0.2), "z_z": np.int8(0)}
+    for op, read, made in (("Quantize", "z", "z_q"), ("Dequantize", "z_q", "y")):
+        nodes.append(helper.make_node(f"{op}Linear", [read, "z_s", "z_z"], [made], name=f"{made}/{op}"))
+    del proto.graph.node[:], proto.graph.initializer[:]
+    proto.graph.node.extend(nodes)
+    proto.graph.initializer.extend(initializers(arrays))
+    return proto
+
+
+def rows_by_search(rows: np.ndarray) -> int:
+    """How many of the rows [rows, K] of int8 weights some input overflows, found by trying inputs.
+
+    The largest levels where weights are positive make the largest sums, and so for negative ones; all 255 besides.
+    """
+    count = 0
+    for row in rows:
+        tried = np.stack([np.where(row > 0, 255, 0), np.where(row < 0, 255, 0), np.full(row.shape, 255)])
+        x, w = tried.astype(np.uint8), row[:, None].astype(np.int8)
+        count += bool((multiply_saturating(x, w) != x.astype(np.int64) @ w.astype(np.int64)).any())
+    return count
+
+
+def stored_rows(op: str, weight: np.ndarray, *, transposed: bool = False) -> np.ndarray:
+    """A weight as [rows, K] in the order in which kernels add: taps slowest, channels fastest."""
+    if "Conv" in op:
+        return np.moveaxis(weight, 1, -1).reshape(len(weight), -1)
+    return weight if transposed else weight.T
+
+
+def product(
+    op: str,
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    *,
+    kind: Any = np.uint8,
+    zero: int = 77,
+    quantized: bool = False,
+    seed: int = 0,
+    **attrs: Any,
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """One product between pairs. quantized: its result too, which ONNX Runtime's Conv kernel asks for."""
+    rng = np.random.default_rng(seed)
+    axis = 0 if op == "Conv" or attrs.get("transB") else 1
+    rows = w[axis] if len(w) > 1 else 1
+    scale = rng.uniform(0.005, 0.02, rows).astype(np.float32) if len(w) > 1 else np.float32(0.01)
+    arrays: dict[str, Any] = {
+        "xs": np.float32(0.03), "xz": kind(zero), "ws": scale, "wz": np.zeros(np.shape(scale), np.int8),
+        "w": (rng.choice([1, 1, -1], w) * rng.integers(40, 128, w)).astype(np.int8),
+        "ys": np.float32(0.5), "yz": kind(0 if kind is np.int8 else 128),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "xs", "xz"], ["xq"]),
+        helper.make_node("DequantizeLinear", ["xq", "xs", "xz"], ["xd"]),
+        helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wd"], axis=axis),
+        helper.make_node(op, ["xd", "wd"], ["c" if quantized or op == "Conv" else "y"], name="product", **attrs),
+    ]
+    outputs = ["y"]
+    if quantized or op == "Conv":
+        nodes.append(helper.make_node("QuantizeLinear", ["c", "ys", "yz"], ["yq"]))
+        nodes.append(helper.make_node("DequantizeLinear", ["yq", "ys", "yz"], ["y"]))
+        outputs = ["y"] if quantized else ["c", "y"]
+    return model(nodes, {"x": (TensorProto.FLOAT, x)}, outputs, arrays), arrays
+
+
+def levels(x: np.ndarray, arrays: dict[str, Any]) -> np.ndarray:
+    """What the product reads: raw uint8, int8 data moved up by 128."""
+    zero = arrays["xz"]
+    low, high = (-128, 127) if zero.dtype == np.int8 else (0, 255)
+    found = np.clip(np.rint(x / arrays["xs"]) + int(zero), low, high)
+    return (found - low).astype(np.uint8)
+
+
+@cache
+def this_cpu_saturates() -> bool:
+    """True where a product with two large weights comes out wrong with ONNX Runtime's optimizations on."""
+    weight = np.full((2, 1), 127, np.int8)
+    nodes = [helper.make_node("MatMulInteger", ["x", "w"], ["i"]), helper.make_node("Cast", ["i"], ["y"], to=1)]
+    proto = model(nodes, {"x": (TensorProto.UINT8, (1, 2))}, ["y"], {"w": weight})
+    return float(Session(proto).run({"x": np.full((1, 2), 255, np.uint8)})["y"][0, 0]) != 2 * 255 * 127
