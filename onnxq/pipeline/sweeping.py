@@ -100,10 +100,14 @@ def swept(
         return reported(prepared, PassReport(NAME, (f"rolled back: {told}",))), plan
     found, more = done.plan, ""
     if effort == "high":
-        found, after, more = harder(prepared.proto, trial.score, plan, done, after, few, others, progress)
+        # What a longer search gains on its own samples does not hold on others, so those alone judge it.
+        judge = Trial(prepared, held)
+        begun = judge.score(done.plan)
+        found, reached, more = harder(prepared.proto, judge.score, plan, done, begun, few, others, progress)
+        after = trial.score(found) if reached != begun else after
     lines = "; ".join(done.lines())
     left = f"; no sample reached {', '.join(done.skipped)}" if done.skipped else ""
-    line = f"{told}{before:.1f} to {after:.1f} dB on held-back samples; {lines}{left}{more}"
+    line = f"{told}{before:.1f} to {after:.1f} dB in a trial; {lines}{left}{more}"
     return reported(prepared, PassReport(NAME, (line,))), found
 
 
