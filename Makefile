@@ -14,11 +14,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format model wheel clean
+.PHONY: help demo test check test-cpus lint format model wheel clean
 
 help:
 	@echo "make demo    quantize the digit classifier the repository carries; size, accuracy, latency of float and int8"
 	@echo "make test    linters, types, import rules and all tests (make check is the same)"
+	@echo "make test-cpus  quantized files on emulated CPUs without VNNI and on arm64; needs qemu-user, and says what is missing"
 	@echo "make lint    ruff, mypy, import-linter alone"
 	@echo "make format  let ruff format and fix"
 	@echo "make model   train the demo's model again (installs torch)"
@@ -51,6 +52,10 @@ test check: $(VENV)/.test-$(RUNTIME)
 	@status=0; $(MAKE) --no-print-directory --silent lint || status=1; \
 	$(BIN)/python -m pytest -n $(WORKERS) || status=1; exit $$status
 
+# Minutes, not seconds: an emulated CPU is ten to forty times slower. Not part of `make test`.
+test-cpus: $(VENV)/.test-$(RUNTIME)
+	@$(BIN)/python -m tests.cpus.run --arm64-root $(VENV)-arm64
+
 # Types are judged with the stubs of the numpy that Python 3.11 and later get; those of 3.10 differ.
 lint: $(VENV)/.test-$(RUNTIME)
 	@status=0; \
@@ -73,4 +78,4 @@ wheel: $(BIN)/python
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-arm64 build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

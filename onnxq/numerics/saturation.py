@@ -153,7 +153,7 @@ def nearest_within_sum(
         return one, two
     sign = np.where(wide[0][over] > 0, 1, -1)
     most = wide[0][over] * sign, wide[1][over] * sign
-    aims = [np.clip(np.asarray(wanted, np.float32)[over] * sign, 1, -_INT8.min) for wanted in (aim, other)]
+    aims = [np.clip(np.asarray(wanted, np.float32)[over] * sign, 0, -_INT8.min) for wanted in (aim, other)]
     share = np.rint((aims[0] - aims[1] + MOST) / 2).astype(np.int32)
     share = np.minimum(np.maximum(share, MOST - most[1]), most[0])
     one[over], two[over] = share * sign, np.minimum(MOST - share, most[1]) * sign

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxq
 from onnxq.config import Config, Rule, RuleSet, load_config
 from onnxq.plan import from_json, to_json
+from tests.cpus.kernels import cpu_saturates
 
 FORCED = (Rule(op=("*",), set=RuleSet(quantize=True)),)
 # Averages of noise around zero are small beside the levels of what they are computed from: 15 dB have been seen.
@@ -232,10 +233,13 @@ def test_any_graph_is_quantized_soundly(target: str, proto: onnx.ModelProto) -> 
     onnx.checker.check_model(result.model, full_check=True)
     assert list(result.model.graph.input) == list(proto.graph.input)
     assert list(result.model.graph.output) == list(proto.graph.output)
+    # TensorRT adds in 32 bits, so its weights keep no 16-bit sums; where the CPU adds in 16, ORT's kernels are others.
+    alike = target == "ort" or not cpu_saturates()
     for check in result.report.checks:
         off, on = check.sqnr_db
-        assert min(off, on) > FLOOR_DB, check
-        assert check.agreement_db > min(40.0, off - 3.0), check
+        assert off > FLOOR_DB, check
+        assert not alike or on > FLOOR_DB, check
+        assert not alike or check.agreement_db > min(40.0, off - 3.0), check
     plan = from_json(to_json(result.plan))
     again = onnxq.apply(proto, plan, config=config, latency=False)
     assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)

@@ -1,0 +1,156 @@
+"""Each integer kernel against numpy: exact where the CPU adds in 32 bits, `multiply_saturating` where it adds in 16."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented  # noqa: A004
+
+from onnxq.graph import GraphIndex, name_nodes
+from onnxq.numerics import SumOrder, keep_sums, partners, saturating_sums
+from onnxq.numerics.saturation import multiply_saturating
+from onnxq.targets.ort import sum_order
+from tests.cpus.kernels import CONVS, MATRIX_OPS, cases, conv_case, cpu_saturates, large, matrix_case
+from tests.cpus.kernels import multiply_exactly as exactly
+
+CASES = cases()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_computes_what_the_reference_says(name: str) -> None:
+    case = CASES[name]()
+    try:
+        found = case.run()
+    except NotImplemented:
+        pytest.skip("this release of ONNX Runtime has no such kernel")
+    np.testing.assert_array_equal(found, case.expected())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_data_tell_16_bits_from_32(name: str) -> None:
+    """Otherwise the test above would say nothing."""
+    case = CASES[name]()
+    if case.saturates:
+        assert (case.answer(multiply_saturating) != case.answer(exactly)).any()
+
+
+def node_of(op: str, weight: tuple[int, ...], **attrs: Any) -> Any:
+    """The float node that becomes the kernel, as `sum_order` sees it."""
+    node = helper.make_node(op, ["x", "w"], ["y"], name="op", **attrs)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", 1, None)],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [numpy_helper.from_array(np.zeros(weight, np.float32), "w")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return GraphIndex(name_nodes(onnx.ModelProto.FromString(proto.SerializeToString()))).node("op")
+
+
+def float_op(kernel: str) -> str:
+    return {"QGemm": "Gemm"}.get(kernel, "MatMul")
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_a_conv_whose_weights_keep_their_sums_is_exact_everywhere(name: str) -> None:
+    shape, weight, group, attrs = CONVS[name]
+    rng = np.random.default_rng(5)
+    w = rng.integers(-128, 128, weight).astype(np.int8)
+    order = sum_order(node_of("Conv", weight, group=group), weight)
+    if order is not None:
+        assert saturating_sums(w, order).any()
+        w = keep_sums(w, w, [order])
+    for x in (large(rng, shape), np.full(shape, 255, np.uint8)):
+        case = conv_case("QLinearConv", x, w, group=group, x_zero=100, **attrs)
+        np.testing.assert_array_equal(case.run(), case.answer(exactly))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("size", [2, 7, 64, 131])
+@pytest.mark.parametrize("op", MATRIX_OPS)
+def test_a_matrix_whose_weights_keep_their_sums_is_exact_everywhere(op: str, size: int, turned: bool) -> None:
+    if turned and op != "QGemm":
+        return
+    rng = np.random.default_rng(6)
+    shape = (24, size) if turned else (size, 24)
+    order = sum_order(node_of(float_op(op), shape, **({"transB": 1} if turned else {})), shape)
+    assert order is not None
+    w = rng.integers(-128, 128, shape).astype(np.int8)
+    assert saturating_sums(w, order).any()
+    w = keep_sums(w, w, [order])
+    case = matrix_case(op, large(rng, (5, size)), w.T.copy() if turned else w, turned=turned)
+    np.testing.assert_array_equal(case.run(), case.answer(exactly))
+
+
+# --- which weights share a sum, found by trying all twos ----------------------------------------------
+
+
+def all_twos(size: int) -> tuple[list[tuple[int, int]], np.ndarray]:
+    """Every two of `size` weights, and for each of them a row of weights, 0 but for these two: int8 [twos, size]."""
+    twos = list(itertools.combinations(range(size), 2))
+    w = np.zeros((len(twos), size), np.int8)
+    for k, two in enumerate(twos):
+        w[k, two] = 127
+    return twos, w
+
+
+def said(shape: tuple[int, ...], order: SumOrder | None, row: int = 0, axis: int = 0) -> set[tuple[int, int]]:
+    """The same from `sum_order`, for one output."""
+    if order is None:
+        return set()
+    flat = np.arange(int(np.prod(shape))).reshape(shape).take(row, axis=axis).ravel()
+    at = {int(index): k for k, index in enumerate(flat)}
+    beside = partners(shape, order).take(row, axis=axis).ravel()
+    return {(k, at[int(other)]) for k, other in enumerate(beside) if other >= 0 and k < at[int(other)]}
+
+
+needs_16_bits = pytest.mark.skipif(not cpu_saturates(), reason="this CPU adds in 32 bits: no weights share a sum")
+PROBED = [
+    ((4, 3, 3), 1), ((3, 2, 2), 1), ((3, 3, 1), 1), ((4, 5), 1), ((3, 4), 2), ((5, 2, 2, 1), 1),
+    ((1, 3, 3), 1), ((1, 5), 1), ((1, 3, 2), 4), ((3, 2, 2), 2), ((2, 3, 1), 3),
+]  # fmt: skip
+
+
+@needs_16_bits
+@pytest.mark.parametrize(("inside", "group"), PROBED, ids=str)
+def test_sum_order_is_the_one_the_conv_has(inside: tuple[int, ...], group: int) -> None:
+    """inside: channels of one group, then the kernel; every group has one output for all twos of its weights."""
+    twos, w = all_twos(int(np.prod(inside)))
+    weight = np.concatenate([w.reshape(len(w), *inside)] * group)
+    x = np.full((1, inside[0] * group, *inside[1:]), 255, np.uint8)
+    case = conv_case("QLinearConv", x, weight, group=group)
+    wrong = (case.run() != case.answer(exactly)).reshape(group, len(twos))
+    found = {two for two, bad in zip(twos, wrong[0], strict=True) if bad}
+    assert (wrong == wrong[0]).all()
+    assert found == said(weight.shape, sum_order(node_of("Conv", weight.shape, group=group), weight.shape)) != set()
+
+
+@needs_16_bits
+@pytest.mark.parametrize("kernel", [(2, 2), (3, 1), (4,)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_depthwise_conv_shares_no_sums(kernel: tuple[int, ...], channels: int) -> None:
+    shape = (channels, 1, *kernel)
+    assert sum_order(node_of("Conv", shape, group=channels), shape) is None
+    x = np.full((1, channels, *kernel), 255, np.uint8)
+    case = conv_case("QLinearConv", x, np.full(shape, 127, np.int8), group=channels)
+    np.testing.assert_array_equal(case.run(), case.answer(exactly))
+
+
+@needs_16_bits
+@pytest.mark.parametrize("size", [2, 5, 8, 17])
+@pytest.mark.parametrize("op", [*MATRIX_OPS, "QGemm turned"])
+def test_sum_order_is_the_one_the_matrix_has(op: str, size: int) -> None:
+    name, turned = op.split()[0], op.endswith("turned")
+    twos, w = all_twos(size)
+    shape = w.shape if turned else w.T.shape
+    order = sum_order(node_of(float_op(name), shape, **({"transB": 1} if turned else {})), shape)
+    case = matrix_case(name, np.full((2, size), 255, np.uint8), w.T.copy(), turned=turned)
+    wrong = (case.run() != case.answer(exactly)).any(axis=0)
+    found = {two for two, bad in zip(twos, wrong, strict=True) if bad}
+    assert found == said(shape, order, axis=0 if turned else 1) != set()

@@ -1,0 +1,50 @@
+"""Networks that onnxq quantized answer alike as their file says and as ONNX Runtime runs them, on every CPU."""
+
+from __future__ import annotations
+
+import pytest
+from onnx import numpy_helper
+
+import onnxq
+from onnxq.graph import GraphIndex
+from onnxq.numerics import saturating_sums
+from onnxq.targets.ort import sum_order
+from tests.cpus.kernels import cpu_saturates
+from tests.cpus.nets import NETS, agreement, answers, net, quantized, samples
+
+
+def alike(name: str, result: onnxq.Result) -> float:
+    """dB between optimizations off and on, on samples that nothing has seen."""
+    fresh = samples(net(name), count=8, seed=7)
+    off, on = (answers(result.model, fresh, optimize=optimize) for optimize in (False, True))
+    return agreement(off, on)
+
+
+def overflowing(result: onnxq.Result) -> int:
+    """Sums of the file's weights that can overflow 16 bits, node by node."""
+    index = GraphIndex(result.model)
+    weights = {value.name: numpy_helper.to_array(value) for value in result.model.graph.initializer}
+    stored = {node.outputs[0]: node.inputs[0] for node in index.nodes if node.op_type == "DequantizeLinear"}
+    count = 0
+    for node in index.nodes:
+        value = weights.get(stored.get(node.inputs[1], "")) if len(node.inputs) > 1 else None
+        order = None if value is None or value.dtype.name != "int8" else sum_order(node, value.shape)
+        count += 0 if order is None or value is None else int(saturating_sums(value, order).sum())
+    return count
+
+
+@pytest.mark.parametrize("effort", ["fast", "balanced"])
+@pytest.mark.parametrize("name", NETS)
+def test_a_network_answers_alike_without_and_with_optimizations(name: str, effort: str) -> None:
+    result = quantized(name, effort=effort)
+    assert overflowing(result) == 0
+    assert alike(name, result) > 60
+
+
+@pytest.mark.parametrize("effort", ["fast", "balanced"])
+@pytest.mark.parametrize("name", NETS)
+def test_without_the_bound_it_does_so_only_where_the_cpu_adds_in_32_bits(name: str, effort: str) -> None:
+    result = quantized(name, effort=effort, saturation="allow")
+    assert overflowing(result) > 0
+    found = alike(name, result)
+    assert found < 40 if cpu_saturates() else found > 60
