@@ -127,8 +127,8 @@ def samples(proto: onnx.ModelProto, count: int = 32, seed: int = 1) -> dict[str,
     return {"x": (1 - rng.uniform(0, 1, (count, *dims)) ** 3).astype(np.float32)}
 
 
-def quantized(name: str, *, effort: str = "fast", saturation: str = "avoid") -> onnxq.Result:
-    """The network with every site quantized that the target takes."""
+def quantized(name: str, *, effort: str = "fast", saturation: str = "avoid", **wanted: Any) -> onnxq.Result:
+    """The network with every site quantized that the target takes. wanted: what else `onnxq.quantize` takes."""
     config = Config.model_validate(
         {
             "effort": effort,
@@ -138,7 +138,7 @@ def quantized(name: str, *, effort: str = "fast", saturation: str = "avoid") -> 
         }
     )
     proto = net(name)
-    return onnxq.quantize(proto, samples(proto), config, latency=False)
+    return onnxq.quantize(proto, samples(proto), config, latency=False, **wanted)
 
 
 def answers(proto: onnx.ModelProto, feeds: dict[str, Array], *, optimize: bool) -> dict[str, Array]:

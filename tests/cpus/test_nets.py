@@ -48,3 +48,24 @@ def test_without_the_bound_it_does_so_only_where_the_cpu_adds_in_32_bits(name: s
     assert overflowing(result) > 0
     found = alike(name, result)
     assert found < 40 if cpu_saturates() else found > 60
+
+
+@pytest.mark.parametrize("name", ["conv", "matmul", "gemm"])
+def test_promotion_looks_at_what_this_cpu_computes(name: str) -> None:
+    """Where sums saturate, a wish that the file keeps is not one that users keep: operators leave int8 until it is."""
+    done = quantized(name, saturation="allow", min_sqnr=30)
+    account = done.report.promotion
+    assert account is not None
+    assert account.met
+    assert min(done.report.checks[0].sqnr_db) >= 30
+    assert bool(account.steps) == cpu_saturates()
+
+
+@pytest.mark.parametrize("effort", ["balanced", "high"])
+def test_the_sweep_is_judged_by_what_this_cpu_computes(effort: str) -> None:
+    """Allowed to saturate, rounding is still never kept where it harms what users run."""
+    plain, done = (quantized("conv", effort=one, saturation="allow") for one in ("fast", effort))
+    fresh = samples(net("conv"), count=8, seed=7)
+    wanted = answers(net("conv"), fresh, optimize=False)
+    before, after = (agreement(wanted, answers(one.model, fresh, optimize=True)) for one in (plain, done))
+    assert after > before - 1

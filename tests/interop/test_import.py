@@ -70,7 +70,7 @@ def test_the_model_has_the_very_scales_of_the_cache(folder: Path) -> None:
 
 def test_weights_are_those_of_quantize(folder: Path) -> None:
     mine = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx").plan
-    theirs = onnxq.quantize(folder / "m.onnx", samples(), target="trt", latency=False).plan
+    theirs = onnxq.quantize(folder / "m.onnx", samples(), target="trt", effort="fast", latency=False).plan
     weights = [site for site in theirs.sites if site.role is Role.WEIGHT]
     assert weights
     for site in weights:
