@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from onnxq.sites import Role
+from tests.cpus.kernels import cpu_saturates
 from tests.torch.exporting import (
     SHAPES,
     Depthwise,
@@ -36,7 +37,9 @@ def test_every_level_is_the_same(net: type, grain: str, bits: int) -> None:
     weights = [site.spec for site in exported.plan.sites if site.role is Role.WEIGHT]
     assert {spec.storage for spec in weights} == {"int8" if bits == 8 else "int4"}
     assert {site.spec.bits for site in exported.plan.sites} == {bits}
-    assert_close_when_optimized(model, exported, x)
+    # No engine's limits are this target's, so its weights may overflow what some CPUs add up in 16 bits.
+    if bits < 8 or not cpu_saturates():
+        assert_close_when_optimized(model, exported, x)
 
 
 def assert_close_when_optimized(model: QuantModel, exported: Exported, x: torch.Tensor) -> None:
