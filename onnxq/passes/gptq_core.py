@@ -53,12 +53,12 @@ def nearest(
     found = np.clip(np.rint(steps), limits[0] - zero, limits[1] - zero).astype(np.int32) + zero
     if partner is not None:
         first = np.flatnonzero(partner > np.arange(len(partner)))
-        second = partner[first]
-        one, two = nearest_within_sum(
-            found[:, :, first], found[:, :, second], steps[:, :, first] + zero[:, :, first],
-            steps[:, :, second] + zero[:, :, second],
-        )  # fmt: skip
-        found[:, :, first], found[:, :, second] = one, two
+        total = found[:, :, first] + found[:, :, partner[first]]
+        # Two of one sign, or they would not add up to so much; few sums do.
+        group, row, k = np.nonzero(abs(total) > MOST)
+        one, two = (group, row, first[k]), (group, row, partner[first[k]])
+        aims = [steps[at] + zero[at] for at in (one, two)]
+        found[one], found[two] = nearest_within_sum(found[one], found[two], *aims)
     return np.asarray(found, np.int32)
 
 

@@ -84,7 +84,7 @@ def _ranged(prepared: PreparedModel, plan: Plan, scene: Improving) -> Better:
     def work(progress: Progress) -> Better:
         return ranged(
             prepared, plan, inputs.calibration, inputs.trial,
-            effort=config.effort, skip=config.skip, seed=config.data.seed, progress=progress,
+            effort=config.effort, skip=config.skip, seed=config.data.seed, outputs=inputs.judges, progress=progress,
         )  # fmt: skip
 
     with scene.stages.run(NAME):
@@ -148,7 +148,7 @@ def _swept(prepared: PreparedModel, plan: Plan, scene: Improving, name: str) -> 
     def work(progress: Progress) -> Better:
         return swept(
             prepared, plan, inputs.calibration, inputs.trial,
-            effort=config.effort, skip=config.skip, seed=config.data.seed, progress=progress,
+            effort=config.effort, skip=config.skip, seed=config.data.seed, outputs=inputs.judges, progress=progress,
         )  # fmt: skip
 
     with scene.stages.run(name):

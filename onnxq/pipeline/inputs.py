@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from onnxq.config import Config
 from onnxq.data import Dataset, extremes, load_data
+from onnxq.pipeline.judging import judges_of
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.verify import Array
 
@@ -33,6 +35,12 @@ class Inputs:
     first: Mapping[str, Array]
     description: str
     synthetic: bool
+    seed: int = 0
+
+    @cached_property
+    def judges(self) -> Dataset:
+        """`judging.judges_of` these samples: one object, with which what the float model makes of them is kept."""
+        return judges_of(self.calibration, self.trial, self.seed)
 
 
 def read_data(prepared: PreparedModel, data: object, config: Config, *, choosing: bool = False) -> Inputs:
@@ -60,7 +68,7 @@ def read_data(prepared: PreparedModel, data: object, config: Config, *, choosing
     first = next(iter(held.samples()))
     spare = len(calibration) + len(trial) > count
     ranges = calibration if trial is held or spare else calibration.joined(trial)
-    return Inputs(calibration, ranges, trial, held, seen, first, dataset.describe(), dataset.synthetic)
+    return Inputs(calibration, ranges, trial, held, seen, first, dataset.describe(), dataset.synthetic, seed)
 
 
 def _chooses(config: Config) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from onnxq.data import Dataset
 from onnxq.passes import PassReport
 from onnxq.passes.ranges import choose_ranges
-from onnxq.pipeline.judging import before_rounding
+from onnxq.pipeline.judging import before_rounding, judges_of
 from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.pipeline.sweeping import Trial, enough
 from onnxq.plan import Plan
@@ -16,22 +16,19 @@ from onnxq.report import Progress
 NAME = "ranges"
 # Errors of layers are judged on few samples: they have many positions each.
 _JUDGES = 4
-# Samples of the calibration that outputs are judged on too: the extremes, which are never held back, show what clipping
-# costs (a ViT for TensorRT: 36.4 -> 36.4 dB on 8 held back, 35.7 -> 29.0 with 8 more, 34.6 -> 32.7 on new ones).
-_TRIAL = 8
 # What the outputs, of which there are few, may seem to lose: less is chance, and the layers gained.
 _NOISE_DB = 0.5
 
 
 def ranged(
     prepared: PreparedModel, plan: Plan, calibration: Dataset, trial: Dataset, *,
-    effort: str, skip: Iterable[str] = (), seed: int = 0, progress: Progress,
+    effort: str, skip: Iterable[str] = (), seed: int = 0, outputs: Dataset | None = None, progress: Progress,
 ) -> tuple[PreparedModel, Plan]:  # fmt: skip
     """The plan with the range of each activation that disturbs the operators behind it least, and the account of it.
 
     effort "fast", `skip` with "ranges" in it, made-up samples and weight-only plans leave the plan as it is.
-    Rolled back where the quantized model's outputs are further from the float ones by more than chance, on samples held
-    back and some of the others.
+    outputs: samples to judge outputs on, `judges_of` the others where it is None. Rolled back where the quantized
+    model's outputs are further from the float ones by more than chance on them.
     """
     if effort == "fast" or NAME in skip or calibration.synthetic:
         return prepared, plan
@@ -40,7 +37,7 @@ def ranged(
     done = choose_ranges(prepared.proto, plan, few.samples(), judges.samples(), progress=progress)
     if not done.taken:
         return reported(prepared, PassReport(NAME, ("nothing to gain",))), plan
-    judge = Trial(prepared, calibration.take(_TRIAL, seed).joined(trial))
+    judge = Trial(prepared, judges_of(calibration, trial, seed) if outputs is None else outputs)
     before, after = (judge.score(before_rounding(one)) for one in (plan, done.plan))
     if not after > before - _NOISE_DB:
         line = f"rolled back: the outputs fell from {before:.1f} to {after:.1f} dB in a trial"

@@ -14,7 +14,7 @@ from onnxq.passes import PassReport
 from onnxq.passes.sweep import Swept, sweep
 from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.pipeline.harder import harder
-from onnxq.pipeline.judging import few_bits, plan_errors, sample_errors
+from onnxq.pipeline.judging import few_bits, judges_of, plan_errors, sample_errors
 from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.plan import Plan
 from onnxq.report import Progress
@@ -31,9 +31,6 @@ _TOO_MANY, _TOO_MANY_NARROW, _FEWEST = 9 << 18, 1 << 23, 8
 _MOST_SEEN = 1 << 25
 # Above this an output is as good as float; one such output must not outweigh the others.
 _PERFECT_DB = 80.0
-# Samples of the calibration that outputs are judged on too: of a few held back none may be hard, and what the sweep
-# mends does not show (four lines of text: 31 dB without it, 28 with it; on 160 others 19 and 23).
-_SEEN = 8
 # Where all operators together make it worse: so many stretches of the network, each tried on top of those that helped.
 _STRETCHES = 4
 # From here on no answer hangs on it, and looking for the stretches costs twice what the sweep does.
@@ -68,20 +65,20 @@ def _mean_db(found: Iterable[OutputError]) -> float:
 
 def swept(
     prepared: PreparedModel, plan: Plan, calibration: Dataset, held: Dataset, *,
-    effort: str, skip: Iterable[str] = (), seed: int = 0, progress: Progress,
+    effort: str, skip: Iterable[str] = (), seed: int = 0, outputs: Dataset | None = None, progress: Progress,
 ) -> tuple[PreparedModel, Plan]:  # fmt: skip
     """The plan with swept weights and biases, and the model with the account of it among its reports.
 
     effort: "balanced" takes up to 32 samples, "high" 64, as `enough` says; "fast" leaves the plan as it is. So does
     `skip` with "sweep" in it, and so do made-up samples: corrections for inputs that never come are errors for those
     that do.
-    Whatever makes the outputs worse is rolled back, first everything, then stretch by stretch: those of held-back
-    samples and of some others, by more than chance.
+    outputs: samples to judge outputs on, `judges_of` the others where it is None. What makes those worse by more than
+    chance is rolled back: first everything, then stretch by stretch.
     """
     if effort not in _SAMPLES or NAME in skip or calibration.synthetic:
         return prepared, plan
     few = enough(calibration, plan, effort, seed)
-    trial = Trial(prepared, calibration.take(_SEEN, seed).joined(held))
+    trial = Trial(prepared, judges_of(calibration, held, seed) if outputs is None else outputs)
     before = trial.score(plan)
     others = other_views(list(few.samples()), plan, skip)
     first = sweep(prepared.proto, plan, few.samples(), others=others, progress=progress)
