@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("diff")
     onnx.save(chain(), place / "m.onnx")
     onnx.save(pairs(chain()), place / "m.q.onnx")
-    onnx.save(pairs(chain(), "w1"), place / "wrong.onnx")
+    onnx.save(pairs(chain(), "w2"), place / "wrong.onnx")
     np.savez(place / "data.npz", **samples())
     return place
 
@@ -73,8 +73,8 @@ def test_a_disagreement_is_shown_bisected_and_written(folder: Path, tmp_path: Pa
     save = tmp_path / "out"
     done = run(folder, "--layers", "--bisect", "--save", str(save), quantized="wrong.onnx")
     assert done.exit_code == 0, done.output
-    assert "ort-on parts from ort-off first at s" in done.stdout
-    assert "node_b (MatMul)" in done.stdout
+    assert "ort-on parts from ort-off first at y" in done.stdout
+    assert "node_y (MatMul)" in done.stdout
     assert "warning: ort-on computes something else" in done.stdout
     assert sorted(path.name for path in save.iterdir()) == [
         "bisect-ort-on.inputs.json", "bisect-ort-on.onnx", "diff.json", "inputs.json", "results.json"
@@ -91,8 +91,8 @@ def test_json_is_one_document(folder: Path) -> None:
     assert done.exit_code == 1
     found = document(done)
     assert found["holds"] is False
-    assert found["parted"][0]["tensor"] == "s"
-    assert "node_b" in found["bisections"][0]["nodes"]
+    assert found["parted"][0]["tensor"] == "y"
+    assert "node_y" in found["bisections"][0]["nodes"]
     assert [layer["name"] for layer in found["layers"]] == ["a", "r", "b", "s", "y"]
     assert found["unmet"][0]["run"] == "ort-on"
     assert found["messages"][0].startswith("ort-on: SQNR in dB is")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper, numpy_helper, parser
 
@@ -52,6 +53,10 @@ def test_a_sound_model_agrees_within_rounding(float_model: onnx.ModelProto) -> N
     assert found.holds
 
 
+# From 1.32 on, kernels that write integers leave scales along rows alone; the one that writes float still does not.
+READS_ROWS = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 32)
+
+
 # With int8 and zero point 0 a ReLU between product and quantizer keeps ORT from fusing them: only the last one is.
 @pytest.mark.parametrize(
     ("wrong", "signed", "node", "parted"),
@@ -70,6 +75,10 @@ def test_a_weight_quantized_along_its_rows_is_found(
     (y,) = found.outputs
     off, on = (error.sqnr_db for error in y.accuracy)
     assert off > 25
+    if parted != "y" and READS_ROWS:
+        assert on > 25
+        assert not found.parted
+        return
     assert on < 5
     (part,) = found.parted
     assert (part.run, part.against, part.tensor) == (ON, OFF, parted)
@@ -83,7 +92,7 @@ def test_a_weight_quantized_along_its_rows_is_found(
 
 
 def test_nothing_can_be_left_out_of_the_piece(float_model: onnx.ModelProto, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    broken = pairs(float_model, "w1")
+    broken = pairs(float_model, "w2")
     found = onnxq.diff(float_model, broken, samples(), bisect=True, engines=["ort"], save=tmp_path / "out")
     (piece,) = found.bisections
     model = onnx.load(piece.path)
@@ -93,7 +102,8 @@ def test_nothing_can_be_left_out_of_the_piece(float_model: onnx.ModelProto, tmp_
     assert [value.name for value in model.graph.output] == [piece.output]
     (feeds,) = load_data(str(tmp_path / "out" / "bisect-ort-on.inputs.json"), GraphIndex(model).inputs).samples()
     off, on = (Session(model, optimize=optimize, threads=1).run(feeds)[piece.output] for optimize in (False, True))
-    assert np.abs(off.astype(np.int32) - on.astype(np.int32)).max() == round(piece.levels)
+    noise = np.square(off - on, dtype=np.float64).sum() / np.square(off, dtype=np.float64).sum()
+    assert -10 * np.log10(noise) == pytest.approx(piece.sqnr_db, abs=0.1)
 
 
 def test_rows_follow_the_network_and_fused_tensors_are_read_at_their_quantizer(float_model: onnx.ModelProto) -> None:

@@ -103,9 +103,11 @@ def test_an_fp8_plan_comes_back_whole_and_is_read_from_the_model() -> None:
 def test_the_check_says_what_onnx_runtime_cannot_do_with_fp8() -> None:
     report = onnxq.quantize(residual(), images(), "trt-fp8").report
     assert all(check.sqnr_db[0] > 15 for check in report.checks)
-    assert all(np.isnan(check.sqnr_db[1]) and not check.optimized for check in report.checks)
-    assert any("optimizations off only" in warning for warning in report.warnings)
-    assert not report.alarms()
+    # From 1.32 on its optimizations take FP8, and compute something else (34 dB worse), which is an alarm.
+    assert all(np.isnan(check.sqnr_db[1]) != check.optimized for check in report.checks)
+    only = any("optimizations off only" in warning for warning in report.warnings)
+    assert only == (not any(check.optimized for check in report.checks))
+    assert bool(report.alarms()) != only
 
 
 def test_mixed_kinds_are_refused_at_the_node() -> None:
