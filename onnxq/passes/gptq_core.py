@@ -288,7 +288,11 @@ class _Beside:
         if not self.there[k]:  # type: ignore[index]
             return level
         at = self.before[:, k]
-        beside = levels[:, self.only[k]] if self.only is not None else levels[self.groups, at] * (at > 0)[:, None]
+        if self.only is not None:
+            beside = levels[:, self.only[k]]
+        else:
+            # Column 0 is not rounded yet where it stands for none, and its memory may hold NaN.
+            beside = np.where((at > 0)[:, None], levels[self.groups, at], np.float32(0))
         if self.zeros is not None:
             beside = beside + (self.zeros[:, k] + self.zeros[self.groups, at]) * (at > 0)[:, None]
         total = level + beside

@@ -104,6 +104,22 @@ def test_weights_with_room_are_rounded_as_without_the_bound(case: Any) -> None:
         assert np.array_equal(round_spreading(narrow, seen, scale, zero, LIMITS, partner), free)
 
 
+def test_columns_not_rounded_yet_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups whose partners are rounded at other times; memory that nothing was written to is full of NaN."""
+    rng = np.random.default_rng(0)
+    w = rng.uniform(-1, 1, (6, 4, 8)).astype(np.float32)
+    x = rng.standard_normal((6, 8, 60)) * np.exp(rng.standard_normal((6, 8, 1)))
+    seen, partner = spreading(x @ x.transpose(0, 2, 1) / 60), np.arange(8) ^ 1
+    scale = np.broadcast_to(np.abs(w).max(axis=2, keepdims=True) / np.float32(127), w.shape)
+    zero = np.zeros(w.shape, np.int32)
+    wanted = round_spreading(w, seen, scale, zero, LIMITS, partner)
+    full = np.full_like
+    nan = lambda like, *_, **__: full(like, np.nan if like.dtype.kind == "f" else 77)  # noqa: E731
+    monkeypatch.setattr(np, "empty_like", nan)
+    assert np.array_equal(round_spreading(w, seen, scale, zero, LIMITS, partner), wanted)
+    assert keeps(wanted, partner)
+
+
 def test_wider_steps_pay_for_uniform_weights() -> None:
     rng = np.random.default_rng(0)
     w = rng.uniform(-1, 1, (1, 16, 64)).astype(np.float32)
