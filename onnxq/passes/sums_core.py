@@ -1,8 +1,8 @@
 """Rounding by second moments where 16-bit sums bind: scales found together with the integers; arrays.
 
-Weights that share a sum (see numerics.saturation) get in each other's way, the less the wider the steps are: each row
-whose sums bind takes, of FACTORS times its scale, the one with the least error of the layer. EfficientNet-Lite0 at
-8 bits: 26.6 dB unbound, 26.5 so; with one bit less, 23.6.
+Weights that share a sum (see numerics.saturation) get in each other's way, the less the wider the steps are: scales of
+rows whose sums bind are widened by `numerics.widening`, each column's error weighed by what it costs the layer.
+EfficientNet-Lite0 at 8 bits, mean of three seeds: 26.5 dB unbound, 26.1 so; with one bit less, 23.6.
 """
 
 from __future__ import annotations

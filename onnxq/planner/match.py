@@ -12,7 +12,7 @@ from onnxq.errors import PlanError
 from onnxq.graph import Fingerprint, GraphIndex, NodeRef, structural_ids
 from onnxq.nearest import did_you_mean
 from onnxq.plan import Plan, SitePlan
-from onnxq.planner.sums import bind_sums, mend_sums
+from onnxq.planner.sums import bind_sums, constant_at, mend_sums
 from onnxq.sites import Edge, Role, Site, TensorId
 
 
@@ -61,10 +61,7 @@ def site_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:
     for site in sites:
         if site.role is not Role.WEIGHT:
             continue
-        tensor: TensorId | None = site.site if isinstance(site.site, TensorId) else None
-        if isinstance(site.site, Edge):
-            tensor = index.resolve(index.node(site.site.node).inputs[site.site.index], site.site.scope)
-        value = None if tensor is None else index.constant(tensor)
+        value = constant_at(index, site.site)
         if value is not None:
             digest.update(f"{value.dtype.str}{value.shape}".encode())
             digest.update(np.ascontiguousarray(value).tobytes())

@@ -4,8 +4,10 @@ came from elsewhere."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxq.graph import GraphIndex
 from onnxq.numerics import SumOrder, align, keep_sums, needs_bound, saturating_sums
@@ -28,8 +30,10 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
     read = _reads_bytes(plan, index)
 
     def orders(site: SitePlan) -> tuple[SumOrder, ...]:
-        value = index.constant(_tensor(index, site.site)) if needs_bound(site.spec) else None
-        if plan.saturation == "allow" or site.role is not Role.WEIGHT or value is None:
+        if plan.saturation == "allow" or site.role is not Role.WEIGHT or not needs_bound(site.spec):
+            return ()
+        value = constant_at(index, site.site)
+        if value is None:
             return ()
         nodes = [index.node(edge.node) for edge in site.consumers or () if edge.node in read]
         found = (engine.sum_order(node, value.shape) for node in nodes)
@@ -50,7 +54,7 @@ def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, tuple[str, ...]]:
             rows, sums = count_saturating(values, site.sum_orders)
             if sums:
                 scale, zero = align(numbers, site.spec, values.shape, np.float32)
-                weight = index.constant(_tensor(index, site.site))
+                weight = constant_at(index, site.site)
                 near = values if weight is None else np.asarray(weight, np.float32) / scale + zero
                 # Rounding may have had its reasons: what it chose is what to stay near to, not the float weight.
                 wanted = np.where(abs(near - values) < 1, near, values)
@@ -82,8 +86,9 @@ def _reads_bytes(plan: Plan, index: GraphIndex) -> frozenset[str]:
     return frozenset(found)
 
 
-def _tensor(index: GraphIndex, site: Site) -> TensorId:
+def constant_at(index: GraphIndex, site: Site) -> NDArray[Any] | None:
+    """The value of the constant that a site quantizes; None where it is none."""
+    tensor: TensorId | None = site if isinstance(site, TensorId) else None
     if isinstance(site, Edge):
-        found = index.resolve(index.node(site.node).inputs[site.index], site.scope)
-        return TensorId("") if found is None else found
-    return site
+        tensor = index.resolve(index.node(site.node).inputs[site.index], site.scope)
+    return None if tensor is None else index.constant(tensor)
