@@ -14,11 +14,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-cpus lint format model wheel clean
+.PHONY: help demo test check test-avx2 test-cpus lint format model wheel clean
 
 help:
 	@echo "make demo    quantize the digit classifier the repository carries; size, accuracy, latency of float and int8"
 	@echo "make test    linters, types, import rules and all tests (make check is the same)"
+	@echo "make test-avx2  all tests on this CPU as one without VNNI; needs a CPU and a kernel that let CPUID fault"
 	@echo "make test-cpus  quantized files on emulated CPUs without VNNI and on arm64; needs qemu-user, and says what is missing"
 	@echo "make lint    ruff, mypy, import-linter alone"
 	@echo "make format  let ruff format and fix"
@@ -51,6 +52,10 @@ demo: $(VENV)/.demo-$(RUNTIME)
 test check: $(VENV)/.test-$(RUNTIME)
 	@status=0; $(MAKE) --no-print-directory --silent lint || status=1; \
 	$(BIN)/python -m pytest -n $(WORKERS) || status=1; exit $$status
+
+# The kernels that half the world's servers take, at this CPU's speed.
+test-avx2: $(VENV)/.test-$(RUNTIME)
+	@$(BIN)/python -m tests.cpus.avx2 $(BIN)/python -m pytest -n $(WORKERS)
 
 # Minutes, not seconds: an emulated CPU is ten to forty times slower. Not part of `make test`.
 test-cpus: $(VENV)/.test-$(RUNTIME)

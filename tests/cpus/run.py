@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Do quantized files answer right on CPUs that this machine does not have? Run by `make test-cpus`.
 
-x86 without VNNI   `tests/cpus` with this interpreter under `qemu-x86_64 -cpu Haswell`, where ONNX Runtime takes its
-                   AVX2 kernels; and what `record.py` wrote here, compared there. QEMU knows no AVX-512: a machine
-                   without VNNI learns nothing of those that have it.
+x86 without VNNI   `tests/cpus` with this interpreter on this CPU without its AVX-512 (`avx2.py`), or where that cannot
+                   be under `qemu-x86_64 -cpu Haswell`: ONNX Runtime takes its AVX2 kernels; and what `record.py` wrote
+                   here, compared there. A machine without VNNI learns nothing of those that have it.
 arm64              the same files, compared by a Python of Debian 12 with ONNX Runtime and numpy under `qemu-aarch64`,
                    once for each generation of kernels: plain NEON, dot products, and matrix products in 8 bits. It is
                    unpacked into a folder, 150 MB, the first time; nothing is installed.
@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.cpus.avx2 import Impossible, prepare
 from tests.cpus.kernels import EXPECTED
 from tests.cpus.record import record
 
@@ -67,6 +68,18 @@ def check_x86(recorded: Callable[[], Path]) -> bool:
     """The tests and the recorded networks on a CPU with AVX2 and without VNNI."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise Skipped(f"runs this Python, which is one for {platform.system()} on {platform.machine()}")
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            env = {**prepare(Path(name)), EXPECTED: "saturating"}
+        except Impossible as reason:
+            print(f"under QEMU, because {reason}", flush=True)
+            return check_haswell(recorded)
+        tests = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/cpus", **env)
+        return tests == run(sys.executable, ROOT / "tests/cpus/compare.py", recorded(), "network", **env) == 0
+
+
+def check_haswell(recorded: Callable[[], Path]) -> bool:
+    """The same under QEMU."""
     need(HASWELL[0])
     folder = recorded()
     # QEMU 7.2 emulates gathers wrongly, with which numpy sorts on AVX2: argsort would give wrong orders.
