@@ -136,7 +136,8 @@ def test_units_compute_what_the_model_computes_there(name: str) -> None:
             assert torch.equal(output, seen[region.exit])
             assert torch.equal(unit.run(*inputs), output)
             if all(isinstance(v, Tensor) for v in inputs):  # and on other numbers of samples
-                assert torch.equal(unit.run(*(v[:2] for v in inputs)), unit.run(*inputs)[:2])
+                # Matrix products of other sizes may take other kernels, which add in another order.
+                torch.testing.assert_close(unit.run(*(v[:2] for v in inputs)), unit.run(*inputs)[:2])
 
 
 def test_a_block_holds_the_smaller_blocks_inside_it() -> None:
