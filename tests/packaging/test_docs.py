@@ -13,7 +13,17 @@ import pytest
 from pydantic import BaseModel
 
 from onnxq.cli import cli
-from onnxq.config import Config, DataConfig, ImageConfig, QuantWish, Rule, RuleSet, VerifyConfig, preset_names
+from onnxq.config import (
+    Config,
+    DataConfig,
+    ImageConfig,
+    QuantWish,
+    Rule,
+    RuleSet,
+    RuntimeConfig,
+    VerifyConfig,
+    preset_names,
+)
 from onnxq.targets import target
 
 if sys.version_info >= (3, 11):
@@ -93,7 +103,9 @@ def test_no_option_is_documented_that_is_not_there() -> None:
     assert set(re.findall(r"--[a-z][a-z0-9-]+", text)) - known == set()
 
 
-@pytest.mark.parametrize("model", [Config, DataConfig, ImageConfig, QuantWish, Rule, RuleSet, VerifyConfig])
+@pytest.mark.parametrize(
+    "model", [Config, DataConfig, ImageConfig, QuantWish, Rule, RuleSet, RuntimeConfig, VerifyConfig]
+)
 def test_every_configuration_key_is_documented(model: type[BaseModel]) -> None:
     text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
     filled_in_by_the_reader = {"source", "line"}
