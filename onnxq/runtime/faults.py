@@ -23,7 +23,7 @@ _MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of m
 
 _ANY_LIBRARY = (
     "give the shared library that implements it (`ort_library`, or `libraries` in the section `runtime` of the "
-    "configuration), or quantize weights only (ort-int8-weights), which needs no run"
+    "configuration), or quantize weights only (ort-int8-weights), without samples: that needs no run"
 )
 # Libraries that packages bring along, by the domain of their operators.
 _LIBRARIES = {
