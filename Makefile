@@ -11,10 +11,12 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3 p
 	$$p -c "$(FITS)" >/dev/null 2>&1 && echo $$p && break; done)
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+# Not quiet: the packages are some hundred MB, and pip's lines say how far it is.
+PIP = $(BIN)/python -m pip install --disable-pip-version-check
+RELEASE := $(VENV)-release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-avx2 test-cpus lint format model wheel clean
+.PHONY: help demo test check test-avx2 test-cpus lint format model wheel release clean
 
 help:
 	@echo "make demo    quantize the digit classifier the repository carries; size, accuracy, latency of float and int8"
@@ -24,7 +26,7 @@ help:
 	@echo "make lint    ruff, mypy, import-linter alone"
 	@echo "make format  let ruff format and fix"
 	@echo "make model   train the demo's model again (installs torch)"
-	@echo "make wheel   build dist/*.whl"
+	@echo "make wheel   build dist/: source archive and wheel, checked as PyPI would (make release is the same)"
 	@echo "make clean   remove $(VENV) and everything built"
 
 $(BIN)/python:
@@ -34,14 +36,17 @@ $(BIN)/python:
 
 # One stamp per set of packages; a changed pyproject.toml installs again.
 $(VENV)/.demo-$(RUNTIME): pyproject.toml setup.py | $(BIN)/python
+	@echo "installing onnxq, ONNX Runtime and what they need into $(VENV): about a minute"
 	$(PIP) --editable '.[$(RUNTIME)]'
 	@touch $@
 
 $(VENV)/.test-$(RUNTIME): pyproject.toml setup.py | $(BIN)/python
+	@echo "installing the engines, torch and the linters into $(VENV): some minutes, the first time"
 	$(PIP) --editable '.[$(RUNTIME),test,torch]' $(TORCH)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml setup.py | $(BIN)/python
+	@echo "installing torch and what training needs into $(VENV): some minutes, the first time"
 	$(PIP) --editable '.[dev]'
 	@touch $@
 
@@ -78,9 +83,18 @@ format: $(VENV)/.test-$(RUNTIME)
 model: $(VENV)/.dev
 	$(BIN)/python examples/digits/train.py
 
-wheel: $(BIN)/python
-	rm -rf build
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+# build and twine have an environment of their own: nothing else needs them, and they bring thirty packages.
+$(RELEASE)/.release: | $(BIN)/python
+	@echo "installing build and twine into $(RELEASE)"
+	$(BIN)/python -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --disable-pip-version-check 'build>=1.2' 'twine>=6.1'
+	@touch $@
+
+# The wheel is made from the source archive, so that one cannot have what the other lacks.
+wheel release: $(RELEASE)/.release
+	rm -rf build dist
+	$(RELEASE)/bin/python -m build --outdir dist .
+	$(RELEASE)/bin/python -m twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) $(VENV)-arm64 build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-arm64 $(RELEASE) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

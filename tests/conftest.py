@@ -1,4 +1,10 @@
-"""What every test runs under: one BLAS thread per worker, repeatable hypothesis, engines skipped where they are not."""
+"""What every test runs under: one BLAS thread per worker, repeatable hypothesis, engines skipped where they are not.
+
+Properties, by `--hypothesis-profile NAME` or HYPOTHESIS_PROFILE=NAME:
+    onnxq   the default: the same examples in every run, and the first that fails is told as it is
+    shrink  the same, and a failing example is made smaller first, which may take minutes where examples run engines
+    search  new examples in every run, a thousand where a test does not say how many; `--hypothesis-seed N` repeats one
+"""
 
 from __future__ import annotations
 
@@ -12,16 +18,22 @@ import shutil
 from importlib.metadata import Distribution, distributions
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
+# Shrinking runs an example up to 500 times and for five minutes, and no setting bounds that; without it the search also
+# ends at the first failure. No deadline: how long an example takes depends on who else is at work.
+_QUICK = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target)
 settings.register_profile(
     "onnxq",
     deadline=None,
     derandomize=True,
+    phases=_QUICK,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("search", parent=settings.get_profile("onnxq"), derandomize=False, max_examples=1000)
+_DEFAULT = settings.get_profile("onnxq")
+settings.register_profile("shrink", parent=_DEFAULT, phases=tuple(Phase))
+settings.register_profile("search", parent=_DEFAULT, derandomize=False, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "onnxq"))
 
 

@@ -20,6 +20,7 @@ from onnxq.files import check_free
 @click.option("--plan", "plan_out", metavar="OUT.json", help="Also write the plan with its numbers.")
 @click.option("--new-weights", is_flag=True, help="The weights were trained further: compute their scales again.")
 @options.running
+@options.library
 @options.checking
 @options.writing
 @options.showing

@@ -25,7 +25,10 @@ def _engines(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.argument("model", metavar="FLOAT")
 @click.argument("quantized", metavar="QUANT")
 @options.data
-@click.option("--config", metavar="PRESET|FILE", help="A YAML file whose `data` section says how images become inputs.")
+@options.library
+@click.option(
+    "--config", metavar="PRESET|FILE", help="A YAML file for its `data` and `runtime` sections: images, libraries."
+)
 @click.option(
     "--engines",
     metavar="ort,trt",

@@ -17,6 +17,7 @@ from onnxq.files import check_free
 @click.option("--config", metavar="PRESET|FILE", help="A preset's name or a YAML file with symmetric int8 activations.")
 @options.data
 @options.running
+@options.library
 @click.option("--allow-missing", is_flag=True, help="Leave float whatever reads a tensor the cache has no scale for.")
 @click.option("--output", "-o", "plan_out", metavar="PLAN.json", help="Write the plan, for `onnxq apply`.")
 @click.option("--apply", "out", metavar="OUT.onnx", help="Carry the plan out at once: the Q/DQ model.")
@@ -47,7 +48,7 @@ def command(
     )
     applied = None
     if out is not None:
-        same = {key: wanted[key] for key in ("samples", "seed", "batch", "memory_limit")}
+        same = {key: wanted[key] for key in ("samples", "seed", "batch", "memory_limit", "ort_library")}
         config = wanted["config"] or f"{found.plan.target}-int8"
         applied = pipeline.apply(
             model, found.plan, data, config, latency=False, out=out, force=force, progress=report.progress, **same

@@ -105,6 +105,13 @@ wanting = together(
     ),
 )
 
+library = click.option(
+    "--ort-library",
+    multiple=True,
+    metavar="FILE.so",
+    help="A shared library with custom operators of the model, for ONNX Runtime; repeatable.",
+)
+
 running = together(
     click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Samples in one run."),
     click.option(

@@ -14,6 +14,7 @@ from onnxq.files import check_free
 @click.argument("model")
 @options.wishes
 @options.data
+@options.library
 @click.option(
     "--output", "-o", "plan_out", metavar="OUT.json", help="Write the plan, to edit it or to `onnxq apply` it."
 )

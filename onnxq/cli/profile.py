@@ -24,6 +24,7 @@ def _groupings(ctx: click.Context, param: click.Parameter, value: str | None) ->
 @click.argument("quantized", metavar="[QUANT]", required=False)
 @click.option("--plan", metavar="PLAN.json", help="A plan with its numbers, in the place of QUANT.")
 @options.data
+@options.library
 @click.option(
     "--target", type=click.Choice(["ort", "trt"]), help="Without QUANT and plan: what to quantize for. [default: ort]"
 )

@@ -35,7 +35,10 @@ _NAMED = 5
     "--require-exact", is_flag=True, help="No weight may overflow 16-bit sums on CPUs without VNNI; --engine ort only."
 )
 @options.data
-@click.option("--config", metavar="PRESET|FILE", help="A YAML file whose `data` section says how images become inputs.")
+@options.library
+@click.option(
+    "--config", metavar="PRESET|FILE", help="A YAML file for its `data` and `runtime` sections: images, libraries."
+)
 @click.option(
     "--shapes",
     metavar="INPUT:MIN,OPT,MAX",

@@ -21,6 +21,7 @@ from onnxq.files import check_free
 @click.option("--output", "-o", "out", metavar="OUT", help="The quantized model. [default: MODEL.q.onnx beside MODEL]")
 @click.option("--plan", "plan_out", metavar="OUT.json", help="Also write the plan, for `onnxq apply`.")
 @options.running
+@options.library
 @options.checking
 @options.writing
 @options.showing

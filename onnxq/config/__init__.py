@@ -1,6 +1,6 @@
 """What a person asks for: YAML presets and files read into frozen, typed configuration."""
 
-from onnxq.config.data import DataConfig, ImageConfig, VerifyConfig
+from onnxq.config.data import DataConfig, ImageConfig, RuntimeConfig, VerifyConfig
 from onnxq.config.front_end import FrontEnd, MultiInput, QuantizerSpec, Trained
 from onnxq.config.limits import check_limits
 from onnxq.config.load import load_config
@@ -20,6 +20,7 @@ __all__ = [
     "QuantizerSpec",
     "Rule",
     "RuleSet",
+    "RuntimeConfig",
     "Trained",
     "VerifyConfig",
     "check_limits",

@@ -1,12 +1,12 @@
-"""What the calibration data are and how the command checks itself."""
+"""What the calibration data are, how models are run and how the command checks itself."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from onnxq.config.values import Frozen
+from onnxq.config.values import Frozen, one_or_many
 
 
 class ImageConfig(Frozen):
@@ -59,6 +59,14 @@ class DataConfig(Frozen):
     samples: int | None = Field(default=None, ge=1)
     seed: int = Field(default=0, ge=0)
     batch: int | None = Field(default=None, ge=1)
+
+
+class RuntimeConfig(Frozen):
+    """How ONNX Runtime runs models. libraries: shared libraries with the custom operators that a model uses; in a file
+    relative to its folder.
+    """
+
+    libraries: Annotated[tuple[str, ...], BeforeValidator(one_or_many)] = ()
 
 
 class VerifyConfig(Frozen):

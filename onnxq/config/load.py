@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from onnxq.config.data import DataConfig, ImageConfig, VerifyConfig
+from onnxq.config.data import DataConfig, ImageConfig, RuntimeConfig, VerifyConfig
 from onnxq.config.document import Document, Path, dotted, parse
 from onnxq.config.front_end import FrontEnd, Trained
 from onnxq.config.limits import check_limits
@@ -35,6 +35,7 @@ _MODELS: dict[str, type[Any]] = {
     "data": DataConfig,
     "data.images": ImageConfig,
     "verify": VerifyConfig,
+    "runtime": RuntimeConfig,
     "torch": FrontEnd,
     "torch.weights": Trained,
     "torch.activations": Trained,
@@ -65,6 +66,7 @@ def _read(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any
     values = dict(document.values)
     _refuse_reserved(document)
     places = {path: f"{document.source}:{line}" for path, line in document.lines.items()}
+    _anchor_libraries(values, FilePath(document.source).parent)
     base_name = values.pop("extends", None)
     for index, rule in enumerate(_rules(values)):
         if isinstance(rule, dict):
@@ -125,6 +127,17 @@ def _refuse_reserved(document: Document) -> None:
 def _rules(values: Mapping[str, Any]) -> list[Any]:
     rules = values.get("rules")
     return rules if isinstance(rules, list) else []
+
+
+def _anchor_libraries(values: dict[str, Any], folder: FilePath) -> None:
+    """Make paths of operator libraries relative to the working directory, as those of the command line are."""
+    section = values.get("runtime")
+    if not isinstance(section, dict) or "libraries" not in section:
+        return
+    given = section["libraries"]
+    paths = [given] if isinstance(given, str) else given
+    if isinstance(paths, list) and all(isinstance(path, str) for path in paths):
+        values["runtime"] = {**section, "libraries": [str(folder / path) for path in paths]}
 
 
 def _shift(path: Path, by: int) -> Path:

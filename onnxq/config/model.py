@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
-from onnxq.config.data import DataConfig, VerifyConfig
+from onnxq.config.data import DataConfig, RuntimeConfig, VerifyConfig
 from onnxq.config.front_end import FrontEnd
 from onnxq.config.values import Bits, Frozen
 from onnxq.config.wish import QuantWish, Rule
@@ -56,6 +56,7 @@ class Config(Frozen):
     rules: tuple[Rule, ...] = ()
     data: DataConfig = DataConfig()
     verify: VerifyConfig = VerifyConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
     torch: FrontEnd = FrontEnd()
     _lines: dict[str, str] = PrivateAttr(default_factory=dict)
 

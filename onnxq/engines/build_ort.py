@@ -13,7 +13,7 @@ import onnx
 from onnxq.engines.builds import ENGINE, MODEL, OPTIMIZED
 from onnxq.engines.proof import BUILT, REFUSED
 from onnxq.errors import MissingDependencyError, ModelError
-from onnxq.runtime import optimized_graph
+from onnxq.runtime import UnknownOperatorError, operator_libraries, optimized_graph
 
 
 def build(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -23,10 +23,14 @@ def build(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """
     start = time.perf_counter()
     try:
-        onnx.save(optimized_graph(folder / MODEL), folder / ENGINE)
-        onnx.save(optimized_graph(folder / MODEL, layout=False), folder / OPTIMIZED)
+        with operator_libraries(job["operators"]):
+            onnx.save(optimized_graph(folder / MODEL), folder / ENGINE)
+            onnx.save(optimized_graph(folder / MODEL, layout=False), folder / OPTIMIZED)
     except MissingDependencyError as error:
         return {"state": "missing", "reason": error.cause}
+    except UnknownOperatorError as error:
+        reason = f"{error.subject}: {error.cause}; {error.fix}"
+        return {"state": REFUSED, "reason": reason, "version": _version()}
     except ModelError as error:
         return {"state": REFUSED, "reason": error.cause, "node": _blamed(error.subject), "version": _version()}
     return {"state": BUILT, "version": _version(), "seconds": time.perf_counter() - start}

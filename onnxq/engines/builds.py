@@ -36,12 +36,14 @@ class Job:
     """What a child builds. library: module to import. capability: e.g. "SM86", "" for the GPU in this machine.
 
     shapes: (min, opt, max) of the inputs whose shape is not fixed. cache: a timing cache to read and write, "" none.
+    operators: paths of libraries with custom operators, for ONNX Runtime.
     """
 
     library: str
     capability: str = ""
     shapes: Profile = field(default_factory=dict)
     cache: str = ""
+    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

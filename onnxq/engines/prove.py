@@ -35,6 +35,7 @@ from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.graph import GraphIndex, infer_shapes, inline_functions, name_nodes, save_model
 from onnxq.nearest import did_you_mean
 from onnxq.plan import from_json
+from onnxq.runtime import open_libraries
 from onnxq.sites import Refusal
 
 _LIBRARIES = {
@@ -86,7 +87,8 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
     files = _Files(wish)
     shapes, note = ({}, "") if wish.engine == ORT else profile(proto, index, wish.shapes)
     library, install = _LIBRARIES[wish.engine]
-    job = Job(library=library, capability=capability, shapes=shapes, cache=files.cache)
+    operators = open_libraries() if wish.engine == ORT else ()
+    job = Job(library=library, capability=capability, shapes=shapes, cache=files.cache, operators=operators)
     with tempfile.TemporaryDirectory(prefix="onnxq-") as name:
         folder = Path(name)
         outcome = able(builds.build(inspection.model, job, folder, timeout=wish.timeout), library, install)

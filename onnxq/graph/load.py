@@ -18,6 +18,8 @@ from onnxq.nearest import nearest
 
 # From IR version 4 on an initializer need not be a graph input as well.
 PLAIN_INITIALIZERS_IR = 4
+# Names listed in a note.
+_SHOWN = 5
 _MAX_MESSAGE = 2**31 - 1
 
 
@@ -64,6 +66,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
         size, external = size + read, read > 0
     _check_versions(proto, subject)
     check_tensors(proto, subject)
+    _check_inputs(proto)
     notes = (*_plain_initializers(proto), *_sort(proto))
     if check:
         check_structure(proto, subject)
@@ -73,6 +76,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
 def check_structure(proto: ModelProto, subject: str) -> None:
     """onnx.checker on the model without its weights (so that size is no matter). Raises ModelError."""
     light, _ = lighten(proto, empty=True)
+    _declare_unknown(light)
     try:
         onnx.checker.check_model(light)
     except (onnx.checker.ValidationError, ValueError) as error:
@@ -80,6 +84,30 @@ def check_structure(proto: ModelProto, subject: str) -> None:
         where = next((line for line in lines[1:] if line.startswith("==> Context")), "")
         cause = f"{lines[0] if lines else error}{f' ({where[4:]})' if where else ''}"
         raise ModelError(subject, f"is not a valid ONNX model: {cause}", "export it again") from error
+
+
+def _declare_unknown(light: ModelProto) -> None:
+    """Write a shape, and for outputs a type, where none is declared.
+
+    onnx.checker demands them; ORT does without, and so does everything here. The checker looks no further at either.
+    """
+    for value in light.graph.output:
+        if value.type.WhichOneof("value") is None:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    for value in (*light.graph.input, *light.graph.output):
+        inner = value.type
+        while (kind := inner.WhichOneof("value")) in ("sequence_type", "optional_type"):
+            inner = getattr(inner, kind).elem_type
+        if kind == "tensor_type" and not inner.tensor_type.HasField("shape"):
+            inner.tensor_type.shape.SetInParent()
+
+
+def _check_inputs(proto: ModelProto) -> None:
+    """Raise ModelError naming an input without a type: ORT takes a model without a shape, but not without that."""
+    for value in proto.graph.input:
+        kind = value.type.WhichOneof("value")
+        if kind is None or (kind == "tensor_type" and not value.type.tensor_type.elem_type):
+            raise ModelError(f"input {value.name!r}", "has no type", "declare its element type, or export it again")
 
 
 def _read_file(path: Path) -> bytes:
@@ -174,13 +202,20 @@ def _plain_initializers(proto: ModelProto) -> tuple[str, ...]:
     stored = {tensor.name for tensor in graph.initializer}
     stored.update(sparse.values.name for sparse in graph.sparse_initializer)
     kept = [value for value in graph.input if value.name not in stored]
-    dropped = len(graph.input) - len(kept)
+    dropped = [value.name for value in graph.input if value.name in stored]
+    before = proto.ir_version
+    if stored:
+        # ORT reads files of IR version 3 whose initializers are no inputs, which onnx.checker refuses, as version 4.
+        proto.ir_version = max(before, PLAIN_INITIALIZERS_IR)
     if not dropped:
         return ()
     del graph.input[:]
     graph.input.extend(kept)
-    proto.ir_version = max(proto.ir_version, PLAIN_INITIALIZERS_IR)
-    return (f"{dropped} initializers were listed as graph inputs too; they are plain initializers now",)
+    if before >= PLAIN_INITIALIZERS_IR and len(dropped) < len(stored):
+        # Not the habit of an exporter that lists them all: somebody means to feed these.
+        named = ", ".join(dropped[:_SHOWN]) + (", …" if len(dropped) > _SHOWN else "")
+        return (f"inputs with a default value are constants now, and can no longer be fed: {named}",)
+    return (f"{len(dropped)} initializers were listed as graph inputs too; they are plain initializers now",)
 
 
 def _sort(proto: ModelProto) -> tuple[str, ...]:

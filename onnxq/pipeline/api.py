@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from onnxq.interop import Imported
 
 ModelSource = str | Path | onnx.ModelProto
+Libraries = Sequence[str | Path] | str | Path
 Configuration = Config | str | Path | None
 
 
@@ -49,6 +50,7 @@ def quantize(
     promote_to: str | None = None,
     weight_bits_budget: float | None = None,
     budget: float | None = None,
+    ort_library: Libraries = (),
     out: str | Path | None = None,
     plan_out: str | Path | None = None,
     force: bool = False,
@@ -69,6 +71,7 @@ def quantize(
     is promoted to `promote_to`, "float" or "uint16", until that holds; `.report.promotion.met` says whether it does.
     weight_bits_budget: bits that weights may have on average; those get more than the configuration's that need them.
     budget: seconds of wall-clock time; passes get less or are left out, and `.report.accounts` says which.
+    ort_library: shared libraries with the custom operators of the model, in the way of ONNX Runtime.
     out, plan_out: files to write; `force` overwrites them.
 
     Returns a Result with `.model`, `.plan`, `.report` and `.save()`.
@@ -79,6 +82,7 @@ def quantize(
         samples=samples, seed=seed, batch=batch, memory_limit=memory_limit, placement=placement, cpu=cpu,
         effort=effort, holdout=holdout, threads=threads, latency=latency, min_sqnr=min_sqnr, metric=metric,
         max_drop=max_drop, promote_to=promote_to, weight_bits_budget=weight_bits_budget, budget=budget,
+        ort_library=ort_library,
     )  # fmt: skip
     result = run.quantize(model, data, config, target=target, options=options, progress=progress)
     return _written(result, out, plan_out, force, external_data, bits_attribute)
@@ -98,6 +102,7 @@ def apply(
     holdout: int | None = None,
     threads: int | None = None,
     latency: bool | None = None,
+    ort_library: Libraries = (),
     out: str | Path | None = None,
     plan_out: str | Path | None = None,
     force: bool = False,
@@ -108,7 +113,7 @@ def apply(
     """Carry out a plan on its model, or on the same network exported again.
 
     data is needed only for sites without numbers; when given, the result is checked on it.
-    new_weights: the weights were trained further; their scales are computed again.
+    new_weights: the weights were trained further; their scales are computed again. ort_library: as for `quantize`.
     Raises PlanError when the plan does not fit; see `quantize` for the rest.
     """
     _free(force, model, out, plan_out)
@@ -120,6 +125,7 @@ def apply(
         holdout=holdout,
         threads=threads,
         latency=latency,
+        ort_library=ort_library,
     )
     result = carry_out.apply(
         model, plan, data, new_weights=new_weights, config=config, options=options, progress=progress
@@ -137,6 +143,7 @@ def make_plan(
     cpu: str | None = None,
     samples: int | None = None,
     seed: int | None = None,
+    ort_library: Libraries = (),
     plan_out: str | Path | None = None,
     force: bool = False,
     progress: Progress = silent,
@@ -144,10 +151,10 @@ def make_plan(
     """The plan without numbers: site by site what would be quantized, how, by which rule and why.
 
     data supplies shapes, which branches run and, for placement "measured", what is timed; synthetic
-    inputs do without it. plan_out: write it as JSON.
+    inputs do without it. ort_library: as for `quantize`. plan_out: write it as JSON.
     """
     _free(force, model, plan_out)
-    options = Options(samples=samples, seed=seed, placement=placement, cpu=cpu)
+    options = Options(samples=samples, seed=seed, placement=placement, cpu=cpu, ort_library=ort_library)
     plan = run.make_plan(model, data, config, target=target, options=options, progress=progress)
     if plan_out is not None:
         write_text(Path(plan_out), to_json(plan), overwrite=force)
@@ -166,6 +173,7 @@ def import_calibration(
     seed: int | None = None,
     batch: int | None = None,
     memory_limit: int | None = None,
+    ort_library: Libraries = (),
     plan_out: str | Path | None = None,
     force: bool = False,
     progress: Progress = silent,
@@ -174,15 +182,15 @@ def import_calibration(
 
     cache: the text file of a TensorRT calibrator. model: the ONNX file it was calibrated with. target: "trt" unless the
     configuration says otherwise. data: samples to calibrate the tensors on that the cache has no scale for;
-    allow_missing: without samples, leave float what reads such tensors. plan_out: write the plan as JSON; `onnxq.apply`
-    carries it out.
+    allow_missing: without samples, leave float what reads such tensors. ort_library: as for `quantize`.
+    plan_out: write the plan as JSON; `onnxq.apply` carries it out.
 
     Returns an Imported with `.plan`, `.matched`, `.unmatched`, `.unused` and `.missing`.
     Raises CalibrationError for a malformed cache, one of another model, and tensors without a scale.
     """
     _free(force, model, plan_out)
     check_free(cache, plan_out, force=force)
-    options = Options(samples=samples, seed=seed, batch=batch, memory_limit=memory_limit)
+    options = Options(samples=samples, seed=seed, batch=batch, memory_limit=memory_limit, ort_library=ort_library)
     from onnxq.pipeline import importing
 
     found = importing.import_calibration(

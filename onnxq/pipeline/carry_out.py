@@ -22,6 +22,7 @@ from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan, from_json
 from onnxq.planner import rebase
 from onnxq.report import Progress, silent
+from onnxq.runtime import operator_libraries
 
 
 def read_plan(plan: Plan | str | Path) -> Plan:
@@ -55,9 +56,22 @@ def apply(
     given, the result is also checked against the float model.
     Raises PlanError when the plan does not fit this model or lacks numbers and no data is given.
     """
-    stages = Stages()
     found = read_plan(plan)
     wished = configured(config, None, options)
+    with operator_libraries(wished.runtime.libraries):
+        return _apply(model, found, data, wished, new_weights, options, progress)
+
+
+def _apply(
+    model: str | Path | onnx.ModelProto,
+    found: Plan,
+    data: object,
+    wished: Config,
+    new_weights: bool,
+    options: Options,
+    progress: Progress,
+) -> Result:
+    stages = Stages()
     with stages.run("prepare"):
         prepared = load(model, only=found.prepare, target=found.target)
         prepared = rescaled(prepared, found.scalings)

@@ -20,6 +20,7 @@ from onnxq.graph import GraphIndex, load_model, name_nodes, save_model
 from onnxq.nearest import did_you_mean
 from onnxq.pipeline.run import Options, configured
 from onnxq.report import Progress, difference_json, silent
+from onnxq.runtime import operator_libraries
 
 ModelSource = str | Path | onnx.ModelProto
 REPORT = "diff.json"
@@ -47,17 +48,19 @@ def diff(
     seed: int | None = None,
     threads: int = 1,
     memory_limit: int | None = None,
+    ort_library: Sequence[str | Path] | str | Path = (),
     force: bool = False,
     progress: Progress = silent,
 ) -> Difference:
     """Compare a quantized model with its float one: in ONNX Runtime without and with optimizations, and in TensorRT.
 
     data: as for `quantize`; None takes the inputs saved beside the results of `load`, else synthetic ones. config:
-    only its `data` section is used. engines: of "ort" and "trt"; empty takes ORT and, where it can run, TensorRT.
-    layers: also every matching tensor inside. bisect: find the smallest subgraph in which an engine parts.
-    top_k, min_agreement: share of the K largest along the last axis that both name. min_engines: SQNR of every engine
-    against ORT without optimizations. load: Polygraphy results of other runs on the same samples. save: a folder for
-    results.json and inputs.json (Polygraphy's, of the first `keep` samples), diff.json and what bisection cut out.
+    only its `data` and `runtime` sections are used. ort_library: shared libraries with the models' custom operators.
+    engines: of "ort" and "trt"; empty takes ORT and, where it can run, TensorRT. layers: also every matching tensor
+    inside. bisect: find the smallest subgraph in which an engine parts. top_k, min_agreement: share of the K largest
+    along the last axis that both name. min_engines: SQNR of every engine against ORT without optimizations. load:
+    Polygraphy results of other runs on the same samples. save: a folder for results.json and inputs.json
+    (Polygraphy's, of the first `keep` samples), diff.json and what bisection cut out.
 
     Returns a Difference; `.holds` is False when a tolerance is unmet or an engine asked for could not run.
     Raises a subclass of OnnxqError for models that do not belong together, data that does not fit, missing packages.
@@ -67,22 +70,17 @@ def diff(
     loaded = [run for path in load for run in load_results(path)]
     data = inputs_beside(load[0]) if data is None and load else data
     named, quantized_proto = name_nodes(load_model(model).proto), load_model(quantized).proto
-    chosen = configured(config, None, Options(samples=samples, seed=seed)).data
-    dataset = load_data(data, GraphIndex(named).inputs, chosen, named)
+    chosen = configured(config, None, Options(samples=samples, seed=seed, ort_library=ort_library))
     tolerances = Tolerances(
         min_sqnr=min_sqnr, min_cosine=min_cosine, max_abs=max_abs, min_agreement=min_agreement, min_engines=min_engines
     )  # fmt: skip
     wish = Wish(
-        engines=tuple(engines),
-        layers=layers,
-        bisect=bisect,
-        top_k=top_k,
-        keep=keep if folder is not None else 0,
-        threads=threads,
-        memory_limit=memory_limit or Wish.memory_limit,
-        tolerances=tolerances,
-    )
-    outcome = compare(named, quantized_proto, dataset, wish, loaded=loaded, stage=progress)
+        engines=tuple(engines), layers=layers, bisect=bisect, top_k=top_k, threads=threads, tolerances=tolerances,
+        keep=keep if folder is not None else 0, memory_limit=memory_limit or Wish.memory_limit,
+    )  # fmt: skip
+    with operator_libraries(chosen.runtime.libraries):
+        dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named)
+        outcome = compare(named, quantized_proto, dataset, wish, loaded=loaded, stage=progress)
     found = replace(outcome.difference, float_model=_path(model), quantized_model=_path(quantized))
     return _saved(found, outcome, folder) if folder is not None else found
 

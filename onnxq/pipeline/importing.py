@@ -20,6 +20,7 @@ from onnxq.pipeline.prepared import PreparedModel, load
 from onnxq.pipeline.run import DEFAULT_OPTIONS, Options, configured, look
 from onnxq.plan import Plan
 from onnxq.report import Progress, silent
+from onnxq.runtime import operator_libraries
 from onnxq.sites import Refusal
 
 _SHOWN = 4
@@ -41,6 +42,19 @@ def import_calibration(
     """Plan the model and give its activation sites the cache's scales; see `onnxq.import_calibration`."""
     scales = cache if isinstance(cache, Cache) else read_cache(cache)
     wished = _symmetric(config, target, options)
+    with operator_libraries(wished.runtime.libraries):
+        return _import(scales, model, data, wished, allow_missing, options, progress)
+
+
+def _import(
+    scales: Cache,
+    model: str | Path | onnx.ModelProto,
+    data: object,
+    wished: Config,
+    allow_missing: bool,
+    options: Options,
+    progress: Progress,
+) -> Imported:
     name = Path(model).name if isinstance(model, (str, Path)) else "model"
     trial = _attempt(scales, load(model, skip=wished.skip, target=wished.target), None, data, wished, name)
     notes: tuple[str, ...] = ()

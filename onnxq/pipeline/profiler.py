@@ -23,6 +23,7 @@ from onnxq.plan import Plan, from_json
 from onnxq.planner import rebase
 from onnxq.profile import KINDS, Profile, profile_pairs
 from onnxq.report import Progress, silent
+from onnxq.runtime import operator_libraries
 
 ModelSource = str | Path | onnx.ModelProto
 # A cost is a matter of decibels, which few samples settle.
@@ -41,12 +42,14 @@ def profile_model(
     samples: int | None = None,
     seed: int | None = None,
     threads: int = 1,
+    ort_library: Sequence[str | Path] | str | Path = (),
     progress: Progress = silent,
 ) -> Profile:
     """Switch what is quantized on and off, group by group, and measure the outputs against the float model's.
 
     quantized: a Q/DQ model made from `model`, by any tool; or plan: with its numbers. With neither, `model` is
     quantized as `quantize` would with this configuration. data: as for `quantize`; samples: how many to measure on (8).
+    ort_library: shared libraries with the custom operators of the models; also those of the section `runtime`.
     by: of "site", "node" (all that a node reads quantized) and "stretch" (neighbouring nodes).
 
     Returns a Profile; `.groups` has the SQNR with each group alone quantized, and with all but it.
@@ -55,7 +58,25 @@ def profile_model(
     if quantized is not None and plan is not None:
         raise ConfigError("plan", "a plan and a quantized model were given", "give one of them")
     count = _SAMPLES if samples is None else samples
-    settings = configured(config, target, Options(seed=seed, latency=False, threads=threads))
+    settings = configured(config, target, Options(seed=seed, latency=False, threads=threads, ort_library=ort_library))
+    with operator_libraries(settings.runtime.libraries):
+        return _profile(
+            model, quantized, data, settings, plan=plan, count=count, by=by, threads=threads, progress=progress
+        )
+
+
+def _profile(
+    model: ModelSource,
+    quantized: ModelSource | None,
+    data: object,
+    settings: Config,
+    *,
+    plan: Plan | str | Path | None,
+    count: int,
+    by: Sequence[str],
+    threads: int,
+    progress: Progress,
+) -> Profile:
     if quantized is None and plan is None:
         result = quantize(model, data, settings, progress=progress)
         quantized, what = result.model, f"quantized as {settings.source or settings.target} says"

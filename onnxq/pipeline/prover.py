@@ -10,12 +10,14 @@ import onnx
 from onnxq.annotate import read_model
 from onnxq.config import Config
 from onnxq.data import Dataset, load_data
-from onnxq.engines.proof import RTX, Proof
+from onnxq.engines.proof import ORT, RTX, Proof
 from onnxq.engines.prove import TIMEOUT, Wish
 from onnxq.engines.prove import prove as _prove
+from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.pipeline.run import Options, configured
 from onnxq.report import Progress, silent
+from onnxq.runtime import operator_libraries
 
 # Decibels and shares settle within few samples.
 _SAMPLES = 8
@@ -33,6 +35,7 @@ def prove(
     samples: int | None = None,
     seed: int | None = None,
     threads: int = 0,
+    ort_library: Sequence[str | Path] | str | Path = (),
     shapes: Mapping[str, Sequence[Sequence[int]]] | None = None,
     compare: str | Path | None = None,
     save: str | Path | None = None,
@@ -52,12 +55,17 @@ def prove(
 
     With "ort", `.weights` has every int8 weight that meets 8-bit data, with what can overflow 16-bit sums on CPUs
     without VNNI. require_exact: nothing may. data: as for `quantize`, to count on `samples` (8) how often that happens
-    and what it costs each output, in `.cost`; config: for its `data` section; threads: of that, 0 takes all.
+    and what it costs each output, in `.cost`; threads: of that, 0 takes all. config: for its
+    `data` and `runtime` sections. ort_library: shared libraries with the custom operators of the model, for "ort".
 
     The build runs in a process of its own: what crashes the library, or what it refuses, is a Proof that says so.
     Raises MissingDependencyError without the library, ConfigError for a pattern, engine or shape that fits nothing.
     """
-    dataset = None if data is None else _dataset(model, data, config, samples, seed)
+    wished = configured(config, None, Options(seed=seed, ort_library=ort_library))
+    if ort_library and engine != ORT:
+        raise ConfigError("ort_library", "is for ONNX Runtime, and another engine was asked for", "leave it out")
+    libraries = wished.runtime.libraries if engine == ORT else ()
+    dataset = None if data is None else _dataset(model, data, wished, samples)
     wish = Wish(
         engine=engine,
         capability=compute_capability,
@@ -73,18 +81,18 @@ def prove(
         timeout=timeout,
         stage=progress,
     )
-    return _prove(model, wish)
+    with operator_libraries(libraries):
+        return _prove(model, wish)
 
 
 def _dataset(
     model: str | Path | onnx.ModelProto,
     data: object,
-    config: Config | str | Path | None,
+    config: Config,
     samples: int | None,
-    seed: int | None,
 ) -> Dataset:
     """The samples that saturation is measured on."""
     named = name_nodes(read_model(model).proto)
-    chosen = configured(config, None, Options(seed=seed)).data
+    chosen = config.data
     dataset = load_data(data, GraphIndex(named).inputs, chosen, named)
     return dataset.take(_SAMPLES if samples is None else samples, chosen.seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -30,10 +30,11 @@ from onnxq.pipeline.realise import realise
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.scaled import Scene, scale_channels
 from onnxq.pipeline.stages import Stages
+from onnxq.pipeline.unrun import find_obstacle, plan_unrun, quantize_unrun
 from onnxq.plan import Plan, Scaling
 from onnxq.planner import Draft, draft
 from onnxq.report import Progress, silent
-from onnxq.runtime import cpu_kind, observe_shapes
+from onnxq.runtime import cpu_kind, observe_shapes, operator_libraries
 from onnxq.sites import Role
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
@@ -68,6 +69,13 @@ class Options:
     promote_to: str | None = None
     weight_bits_budget: float | None = None
     budget: float | None = None
+    ort_library: Sequence[str | Path] | str | Path = ()
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Paths of the libraries of custom operators."""
+        given = self.ort_library
+        return (str(given),) if isinstance(given, (str, Path)) else tuple(str(path) for path in given)
 
     def wish(self) -> Wish:
         """What was asked of the accuracy. Raises ConfigError for what does not go together."""
@@ -101,6 +109,9 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
         update["data"] = given.data.model_copy(update=data)
     if check_:
         update["verify"] = given.verify.model_copy(update=check_)
+    if options.libraries:
+        libraries = (*given.runtime.libraries, *options.libraries)
+        update["runtime"] = given.runtime.model_copy(update={"libraries": libraries})
     for name in ("placement", "cpu", "effort", "weight_bits_budget"):
         if (value := getattr(options, name)) is not None:
             update[name] = value
@@ -161,14 +172,22 @@ def quantize(
     seeded synthetic inputs and a warning. config: preset name, YAML file or Config.
     Raises an OnnxqError subclass for everything the caller can mend.
     """
-    stages, budget = Stages(), Budget(options.budget)
     wished, wish = configured(config, target, options), options.wish()
+    with operator_libraries(wished.runtime.libraries):
+        return _quantize(model, data, wished, wish, options, progress)
+
+
+def _quantize(
+    model: str | Path | onnx.ModelProto, data: object, wished: Config, wish: Wish, options: Options, progress: Progress
+) -> Result:
+    stages, budget = Stages(), Budget(options.budget)
     with stages.run("prepare"):
         prepared = load(model, skip=wished.skip, target=wished.target)
-        inputs = read_data(prepared, data, wished, choosing=wish.asked)
-        if inputs.synthetic and wish.asked:
-            raise ConfigError("data", "no samples were given: made-up inputs say nothing of accuracy", "pass --data")
-        prove_equal(prepared, islice(inputs.trial.samples(), _EQUALITY_SAMPLES))
+        obstacle = find_obstacle(prepared, wished, measuring=data is not None or wish.asked)
+        if obstacle is None:
+            inputs = _read_inputs(prepared, data, wished, wish)
+    if obstacle is not None:
+        return quantize_unrun(prepared, wished, stages, source=model, name=_name(model), obstacle=obstacle)
     budget.prepared()
     prepared, scalings = _scaled(prepared, inputs, wished, options, stages, progress, budget)
     with stages.run("plan"):
@@ -187,6 +206,15 @@ def quantize(
     with stages.run("emit"):
         quantized = realise(prepared, plan)
     return finish(prepared, plan, quantized, inputs, wished, stages, source=model, promotion=promotion, budget=budget)
+
+
+def _read_inputs(prepared: PreparedModel, data: object, config: Config, wish: Wish) -> Inputs:
+    """The samples, on the first of which preparation is proved to have changed nothing."""
+    inputs = read_data(prepared, data, config, choosing=wish.asked)
+    if inputs.synthetic and wish.asked:
+        raise ConfigError("data", "no samples were given: made-up inputs say nothing of accuracy", "pass --data")
+    prove_equal(prepared, islice(inputs.trial.samples(), _EQUALITY_SAMPLES))
+    return inputs
 
 
 def _demand_numbers(plan: Plan) -> None:
@@ -269,7 +297,14 @@ def make_plan(
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
     wished = configured(config, target, options)
+    with operator_libraries(wished.runtime.libraries):
+        return _make_plan(model, data, wished, progress)
+
+
+def _make_plan(model: str | Path | onnx.ModelProto, data: object, wished: Config, progress: Progress) -> Plan:
     prepared = load(model, skip=wished.skip, target=wished.target)
+    if (obstacle := find_obstacle(prepared, wished, measuring=data is not None)) is not None:
+        return plan_unrun(prepared, wished, _name(model), obstacle)
     inputs = read_data(prepared, data, wished)
     _, whole, plain = _placed(prepared, inputs, wished, _name(model), progress)
     plan = whole if plain is None else plain

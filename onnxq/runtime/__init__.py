@@ -1,7 +1,9 @@
 """ONNX Runtime: sessions, tapped runs, shapes, timings. The only user of onnxruntime, which loads at first use."""
 
 from onnxq.runtime.cpu import CPU_KINDS, cpu_kind
+from onnxq.runtime.faults import UnknownOperatorError
 from onnxq.runtime.graphs import optimized_graph
+from onnxq.runtime.libraries import open_libraries, operator_libraries
 from onnxq.runtime.memory import trim
 from onnxq.runtime.session import Feeds, Session
 from onnxq.runtime.shapes import ShapeProbe, Shapes, observe_shapes
@@ -16,10 +18,13 @@ __all__ = [
     "ShapeProbe",
     "Shapes",
     "Tapped",
+    "UnknownOperatorError",
     "cpu_kind",
     "latency",
     "node_times",
     "observe_shapes",
+    "open_libraries",
+    "operator_libraries",
     "optimized_graph",
     "tap",
     "trim",

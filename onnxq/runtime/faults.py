@@ -16,11 +16,27 @@ _LOADING = (
     re.compile(r"(?:for the|for) (?:node )?(?P<op>\w+)\(\d+\) node with name '(?P<name>[^']*)'"),
     re.compile(r"operator \((?P<op>\w+)\) in node \((?P<name>[^)]*)\)"),
 )
+_UNKNOWN = re.compile(r"Fatal error: (?P<domain>\S+?):(?P<op>[^\s:]+)\(-?\d+\) is not a registered function/op")
+# Of ONNX and of ONNX Runtime itself: an operator unknown there comes from no library.
+_BUILT_IN = frozenset({"ai.onnx", "ai.onnx.ml", "com.microsoft"})
 _MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
+
+_ANY_LIBRARY = (
+    "give the shared library that implements it (`ort_library`, or `libraries` in the section `runtime` of the "
+    "configuration), or quantize weights only (ort-int8-weights), without samples: that needs no run"
+)
+# Libraries that packages bring along, by the domain of their operators.
+_LIBRARIES = {
+    "ai.onnx.contrib": f"pip install onnxruntime-extensions, whose get_library_path() is the library; {_ANY_LIBRARY}"
+}
 
 _DIMS = re.compile(r"Got invalid dimensions for input: (?P<name>.+?) for the following indices(?P<rest>.*)", re.DOTALL)
 _INDEX = re.compile(r"index: (\d+) Got: (-?\d+) Expected: (-?\d+)")
 _RANK = re.compile(r"Invalid rank for input: (?P<name>.+?) Got: (?P<got>\d+) Expected: (?P<want>\d+)")
+
+
+class UnknownOperatorError(ModelError):
+    """An operator of a domain that ONNX Runtime has no code for; a library may bring it."""
 
 
 def clean(error: BaseException) -> str:
@@ -34,11 +50,22 @@ def loading(error: Exception, model: str) -> OnnxqError:
     text = clean(error)
     if _out_of_memory(error, text):
         return ModelError(model, "ONNX Runtime ran out of memory loading it", "free memory or use a larger machine")
+    unknown = _UNKNOWN.search(text)
+    if unknown and unknown["domain"] not in _BUILT_IN:
+        return _without_library(unknown["domain"], unknown["op"])
     for pattern in _LOADING:
         found = pattern.search(text)
         if found and found["name"]:
             return ModelError(f"node {found['name']!r} ({found['op']})", f"ONNX Runtime cannot load it: {text}")
     return ModelError(model, f"ONNX Runtime cannot load it: {text}", "does onnx.checker accept it? is its opset known?")
+
+
+def _without_library(domain: str, op: str) -> UnknownOperatorError:
+    return UnknownOperatorError(
+        f"operator {op!r} of domain {domain!r}",
+        "ONNX Runtime does not have it: it is a custom operator, whose code is not in the model",
+        _LIBRARIES.get(domain, _ANY_LIBRARY),
+    )
 
 
 def running(error: Exception, model: str) -> OnnxqError:

@@ -20,6 +20,7 @@ from onnxq.graph.weights import model_bytes
 from onnxq.nearest import did_you_mean
 from onnxq.runtime.engine import checked_providers, engine, faults, session_options
 from onnxq.runtime.faults import loading, running
+from onnxq.runtime.libraries import register_libraries
 
 Feeds = Mapping[str, NDArray[Any]]
 
@@ -53,6 +54,7 @@ class Session:
     threads: 0 takes ORT's default, all cores. providers: None takes the CPU. arena: False hands every buffer back
     as soon as it is free (lower peak memory, slower small runs). shapes_first: run Shape nodes as early as possible.
     save_optimized: where to write the graph ORT made. profile: prefix of the profile that `end_profiling` finishes.
+    Custom operators come from the libraries of the `operator_libraries` blocks around the call.
     Raises ModelError when ORT refuses the model, ConfigError for a provider it lacks, MissingDependencyError
     without onnxruntime.
     """
@@ -81,6 +83,7 @@ class Session:
             save=save_optimized,
             profile=profile,
         )
+        register_libraries(options)
         self._label = "the model" if isinstance(model, onnx.ModelProto) else str(model)
         try:
             self._weights = _weights(model, options)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import email
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import onnxq
+
 ROOT = Path(__file__).resolve().parents[2]
-CARRIED = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "onnxq", "configs", "cuda", "torch_frontend")
+CARRIED = (
+    "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "onnxq", "configs",
+    "cuda", "torch_frontend", "docs", "examples",
+)  # fmt: skip
 
 pytestmark = [pytest.mark.xdist_group("wheel"), pytest.mark.slow]
 
@@ -28,8 +35,8 @@ def _run(*command: str | Path, cwd: Path, code: int = 0) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel made from the source archive of a copy, so that nothing stale in the checkout gets in."""
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source archive of a copy, so that nothing stale in the checkout gets in."""
     work = tmp_path_factory.mktemp("build")
     source = work / "source"
     source.mkdir()
@@ -39,7 +46,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         elif (ROOT / name).exists():
             shutil.copy(ROOT / name, source)
     build = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
-    archive = work / _run(sys.executable, "-c", build, work, cwd=source).split()[-1]
+    return work / _run(sys.executable, "-c", build, work, cwd=source).split()[-1]
+
+
+@pytest.fixture(scope="module")
+def wheel(archive: Path) -> Path:
+    """The wheel made from the source archive."""
+    work = archive.parent
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation"]
     _run(*pip, "--wheel-dir", work, archive, cwd=work)
     return next(work.glob("*.whl"))
@@ -58,6 +71,37 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     yield home / "bin"
     shutil.rmtree(home)
+
+
+def test_the_source_archive_carries_what_the_wheel_and_its_readers_need(archive: Path) -> None:
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    folders = [path for folder in ("configs", "cuda", "docs") for path in (ROOT / folder).iterdir() if path.is_file()]
+    wanted = {path.relative_to(ROOT).as_posix() for path in folders}
+    assert wanted | {"LICENSE", "README.md", "CHANGELOG.md", "Makefile", "examples/digits/demo.py"} <= names
+    assert [name for name in names if "__pycache__" in name or name.endswith(".pyc")] == []
+
+
+def test_the_version_stands_in_one_place(archive: Path, wheel: Path) -> None:
+    assert archive.name == f"onnxq-{onnxq.__version__}.tar.gz"
+    assert wheel.name == f"onnxq-{onnxq.__version__}-py3-none-any.whl"
+    files = [path for path in (*ROOT.glob("*.*"), *(ROOT / "onnxq").rglob("*.py")) if path.is_file()]
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8", errors="replace") for path in files}
+    assert sorted(name for name, text in texts.items() if onnxq.__version__ in text) == [
+        "CHANGELOG.md",
+        "onnxq/__init__.py",
+    ]
+
+
+def test_the_metadata_are_those_an_index_takes(archive: Path, wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        text = opened.read(f"onnxq-{onnxq.__version__}.dist-info/METADATA").decode("utf-8")
+    fields = email.message_from_string(text)
+    assert fields["Description-Content-Type"] == "text/markdown"
+    assert fields["License-Expression"] == "Apache-2.0"
+    assert fields.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+    pytest.importorskip("twine", reason="twine is not installed; `make wheel` runs it in an environment of its own")
+    _run(sys.executable, "-m", "twine", "check", "--strict", archive, wheel, cwd=archive.parent)
 
 
 def test_the_wheel_carries_what_it_should_and_nothing_else(wheel: Path) -> None:
@@ -88,6 +132,7 @@ def test_kernel_sources_are_found_without_importing_cuda(installed: Path, tmp_pa
 
 
 def test_the_command_works_anywhere(installed: Path, tmp_path: Path) -> None:
+    assert _run(installed / "onnxq", "--version", cwd=tmp_path).split()[-1] == onnxq.__version__
     assert "quantize" in _run(installed / "onnxq", "--help", cwd=tmp_path)
     digits = ROOT / "examples" / "digits"
     command = [installed / "onnxq", "quantize", digits / "digits.onnx", "--data", digits / "digits.npz"]

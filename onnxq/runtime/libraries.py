@@ -1,0 +1,61 @@
+"""Custom operators: shared libraries that are registered with every ONNX Runtime session made inside a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from onnxq.errors import ConfigError
+from onnxq.runtime.engine import engine, faults
+from onnxq.runtime.faults import clean
+
+_open: ContextVar[tuple[str, ...]] = ContextVar("onnxq_operator_libraries", default=())
+
+
+@contextmanager
+def operator_libraries(paths: Iterable[str | Path]) -> Iterator[None]:
+    """Register these shared libraries of custom operators with the sessions made inside the block; blocks nest.
+
+    Raises ConfigError for a file that is missing or that ONNX Runtime cannot register, and MissingDependencyError
+    without onnxruntime. No paths: nothing is loaded.
+    """
+    # dlopen looks for a bare file name in the system's folders, not in the working directory.
+    own = [str(Path(path).resolve()) for path in paths]
+    if own:
+        options = engine().SessionOptions()
+        for path in own:
+            _register(options, path)
+    # ORT refuses a domain that is registered twice with the same options.
+    token = _open.set(tuple(dict.fromkeys((*_open.get(), *own))))
+    try:
+        yield
+    finally:
+        _open.reset(token)
+
+
+def open_libraries() -> tuple[str, ...]:
+    """Absolute paths of the libraries of the blocks around the caller, outermost first."""
+    return _open.get()
+
+
+def register_libraries(options: Any) -> None:
+    """Add the libraries of the blocks around the caller to an onnxruntime.SessionOptions."""
+    for path in open_libraries():
+        _register(options, path)
+
+
+def _register(options: Any, path: str) -> None:
+    subject = f"operator library {path}"
+    if not Path(path).is_file():
+        raise ConfigError(subject, "there is no such file", "give the path of a shared library (.so, .dylib, .dll)")
+    try:
+        options.register_custom_ops_library(path)
+    except faults() as error:
+        raise ConfigError(
+            subject,
+            f"ONNX Runtime cannot load it: {clean(error)}",
+            "give a shared library for this machine that exports RegisterCustomOps",
+        ) from error

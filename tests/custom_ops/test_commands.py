@@ -1,0 +1,171 @@
+"""Every command on a model with custom operators: with their library, and without."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+
+import onnxq
+from onnxq.cli import cli
+from tests.custom_ops.models import network
+
+FORCED = "rules:\n  - op: Conv\n    set: {quantize: true}\n"
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(cli, [str(arg) for arg in args])
+
+
+def operators(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)
+
+
+@pytest.fixture
+def quantized(work: Path, library: Path) -> Path:
+    """`work` with model.q.onnx and plan.json."""
+    (work / "my.yaml").write_text(FORCED)
+    done = run(
+        "quantize", work / "model.onnx", "--data", work / "samples.npz", "--config", work / "my.yaml", "--effort",
+        "fast", "--no-latency", "--plan", work / "plan.json", "--ort-library", library,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    return work
+
+
+def test_quantize_runs_the_operator_and_quantizes_around_it(quantized: Path) -> None:
+    made = operators(onnx.load(quantized / "model.q.onnx"))
+    assert made["Swell"] == 2
+    assert made["QuantizeLinear"] >= 2  # in front of both convolutions, the second behind the custom operator
+
+
+def test_all_of_the_accuracy_passes_run_with_it(work: Path, library: Path) -> None:
+    result = onnxq.quantize(
+        work / "model.onnx", work / "samples.npz", effort="high", latency=False, ort_library=library
+    )
+    assert all(check.sqnr_db[1] > 20 for check in result.report.checks)
+    assert operators(result.model)["Swell"] == 2
+
+
+def test_plan_and_apply(quantized: Path, library: Path) -> None:
+    (quantized / "lib.yaml").write_text(f"runtime: {{libraries: {library}}}\n{FORCED}")
+    planned = run("plan", quantized / "model.onnx", "--config", quantized / "lib.yaml")
+    assert planned.exit_code == 0, planned.stderr
+    again = quantized / "again.onnx"
+    done = run(
+        "apply", quantized / "model.onnx", quantized / "plan.json", "--data", quantized / "samples.npz", "--no-latency",
+        "--ort-library", library, "-o", again,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    assert "SQNR" in done.stdout
+    assert again.read_bytes() == (quantized / "model.q.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("section", [False, True])
+@pytest.mark.parametrize("command", ["diff", "profile"])
+def test_diff_and_profile(quantized: Path, library: Path, command: str, section: bool) -> None:
+    if command == "diff":
+        pytest.importorskip("polygraphy")
+    (quantized / "lib.yaml").write_text(f"runtime: {{libraries: [{library}]}}\n")
+    given = ("--config", quantized / "lib.yaml") if section else ("--ort-library", library)
+    models = (quantized / "model.onnx", quantized / "model.q.onnx")
+    done = run(command, *models, "--data", quantized / "samples.npz", "--samples", 2, *given)
+    assert done.exit_code == 0, done.stderr
+
+
+def test_diff_looks_inside(quantized: Path, library: Path) -> None:
+    pytest.importorskip("polygraphy")
+    found = onnxq.diff(
+        quantized / "model.onnx", quantized / "model.q.onnx", quantized / "samples.npz", engines=("ort",), layers=True,
+        bisect=True, samples=2, ort_library=[library],
+    )  # fmt: skip
+    assert "s" in {layer.name for layer in found.layers}
+
+
+def test_prove_hands_the_library_to_the_process_that_builds(quantized: Path, library: Path) -> None:
+    model = quantized / "model.q.onnx"
+    proof = onnxq.prove(model, engine="ort", ort_library=library)
+    assert proof.built
+    assert "Swell" in {kernel.kind for kernel in proof.kernels}
+    without = run("prove", model, "--engine", "ort")
+    assert without.exit_code == 1
+    assert "operator 'Swell' of domain 'example.ops'" in without.stderr
+    assert run("prove", model, "--ort-library", library).exit_code == 1  # TensorRT has no use for it
+
+
+def test_a_calibration_cache_is_imported_with_it(work: Path, library: Path) -> None:
+    scales = "".join(f"{name}: 3c010a14\n" for name in ("x", "c0", "s", "r", "c1", "y", "shift"))
+    (work / "trt.cache").write_text(f"TRT-8601-EntropyCalibration2\n{scales}")
+    command = ("import-calibration", work / "trt.cache", "--model", work / "model.onnx", "-o", work / "plan.json")
+    assert run(*command).exit_code == 1
+    done = run(*command, "--ort-library", library, "--apply", work / "t.onnx")
+    assert done.exit_code == 0, done.stderr
+    assert operators(onnx.load(work / "t.onnx"))["QuantizeLinear"]
+
+
+@pytest.mark.parametrize("opset", [9, 11, 17])
+@pytest.mark.parametrize("config", ["ort-int8-weights", "ort-int4-weights"])
+def test_weights_alone_need_no_library_and_the_summary_says_that_nothing_ran(
+    work: Path, config: str, opset: int
+) -> None:
+    onnx.save(network(opset), work / "model.onnx")
+    done = run("quantize", work / "model.onnx", "--config", config)
+    assert done.exit_code == 0, done.stderr
+    told = done.stdout + done.stderr
+    assert "NOTHING WAS RUN" in told
+    assert "operator 'Swell' of domain 'example.ops'" in told
+    assert "SYNTHETIC" not in told
+    quantized = operators(onnx.load(work / "model.q.onnx"))["DequantizeLinear"]
+    assert quantized == (2 if config == "ort-int8-weights" else 0)  # 4 bits are for MatMul: refused, and said so
+    assert ("refused" in told) == (not quantized)
+    planned = run("plan", work / "model.onnx", "--config", config)
+    assert planned.exit_code == 0, planned.stderr
+    assert "nothing was run" in planned.stdout
+
+
+def test_weights_rounded_unrun_are_those_rounded_with_the_library(work: Path, library: Path) -> None:
+    how = {"config": "ort-int8-weights", "latency": False}
+    alone = onnxq.quantize(work / "model.onnx", **how)
+    checked = onnxq.quantize(work / "model.onnx", ort_library=library, **how)
+    assert not alone.report.checks
+    assert checked.report.checks
+    assert "NOTHING WAS RUN" not in " ".join(checked.report.warnings)
+    mine, theirs = ({t.name: t.raw_data for t in one.model.graph.initializer} for one in (alone, checked))
+    assert mine == theirs
+
+
+@pytest.mark.parametrize("asked", [{"data": "samples.npz"}, {"min_sqnr": 20.0}, {"config": "ort-int8"}])
+def test_what_needs_a_run_is_refused_without_the_library(
+    work: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]
+) -> None:
+    monkeypatch.chdir(work)
+    with pytest.raises(onnxq.OnnxqError, match=r"operator 'Swell' of domain 'example\.ops'"):
+        onnxq.quantize("model.onnx", **{"config": "ort-int8-weights", **asked})
+
+
+def test_a_missing_library_leaves_nothing_behind(work: Path) -> None:
+    done = run("quantize", work / "model.onnx", "--data", work / "samples.npz", "--ort-library", work / "no.so")
+    assert done.exit_code == 1
+    assert f"operator library {work / 'no.so'}: there is no such file" in done.stderr
+    assert sorted(path.name for path in work.iterdir()) == ["model.onnx", "samples.npz"]
+
+
+def test_the_answers_are_those_of_the_operator(work: Path, library: Path) -> None:
+    """Float and quantized file side by side, run by ONNX Runtime itself."""
+    import onnxruntime
+
+    result = onnxq.quantize(
+        work / "model.onnx", work / "samples.npz", effort="fast", latency=False, ort_library=library
+    )
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(library))
+    x = np.load(work / "samples.npz")["x"]
+    before, after = (
+        onnxruntime.InferenceSession(m, options, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for m in (str(work / "model.onnx"), result.model.SerializeToString())
+    )
+    assert np.linalg.norm(after - before) < 0.1 * np.linalg.norm(before)

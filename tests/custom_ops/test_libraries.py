@@ -1,0 +1,82 @@
+"""Libraries of custom operators: in every session of a block, and faults in words."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxq.config import load_config
+from onnxq.errors import ConfigError, ModelError
+from onnxq.runtime import Session, UnknownOperatorError, open_libraries, operator_libraries
+from tests.custom_ops.models import network
+
+
+def test_sessions_inside_a_block_have_the_operator_and_those_outside_do_not(library: Path) -> None:
+    feeds = {"x": np.ones((1, 3, 16, 16), np.float32)}
+    with operator_libraries([library]), operator_libraries([str(library)]):
+        assert open_libraries() == (str(library),)
+        values = Session(network(), optimize=False).run(feeds, ["y"])
+    assert np.isfinite(values["y"]).all()
+    assert open_libraries() == ()
+    with pytest.raises(UnknownOperatorError):
+        Session(network())
+
+
+def test_the_error_names_the_operator_its_domain_and_what_to_give() -> None:
+    with pytest.raises(ModelError) as caught:
+        Session(network())
+    assert caught.value.subject == "operator 'Swell' of domain 'example.ops'"
+    assert "`ort_library`" in caught.value.fix
+    assert "weights only" in caught.value.fix
+
+
+def test_a_package_that_has_the_operators_is_named() -> None:
+    proto = network()
+    for node in proto.graph.node:
+        node.domain = node.domain and "ai.onnx.contrib"
+    proto.opset_import[1].domain = "ai.onnx.contrib"
+    with pytest.raises(ModelError) as caught:
+        Session(proto)
+    assert "pip install onnxruntime-extensions" in caught.value.fix
+
+
+def test_a_bare_file_name_is_one_in_the_working_directory(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(library.parent)
+    with operator_libraries([library.name]):
+        Session(network())
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no library at all"])
+def test_what_is_no_library_is_an_error_in_words(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "ops.so"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught, operator_libraries([path]):
+        pytest.fail("the block must not begin")
+    assert caught.value.subject == f"operator library {path}"
+    assert ("no such file" if content is None else "cannot load it") in caught.value.cause
+    assert caught.value.fix
+
+
+def test_the_configuration_names_libraries_relative_to_its_own_folder(
+    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conf" / "ops").mkdir(parents=True)
+    shutil.copy(library, tmp_path / "conf" / "ops" / "swell.so")
+    (tmp_path / "conf" / "base.yaml").write_text("runtime: {libraries: ops/swell.so}\n")
+    (tmp_path / "top.yaml").write_text("extends: conf/base.yaml\ntarget: ort\n")
+    monkeypatch.chdir("/")
+    assert load_config(tmp_path / "top.yaml").runtime.libraries == (str(tmp_path / "conf" / "ops" / "swell.so"),)
+
+
+def test_a_wrong_key_of_the_section_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("runtime:\n  librarys: [a.so]\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml:2: runtime\.librarys: unknown key.*\n.*libraries"):
+        load_config(path)
+    path.write_text("runtime:\n  libraries: 3\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml:2: runtime\.libraries"):
+        load_config(path)

@@ -1,0 +1,104 @@
+"""From odd files to quantized ones: undeclared shapes and types, tensors of no elements, operators of old opsets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper, parser
+
+import onnxq
+
+HOW: dict[str, Any] = {"latency": False, "effort": "fast"}
+RNG = np.random.default_rng(0)
+SAMPLES = RNG.standard_normal((12, 3, 16, 16)).astype(np.float32)
+WEIGHTS = {
+    "w0": RNG.standard_normal((32, 3, 3, 3)) / 5,
+    "b0": RNG.standard_normal(32) / 8,
+    "w1": RNG.standard_normal((32, 32, 3, 3)) / 17,
+    "b1": RNG.standard_normal(32) / 8,
+}
+CONVS = """c = Conv <pads=[1,1,1,1]>(x, w0, b0)
+    r = Relu(c)
+    d = Conv <pads=[1,1,1,1]>(r, w1, b1)"""
+
+
+def network(tail: str = "y = Relu(d)", *, opset: int = 17, ir: int = 8, x: str = "float[N,3,16,16]") -> onnx.ModelProto:
+    header = f'<ir_version: {ir}, opset_import: ["" : {opset}]>'
+    proto = parser.parse_model(f"{header} g ({x} x) => (float[N,32,16,16] y) {{ {CONVS}\n {tail} }}")
+    for name, value in WEIGHTS.items():
+        proto.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    return proto
+
+
+def runs(result: onnxq.Result, x: np.ndarray = SAMPLES[:1]) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(result.model.SerializeToString(), providers=["CPUExecutionProvider"])
+    found: list[np.ndarray] = session.run(None, {"x": x})
+    return found
+
+
+def test_without_shapes_the_samples_say_what_shapes_there_are() -> None:
+    proto = network()
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    proto.graph.output[0].ClearField("type")
+    result = onnxq.quantize(proto, {"x": SAMPLES}, **HOW)
+    whole = onnxq.quantize(network(), {"x": SAMPLES}, **HOW)
+    assert result.report.pairs == whole.report.pairs > 0
+    np.testing.assert_array_equal(runs(result)[0], runs(whole)[0])
+    with pytest.raises(onnxq.OnnxqError, match=r"input 'x': .*of any shape"):
+        onnxq.quantize(proto, **HOW)
+
+
+def test_version_3_is_quantized_whether_its_weights_are_inputs_or_not() -> None:
+    bare, listed = network(opset=8, ir=3), network(opset=8, ir=3)
+    for name, value in WEIGHTS.items():
+        listed.graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, value.shape))
+    answers = [runs(onnxq.quantize(proto, {"x": SAMPLES}, **HOW))[0] for proto in (bare, listed)]
+    np.testing.assert_array_equal(*answers)
+
+
+def test_a_tensor_of_no_elements_is_carried_along() -> None:
+    """A cache that is empty at first, joined to what is new."""
+    proto = network("y = Concat <axis=0>(past, d)")
+    past = helper.make_tensor_value_info("past", onnx.TensorProto.FLOAT, [0, 32, 16, 16])
+    proto.graph.input.append(past)
+    samples = [{"x": one[None], "past": np.zeros((0, 32, 16, 16), np.float32)} for one in SAMPLES]
+    result = onnxq.quantize(proto, samples, **HOW)
+    assert result.report.pairs
+    assert result.report.checks[0].sqnr_db[0] > 25
+    empty = onnxq.quantize(network(x="float[0,3,16,16]"), **HOW)
+    assert runs(empty, SAMPLES[:0])[0].size == 0
+
+
+# One operator each whose form changed between opset 7 and 13, as the older opset has it.
+OLD = {
+    "Clip": "y = Clip <min=0.0, max=6.0>(d)",
+    "Dropout": "y = Dropout <ratio=0.5>(d)",
+    "Pad": "y = Pad <pads=[0,0,1,1,0,0,1,1]>(d)",
+    "ReduceSum": "y = ReduceSum <axes=[2,3]>(d)",
+    "Slice": "y = Slice <axes=[2,3], ends=[4,4], starts=[0,0]>(d)",
+    "Softmax": "y = Softmax <axis=1>(d)",
+    "Split": "s, t = Split <axis=1>(d)\n y = Add(s, t)",
+    "Squeeze": "p = GlobalAveragePool(d)\n q = Squeeze <axes=[2,3]>(p)\n y = Unsqueeze <axes=[2]>(q)",
+    "TopK": "y, i = TopK <axis=1, k=3>(d)",
+    "Upsample": "y = Upsample <scales=[1.0,1.0,2.0,2.0]>(d)",
+}
+LAST = {"Clip": 10, "Dropout": 11, "Pad": 10, "Slice": 9, "TopK": 9, "Upsample": 8}
+
+
+@pytest.mark.parametrize(("name", "opset"), [(n, o) for n in OLD for o in sorted({7, LAST.get(n, 12)})])
+def test_old_opsets_are_brought_up_to_date(name: str, opset: int) -> None:
+    proto = network(OLD[name], opset=opset)
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    result = onnxq.quantize(proto, {"x": SAMPLES}, **HOW)
+    assert result.report.rewrites[0] == f"opset: {opset} -> 13"
+    assert result.report.pairs
+    assert result.report.checks[0].sqnr_db[0] > 20
+
+
+def test_an_opset_that_onnx_runtime_no_longer_runs_is_refused_in_words() -> None:
+    with pytest.raises(onnxq.OnnxqError, match=r"Relu.*ONNX Runtime cannot load it"):
+        onnxq.quantize(network(opset=5), {"x": SAMPLES}, **HOW)
