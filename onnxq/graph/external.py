@@ -14,7 +14,6 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from onnxq.errors import ModelError
 from onnxq.graph.scopes import bodies
 
-
 # What the ONNX format knows; ONNX Runtime adds names that begin with "prepacked".
 _KEYS = frozenset(("location", "offset", "length", "checksum", "basepath"))
 

@@ -8,6 +8,7 @@ from onnx import ModelProto
 from onnxq.errors import ModelError
 from onnxq.graph.index import opset_of
 from onnxq.graph.names import assign_names, has_unique_names
+from onnxq.graph.scopes import all_graphs
 from onnxq.graph.weights import lighten, restore
 
 
@@ -22,6 +23,7 @@ def inline_functions(proto: ModelProto) -> ModelProto:
         copy.CopyFrom(proto)
         return copy
     light, payload = lighten(proto, functions=False)
+    _write_defaults(light)
     own = opset_of(proto)
     foreign = any(
         entry.version != own
@@ -39,3 +41,13 @@ def inline_functions(proto: ModelProto) -> ModelProto:
     if not has_unique_names(inlined):
         assign_names(inlined)
     return restore(inlined, payload)
+
+
+def _write_defaults(proto: ModelProto) -> None:
+    """Give every call, in place, the attributes it leaves at the function's defaults, which onnx's inliner drops."""
+    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in proto.functions if f.attribute_proto}
+    for _, graph in all_graphs(proto) if defaults else ():
+        for node in graph.node:
+            given = {attr.name for attr in node.attribute}
+            known = defaults.get((node.domain, node.op_type, node.overload), ())
+            node.attribute.extend(attr for attr in known if attr.name not in given)

@@ -35,6 +35,6 @@ def unpack(node: NodeRef, source: NDArray[Any], dtype: int, shape: tuple[int, ..
         # Another rank than the model declares: the engine says which node it is.
         fits = sorted(perm) == list(range(source.ndim))
         return np.ascontiguousarray(np.transpose(source, perm)) if fits else None
-    if node.op_type == "Cast" and node.attrs["to"] in _WIDER.get(dtype, ()):
+    if node.op_type == "Cast" and node.attrs.get("to") in _WIDER.get(dtype, ()):
         return source.astype(onnx.helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
     return None

@@ -33,7 +33,8 @@ from tests.interop.marked import Net
 
 _LAYERS = """Layers:
 Name: node_0 + node_2, LayerType: CaskConvolution, Inputs: [ { Name: x, Dimensions: [1,3,8,8], Datatype: Int8 }], \
-Outputs: [ { Name: r, Dimensions: [1,8,8,8], Datatype: Int8, Format: NHWC }], TacticName: sm86_int8, StreamId: 0, Metadata: [ONNX Layer: node_0]\x1e[ONNX Layer: node_2]
+Outputs: [ { Name: r, Dimensions: [1,8,8,8], Datatype: Int8, Format: NHWC }], TacticName: sm86_int8, StreamId: 0, \
+Metadata: [ONNX Layer: node_0]\x1e[ONNX Layer: node_2]
 Name: Reformat, LayerType: Reformat, Inputs: [ { Name: r, Dimensions: [1,8,8,8], Datatype: Float }], \
 Outputs: [ { Name: s, Dimensions: [1,8,8,8], Datatype: Half }], StreamId: 0, Metadata:
 """

@@ -67,8 +67,8 @@ _SPARSEBIT: dict[str, Any] = {
 _TRICKS = (
     "&a [*a]", "*nothing", "!!python/object/apply:os.system [true]", "!!binary aGVsbG8=", "2026-01-01", "!!set {a, b}",
     "!!omap [a: 1]", "{? [a, b] : 1}", "1:30:00", "0o17", "0x1F", "!!float abc", "!!int x", "!!timestamp x", ".inf",
-    ".nan", "~", "yes", "{<<: 1}", "{<<: {bits: 4}}", "!!bool maybe", "{a: 1, a: 2}", "!unknown x", "|\n  text\n", "!!null x",
-    "9" * 5000, "[" * 2000, "&b {c: *b}",
+    ".nan", "~", "yes", "{<<: 1}", "{<<: {bits: 4}}", "!!bool maybe", "{a: 1, a: 2}", "!unknown x",
+    "|\n  text\n", "!!null x", "9" * 5000, "[" * 2000, "&b {c: *b}",
 )  # fmt: skip
 
 

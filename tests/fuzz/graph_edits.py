@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from tests.fuzz.tensor_edits import DIMS, FLOATS, INTS, change_values, damage_tensor
+
 _NAMES = (
     "",
     " ",
@@ -32,9 +34,6 @@ _OPS = (
     "Cast", "Resize", "LayerNormalization", "BatchNormalization", "NonZero", "SequenceConstruct", "Einsum",
     "RandomNormal", "TopK", "Pad",
 )  # fmt: skip
-_INTS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 7, 100, 2**31 - 1, 2**31, 2**40, 2**63 - 1)
-_DIMS = (-1, 0, 1, 2, 3, 5, 8, 2**31, 2**62)
-_FLOATS = (0.0, -1.0, 1e-45, 1e-20, 1e38, -1e38, float("inf"), float("-inf"), float("nan"), 1e-7, 300.0)
 
 
 def graphs(proto: ModelProto) -> list[GraphProto]:
@@ -81,21 +80,21 @@ def _attribute_value(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
         return _attribute_new(rng, proto, graph)
     attr = rng.choice(held)
     if attr.type == AttributeProto.INT:
-        attr.i = rng.choice(_INTS)
+        attr.i = rng.choice(INTS)
     elif attr.type == AttributeProto.INTS and attr.ints:
         kind = rng.randrange(4)
         if kind == 0:
             del attr.ints[rng.randrange(len(attr.ints)) :]
         elif kind == 1:
-            attr.ints.append(rng.choice(_INTS))
+            attr.ints.append(rng.choice(INTS))
         else:
-            attr.ints[rng.randrange(len(attr.ints))] = rng.choice(_INTS)
+            attr.ints[rng.randrange(len(attr.ints))] = rng.choice(INTS)
     elif attr.type == AttributeProto.FLOAT:
-        attr.f = rng.choice(_FLOATS)
+        attr.f = rng.choice(FLOATS)
     elif attr.type == AttributeProto.STRING:
         attr.s = rng.choice((b"", b"SAME_UPPER", b"\xff\xfe", b"nearest", b"x" * 1000))
     elif attr.type == AttributeProto.TENSOR:
-        _damage(rng, attr.t)
+        damage_tensor(rng, attr.t)
     else:
         attr.name = rng.choice(_NAMES)
     return None
@@ -131,7 +130,7 @@ def _attribute_new(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
         ("axis", "auto_pad", "group", "to", "bits", "axes", "perm", "value", "kernel_shape", "body", "alpha", "é")
     )
     _node(rng, graph).attribute.append(
-        helper.make_attribute(name, rng.choice((rng.choice(_INTS), 0.5, "VALID", [1, 1], [rng.choice(_INTS)], ["a"])))
+        helper.make_attribute(name, rng.choice((rng.choice(INTS), 0.5, "VALID", [1, 1], [rng.choice(INTS)], ["a"])))
     )
 
 
@@ -157,66 +156,16 @@ def _output(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
         node.output[rng.randrange(len(node.output))] = rng.choice((*names, "", "other"))
 
 
-def _damage(rng: Random, tensor: TensorProto) -> None:
-    kind = rng.randrange(8)
-    if kind == 0:
-        tensor.data_type = rng.randrange(30)
-    elif kind == 1 and tensor.dims:
-        tensor.dims[rng.randrange(len(tensor.dims))] = rng.choice(_DIMS)
-    elif kind == 2:
-        tensor.dims.append(rng.choice(_DIMS)) if rng.random() < 0.5 or not tensor.dims else tensor.dims.pop()
-    elif kind == 3:
-        tensor.raw_data = tensor.raw_data[: rng.randrange(len(tensor.raw_data) + 1)]
-    elif kind == 4:
-        field = rng.choice(("float_data", "int64_data", "int32_data", "double_data", "string_data"))
-        getattr(tensor, field).extend([b"a"] if field == "string_data" else [1])
-    elif kind == 5:
-        tensor.data_location = TensorProto.EXTERNAL
-        tensor.external_data.add(
-            key=rng.choice(("location", "offset", "")), value=rng.choice(("", "model.onnx", "/etc/passwd"))
-        )
-    else:
-        _values(rng, tensor)
-
-
-def _values(rng: Random, tensor: TensorProto) -> None:
-    try:
-        array = np.array(numpy_helper.to_array(tensor))
-    except Exception:
-        return
-    name = tensor.name
-    if array.dtype.kind == "f" and array.size:
-        with np.errstate(all="ignore"):
-            kind = rng.randrange(6)
-            if kind == 0:
-                array.flat[rng.randrange(array.size)] = rng.choice(_FLOATS)
-            elif kind == 1:
-                array[...] = rng.choice(_FLOATS)
-            elif kind == 2:
-                array = array * np.asarray(rng.choice((1e30, 1e-30, 1e-40, -1.0, 0.0)), array.dtype)
-            elif kind == 3:
-                array = array.astype(rng.choice((np.float16, np.float64, np.int8, np.int64)))
-            elif kind == 4:
-                array = array.reshape(-1) if rng.random() < 0.5 else array[None]
-            else:
-                array = array[: rng.randrange(len(array) + 1)] if array.ndim else array
-    elif array.dtype.kind in "iu" and array.size:
-        array.flat[rng.randrange(array.size)] = rng.choice(
-            [one for one in _INTS if abs(one) <= np.iinfo(array.dtype).max]
-        )
-    tensor.CopyFrom(numpy_helper.from_array(array, name))
-
-
 def _tensor(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
     held = _tensors(graph)
     if held:
-        _damage(rng, rng.choice(held))
+        damage_tensor(rng, rng.choice(held))
 
 
 def _weights(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
     held = _tensors(graph)
     if held:
-        _values(rng, rng.choice(held))
+        change_values(rng, rng.choice(held))
 
 
 def _initializer(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
@@ -254,11 +203,11 @@ def _interface(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
     elif kind == 1:
         tensor.elem_type = rng.randrange(30)
     elif kind == 2 and tensor.shape.dim:
-        rng.choice(list(tensor.shape.dim)).dim_value = rng.choice(_DIMS)
+        rng.choice(list(tensor.shape.dim)).dim_value = rng.choice(DIMS)
     elif kind == 3 and tensor.shape.dim:
         rng.choice(list(tensor.shape.dim)).dim_param = rng.choice(("N", "M", "", "?", "N*2", "é"))
     elif kind == 4:
-        tensor.shape.dim.add().dim_value = rng.choice(_DIMS)
+        tensor.shape.dim.add().dim_value = rng.choice(DIMS)
     elif kind == 5:
         tensor.ClearField("shape")
     elif kind == 6:
@@ -268,6 +217,28 @@ def _interface(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
         inner.CopyFrom(value.type)
         value.type.Clear()
         rng.choice((value.type.sequence_type, value.type.optional_type)).elem_type.CopyFrom(inner)
+
+
+def _sparse(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
+    """A weight stored sparsely, or not quite."""
+    held = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT and tensor.name]
+    if not held:
+        return
+    tensor = rng.choice(held)
+    array = numpy_helper.to_array(tensor)
+    at = np.flatnonzero(array).astype(np.int64)
+    made = helper.make_sparse_tensor(
+        numpy_helper.from_array(array.reshape(-1)[at], tensor.name), numpy_helper.from_array(at, ""), list(array.shape)
+    )
+    if rng.random() < 0.4 and len(made.dims):
+        made.dims[rng.randrange(len(made.dims))] = rng.choice(DIMS)
+    elif rng.random() < 0.4:
+        damage_tensor(rng, rng.choice((made.values, made.indices)))
+    graph.initializer.remove(tensor)
+    if rng.random() < 0.5:
+        graph.sparse_initializer.append(made)
+    else:
+        graph.node.insert(0, helper.make_node("Constant", [], [tensor.name], sparse_value=made))
 
 
 def _listed(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
@@ -410,8 +381,8 @@ def _edge_swap(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
 
 _EDITS: tuple[Callable[[Random, ModelProto, GraphProto], Any], ...] = (
     _attribute_value, _attribute_value, _attribute_kind, _attribute_drop, _attribute_new, _input, _input, _output,
-    _tensor, _tensor, _weights, _weights, _initializer, _interface, _interface, _listed, _node_edit, _node_edit, _opset, _pair,
-    _body, _function, _metadata, _annotation, _edge_swap,
+    _tensor, _tensor, _weights, _weights, _initializer, _interface, _interface, _listed, _node_edit, _node_edit, _opset,
+    _pair, _body, _sparse, _function, _metadata, _annotation, _edge_swap,
 )  # fmt: skip
 
 

@@ -229,7 +229,7 @@ def test_what_engines_add_to_external_data_is_passed_over(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["input", "output"])
-def test_an_unknown_element_type_is_told(tmp_path: Path, kind: str) -> None:
+def test_an_unknown_element_type_at_the_interface_is_told(tmp_path: Path, kind: str) -> None:
     proto = small()
     getattr(proto.graph, kind)[0].type.tensor_type.elem_type = 99
     (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
