@@ -27,8 +27,6 @@ OPERATOR = "FakeQuantize"
 ORIGIN = "marker"
 _NEEDED = ("site", "role", "qmin", "qmax", "bits", "scheme")
 _KNOWN = (*_NEEDED, "storage", "axis", "block_size")
-_NUMBERS = ("qmin", "qmax", "bits", "axis", "block_size")
-_OPERANDS = ("tensor", "scale", "zero point")
 _ROLES = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
 
 
@@ -65,7 +63,7 @@ def read_markers(index: GraphIndex) -> Iterator[Marker]:
 
 
 def _marker(index: GraphIndex, node: NodeRef) -> Marker:
-    attrs = dict(node.attrs)
+    attrs = {key: _word(value) for key, value in node.attrs.items()}
     subject = str(attrs.get("site") or node.name)
     lacking = [key for key in _NEEDED if key not in attrs]
     if lacking or not attrs["site"]:
@@ -73,7 +71,6 @@ def _marker(index: GraphIndex, node: NodeRef) -> Marker:
     strange = sorted(set(attrs) - set(_KNOWN))
     if strange:
         raise ModelError(subject, f"its marker has an unknown {strange[0]!r}", did_you_mean(strange[0], _KNOWN))
-    _check_kinds(subject, attrs)
     if len(node.inputs) != 3 or not all(node.inputs) or len(node.outputs) != 1:
         raise ModelError(subject, "its marker needs a tensor, a scale and a zero point", "export the model again")
     source = index.resolve(node.inputs[0], node.scope)
@@ -84,14 +81,8 @@ def _marker(index: GraphIndex, node: NodeRef) -> Marker:
     return Marker(node, subject, _role(subject, attrs), spec, qparams, source, TensorId(node.outputs[0], node.scope))
 
 
-def _check_kinds(site: str, attrs: dict[str, Any]) -> None:
-    """ModelError for an attribute that is a number where a word is meant, or the other way round."""
-    for key, value in attrs.items():
-        kind, words = (int, "an integer") if key in _NUMBERS else (str, "text")
-        if not isinstance(value, kind):
-            raise ModelError(site, f"its marker's {key} is {value!r}, not {words}", "export the model again")
-    if attrs.get("block_size", 0) < 0:
-        raise ModelError(site, f"its marker's block_size is {attrs['block_size']}", "use a positive one")
+def _word(value: Any) -> Any:
+    return value.decode("utf-8") if isinstance(value, bytes) else value
 
 
 def _role(site: str, attrs: dict[str, Any]) -> Role:
@@ -114,8 +105,7 @@ def _spec(site: str, attrs: dict[str, Any]) -> QuantSpec:
             bits=bits,
             signed=signed,
             symmetric=attrs["scheme"] == "symmetric",
-            # -127 … 127, say: levels that mirror each other, one fewer than the bits hold.
-            narrow_range=signed and low == -high,
+            narrow_range=signed and low == 1 - (1 << (bits - 1)),
             granularity=_granularity(attrs),
             storage=str(attrs.get("storage", "")),
         )
@@ -138,9 +128,8 @@ def _number(index: GraphIndex, node: NodeRef, k: int, site: str) -> NDArray[Any]
     tensor = index.resolve(node.inputs[k], node.scope)
     value = None if tensor is None else index.constant(tensor)
     if value is None:
-        raise ModelError(site, f"its {_OPERANDS[k]} is computed at run time", "freeze the quantizers before the export")
-    if np.asarray(value).dtype.kind in "OUSc":
-        raise ModelError(site, f"its {_OPERANDS[k]} is no number ({np.asarray(value).dtype})", "export the model again")
+        what = ("scale", "zero point")[k - 1]
+        raise ModelError(site, f"its {what} is computed at run time", "freeze the quantizers before the export")
     return np.asarray(value)
 
 

@@ -221,11 +221,14 @@ def _interface(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
 
 def _sparse(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
     """A weight stored sparsely, or not quite."""
-    held = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT and tensor.name]
+    held = [t for t in graph.initializer if t.data_type == TensorProto.FLOAT and t.name and not t.external_data]
     if not held:
         return
     tensor = rng.choice(held)
-    array = numpy_helper.to_array(tensor)
+    try:
+        array = numpy_helper.to_array(tensor)
+    except Exception:  # damaged before
+        return
     at = np.flatnonzero(array).astype(np.int64)
     made = helper.make_sparse_tensor(
         numpy_helper.from_array(array.reshape(-1)[at], tensor.name), numpy_helper.from_array(at, ""), list(array.shape)

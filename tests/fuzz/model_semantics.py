@@ -1,4 +1,4 @@
-"""Models changed at places that mean something: parsed, altered by `graph_edits`, and given as file or ModelProto."""
+"""Models altered by `graph_edits` or `valid_edits`, given as files or as ModelProtos."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import onnxq
 from tests.fuzz.graph_edits import edit_model
 from tests.fuzz.judge import check_annotated, check_result
 from tests.fuzz.nets import NAMES, copied, feeds
+from tests.fuzz.valid_edits import edit_validly
 
 _CONFIGS = ("ort-int8",) * 4 + ("ort-int8-percentile", "ort-int4-weights", "ort-w4a8", "trt-int8", "virtual-int8")
 
@@ -22,7 +23,9 @@ def make_case(rng: Random, folder: Path) -> str:
     """Write an altered model, and case.json that says what is to be done with it."""
     name = rng.choice(NAMES)
     proto = copied(name)
-    edits = [edit_model(rng, proto) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+    # Most changes of the one kind end in onnx.checker; those of the other get through to the end.
+    edit = rng.choice((edit_model, edit_validly))
+    edits = [edit(rng, proto) for _ in range(rng.choice((1, 1, 1, 2, 3) if edit is edit_model else (1, 2, 3, 5)))]
     case: dict[str, Any] = {
         "verb": rng.choice(("quantize",) * 8 + ("annotate", "plan")),
         "config": rng.choice(_CONFIGS),
