@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import onnx.inliner
+import onnx.shape_inference
 from onnx import ModelProto
 
 from onnxq.errors import ModelError
@@ -31,6 +34,9 @@ def inline_functions(proto: ModelProto) -> ModelProto:
         for entry in function.opset_import
         if entry.domain in ("", "ai.onnx")
     )
+    declared = {value.name for value in light.graph.value_info}
+    if foreign:
+        _write_types(light)
     try:
         inlined = onnx.inliner.inline_local_functions(light, convert_version=foreign)
     except Exception as error:
@@ -38,9 +44,22 @@ def inline_functions(proto: ModelProto) -> ModelProto:
     if inlined.functions:
         names = ", ".join(sorted(function.name for function in inlined.functions))
         raise ModelError(names, "this model-local function cannot be inlined", "export without functions")
+    kept = [value for value in inlined.graph.value_info if not foreign or value.name in declared]
+    del inlined.graph.value_info[:]
+    inlined.graph.value_info.extend(kept)
     if not has_unique_names(inlined):
         assign_names(inlined)
     return restore(inlined, payload)
+
+
+def _write_types(proto: ModelProto) -> None:
+    """Declare, in place, the types of the main graph's tensors, which the inliner asks for where it converts."""
+    graph = proto.graph
+    known = {value.name for value in (*graph.input, *graph.output, *graph.value_info)}
+    stored = [tensor for tensor in graph.initializer if tensor.name not in known]
+    graph.value_info.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in stored)
+    with suppress(Exception):  # the inliner itself says then which type it lacks
+        graph.CopyFrom(onnx.shape_inference.infer_shapes(proto).graph)
 
 
 def _write_defaults(proto: ModelProto) -> None:

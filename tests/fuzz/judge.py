@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 
 import onnxq
-from onnxq.graph import load_model
+from onnxq.graph import load_model, name_nodes
 from onnxq.plan import from_json, to_json
 from tests.fuzz.case import Wrong
 
@@ -63,19 +63,33 @@ def check_result(
     quantized = check_file(path, optimize=optimize)
     check_plan(result.plan)
     warned = (*result.report.warnings, *result.report.alarms())
-    if not samples:
+    if not samples or _absurd(path):
         return
     try:
         original = open_session(source, optimize=False)
     except Exception:
-        # Mended while it was read: external data taken in, nodes sorted, initializers that were inputs too.
-        original = open_session(load_model(source).proto, optimize=False)
+        # Mended while it was read: external data taken in, nodes sorted and named, initializers that were inputs too.
+        original = open_session(name_nodes(load_model(source).proto), optimize=False)
     worst = math.inf
     for feeds in samples:
-        before, after = original.run(None, dict(feeds)), quantized.run(None, dict(feeds))
+        try:
+            before = original.run(None, dict(feeds))
+        except Exception:  # it runs on single items only, which is how onnxq may feed it
+            return
+        after = quantized.run(None, dict(feeds))
         worst = min(worst, *(_sqnr(one, other) for one, other in zip(before, after, strict=True)), math.inf)
     if worst < FAR_DB and not warned:
         raise Wrong(f"the answers are far from the float model's: {worst:.1f} dB, and nothing says so")
+
+
+def _absurd(path: Path) -> bool:
+    """True for a model with numbers so great that roundings decide what becomes infinite."""
+    for tensor in onnx.load(path).graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            values = onnx.numpy_helper.to_array(tensor)
+            if values.size and not float(np.abs(values).max()) < 1e15:
+                return True
+    return False
 
 
 def check_plan(plan: onnxq.Plan) -> None:

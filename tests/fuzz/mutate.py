@@ -34,7 +34,7 @@ def strange_value(rng: Random) -> Any:
     if kind == 4:
         return rng.choice(([], {}, [[]], [None], {"a": 1}, {"": {}}, [1, 2, 3], ["a", "b"], [[1, 2], [3]]))
     if kind == 5:
-        return nested(rng.choice((10, 100, 400)), rng.choice(("list", "dict")))
+        return nested(rng.choice((10, 50, 150)), rng.choice(("list", "dict")))
     return [rng.choice(NUMBERS) for _ in range(rng.randrange(1, 70))]
 
 
@@ -179,9 +179,14 @@ def _nudge(rng: Random, here: Any, key: Any, tree: Any) -> None:
             (value[:-1], value + "x", value.upper(), value + "\0", value * 2, [value], {value: value})
         )
     elif isinstance(value, list):
-        here[key] = rng.choice((value[:-1], value * 2, [value], value[::-1], value[:1] * 300))
+        here[key] = rng.choice((value[:-1], value * 2, [value], value[::-1], _many(value)))
     else:
         here[key] = [value]
+
+
+def _many(value: list[Any]) -> list[Any]:
+    """The first entry 300 times, unless that would make a file of megabytes."""
+    return value[:1] * (1 if value and isinstance(value[0], (list, dict)) else 300)
 
 
 _TREE_EDITS: tuple[Callable[[Random, Any, Any, Any], None], ...] = (

@@ -44,7 +44,8 @@ def make_case(rng: Random, folder: Path) -> str:
             tree["sites"][at] = mutate_tree(rng, tree["sites"][at])
         elif kind == 2:
             key = rng.choice(list(tree))
-            tree |= mutate_tree(rng, {key: tree[key]})
+            changed = mutate_tree(rng, {key: tree[key]})
+            tree = tree | changed if isinstance(changed, dict) else changed
         else:
             tree = mutate_tree(rng, tree)
         text = json.dumps(tree, indent=1)

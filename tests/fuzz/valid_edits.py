@@ -83,7 +83,7 @@ def _doubled(rng: Random, proto: ModelProto) -> None:
     _insert(
         proto,
         edge,
-        helper.make_node(rng.choice(("Add", "Mul", "Max", "Sub", "Div")), [source, source], [name], name=name),
+        helper.make_node(rng.choice(("Add", "Mul", "Max", "Sub")), [source, source], [name], name=name),
     )
 
 

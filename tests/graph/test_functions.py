@@ -116,3 +116,19 @@ def test_defaults_of_attributes_hold() -> None:
     slopes = [round(node.attribute[0].f, 3) for node in all_nodes(result) if node.op_type == "LeakyRelu"]
     assert slopes == [0.3, 0.3]
     assert_same(proto, result)
+
+
+def test_functions_of_another_opset_that_read_weights_are_inlined() -> None:
+    """onnx's inliner wants the types of weights, and of other calls' results, to convert a function."""
+    proto = model(
+        """g (float[N,4] x) => (float[N,4] y) { [f] a = MatMul(x, w) [g] y = MatMul(a, v) }
+        <domain: "loc", opset_import: ["": 13]> F (p, q) => (r) { [m] m = MatMul(p, q) [n] r = Relu(m) }"""
+    )
+    proto.opset_import.append(helper.make_opsetid("loc", 1))
+    for name, node in zip("wv", proto.graph.node, strict=True):
+        node.domain, node.op_type = "loc", "F"
+        proto.graph.initializer.append(numpy_helper.from_array(np.full((4, 4), 0.5, F), name))
+    result = inline_functions(proto)
+    verify(result)
+    assert [node.op_type for node in result.graph.node] == ["MatMul", "Relu", "MatMul", "Relu"]
+    assert not result.graph.value_info
