@@ -67,7 +67,8 @@ def emit(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     index = index_of(proto)
     check_specs(plan, index)
     check_numbers(plan)
-    writer = _Writer(Editor(proto), index, _in_integers(plan, index))
+    apart = frozenset(site.site for site in plan.sites if isinstance(site.site, Edge))
+    writer = _Writer(Editor(proto), index, _in_integers(plan, index), apart)
     for site in plan.sites:
         if site.qparams is None:
             raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)")
@@ -99,28 +100,33 @@ def _slim(plan: Plan) -> str:
 
 
 class _Writer:
-    """Writes one site after another into an editor."""
+    """Writes one site after another into an editor. apart: inputs of nodes that have a site of their own."""
 
-    def __init__(self, editor: Editor, index: GraphIndex, in_integers: frozenset[str]) -> None:
-        self.editor, self.index, self.in_integers = editor, index, in_integers
+    def __init__(self, editor: Editor, index: GraphIndex, in_integers: frozenset[str], apart: frozenset[Edge]) -> None:
+        self.editor, self.index, self.in_integers, self.apart = editor, index, in_integers, apart
+        # Outputs whose name the dequantized tensor has taken: what their float values are called since.
+        self.renamed: dict[TensorId, str] = {}
         self.records: dict[str, dict[str, str | int]] = {}
 
     def activation(self, site: SitePlan, numbers: QParams) -> None:
         """Tensor -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear -> its readers."""
         tensor, scope = self._tensor(site), self._scope(site)
         names = self._names(site, ("q_node", "dq_node", "quantized", "dequantized"))
-        source = tensor.name
+        source = self.renamed.get(tensor, tensor.name)
         whole = site.consumers is None
         if whole and self.index.is_output(tensor):
             source = self.editor.fresh(part(site.site, "float"))
             self.editor.rename_tensor(tensor, source)
+            self.renamed[tensor] = source
             names["dequantized"] = tensor.name
         producer = self.index.producer(tensor)
         reader = self.index.node(site.consumers[0].node) if site.consumers else None
         after = producer.name if producer is not None and producer.scope == scope else None
         before = reader.name if after is None and reader is not None else None
         made = TensorId(source, tensor.scope)
-        edges = self.editor.consumers(made) if whole else site.consumers or ()
+        # A branch that captures the tensor may quantize it for itself, from the float values.
+        whole_edges = (edge for edge in self.editor.consumers(made) if edge not in self.apart)
+        edges = tuple(whole_edges) if whole else site.consumers or ()
         scale, zero = self._numbers(site, numbers, scope)
         quantizer_input = source
         narrow = not site.spec.fills_storage or site.spec.narrow_range

@@ -5,6 +5,7 @@ The only user of onnx-graphsurgeon. ModelProto is what stages hand to each other
 
 from __future__ import annotations
 
+from onnxq.graph.dense import store_densely
 from onnxq.graph.editor import Editor
 from onnxq.graph.fold import fold_constants
 from onnxq.graph.functions import inline_functions
@@ -39,6 +40,7 @@ __all__ = [
     "name_nodes",
     "opset_of",
     "save_model",
+    "store_densely",
     "structural_ids",
     "upgrade_opset",
     "verify",

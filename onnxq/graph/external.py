@@ -14,6 +14,9 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from onnxq.errors import ModelError
 from onnxq.graph.scopes import bodies
 
+# What the ONNX format knows; ONNX Runtime adds names that begin with "prepacked".
+_KEYS = frozenset(("location", "offset", "length", "checksum", "basepath"))
+
 
 def all_tensors(proto: ModelProto) -> Iterator[TensorProto]:
     """Every TensorProto of the model: initializers, sparse parts and attributes, in bodies and functions too."""
@@ -59,7 +62,19 @@ def load_external(proto: ModelProto, path: Path) -> int:
         if not is_external(tensor):
             continue
         entries = {entry.key: entry.value for entry in tensor.external_data}
-        file = _locate(tensor.name, entries.get("location", ""), path, roots)
+        strange = next((key for key in entries if key not in _KEYS and not key.startswith("prepacked")), None)
+        if strange is not None:
+            # Left out of account, a damaged "offset" would give the tensor another one's values.
+            cause = f"its external data has the unknown key {strange!r}"
+            raise ModelError(f"{path}, tensor {tensor.name!r}", cause, "the file is damaged; export or copy it again")
+        try:
+            file = _locate(tensor.name, entries.get("location", ""), path, roots)
+        except OSError as error:
+            raise ModelError(
+                f"{path}, tensor {tensor.name!r}",
+                f"its data file cannot be reached ({error.strerror or error})",
+                "check the location's name and its permissions",
+            ) from error
         if file not in sizes:
             sizes[file] = file.stat().st_size
         tensor.raw_data = _read(tensor, entries, file, sizes[file])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import onnx.inliner
+import onnx.shape_inference
 from onnx import ModelProto
 
 from onnxq.errors import ModelError
 from onnxq.graph.index import opset_of
 from onnxq.graph.names import assign_names, has_unique_names
+from onnxq.graph.scopes import all_graphs
 from onnxq.graph.weights import lighten, restore
 
 
@@ -22,6 +26,7 @@ def inline_functions(proto: ModelProto) -> ModelProto:
         copy.CopyFrom(proto)
         return copy
     light, payload = lighten(proto, functions=False)
+    _write_defaults(light)
     own = opset_of(proto)
     foreign = any(
         entry.version != own
@@ -29,6 +34,9 @@ def inline_functions(proto: ModelProto) -> ModelProto:
         for entry in function.opset_import
         if entry.domain in ("", "ai.onnx")
     )
+    declared = {value.name for value in light.graph.value_info}
+    if foreign:
+        _write_types(light)
     try:
         inlined = onnx.inliner.inline_local_functions(light, convert_version=foreign)
     except Exception as error:
@@ -36,6 +44,29 @@ def inline_functions(proto: ModelProto) -> ModelProto:
     if inlined.functions:
         names = ", ".join(sorted(function.name for function in inlined.functions))
         raise ModelError(names, "this model-local function cannot be inlined", "export without functions")
+    kept = [value for value in inlined.graph.value_info if not foreign or value.name in declared]
+    del inlined.graph.value_info[:]
+    inlined.graph.value_info.extend(kept)
     if not has_unique_names(inlined):
         assign_names(inlined)
     return restore(inlined, payload)
+
+
+def _write_types(proto: ModelProto) -> None:
+    """Declare, in place, the types of the main graph's tensors, which the inliner asks for where it converts."""
+    graph = proto.graph
+    known = {value.name for value in (*graph.input, *graph.output, *graph.value_info)}
+    stored = [tensor for tensor in graph.initializer if tensor.name not in known]
+    graph.value_info.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in stored)
+    with suppress(Exception):  # the inliner itself says then which type it lacks
+        graph.CopyFrom(onnx.shape_inference.infer_shapes(proto).graph)
+
+
+def _write_defaults(proto: ModelProto) -> None:
+    """Give every call, in place, the attributes it leaves at the function's defaults, which onnx's inliner drops."""
+    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in proto.functions if f.attribute_proto}
+    for _, graph in all_graphs(proto) if defaults else ():
+        for node in graph.node:
+            given = {attr.name for attr in node.attribute}
+            known = defaults.get((node.domain, node.op_type, node.overload), ())
+            node.attribute.extend(attr for attr in known if attr.name not in given)

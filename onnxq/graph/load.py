@@ -67,6 +67,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
     _check_versions(proto, subject)
     check_tensors(proto, subject)
     _check_inputs(proto)
+    _check_types(proto, subject)
     notes = (*_plain_initializers(proto), *_sort(proto))
     if check:
         check_structure(proto, subject)
@@ -194,6 +195,16 @@ def _check_versions(proto: ModelProto, subject: str) -> None:
             f"uses opset {opset_of(proto)}, newer than the installed onnx {onnx.__version__} knows ({newest})",
             "pip install --upgrade onnx onnxruntime",
         )
+
+
+def _check_types(proto: ModelProto, subject: str) -> None:
+    """onnx.checker lets an input or output pass whose element type it does not know."""
+    known = {0, *onnx.helper.get_all_tensor_dtypes()}
+    for kind, values in (("input", proto.graph.input), ("output", proto.graph.output)):
+        for value in values:
+            if value.type.tensor_type.elem_type not in known:
+                cause = f"has the unknown element type {value.type.tensor_type.elem_type}"
+                raise ModelError(f"{subject}, {kind} {value.name!r}", cause, "export it again, or upgrade onnx")
 
 
 def _plain_initializers(proto: ModelProto) -> tuple[str, ...]:

@@ -31,7 +31,10 @@ def unpack(node: NodeRef, source: NDArray[Any], dtype: int, shape: tuple[int, ..
     if node.op_type in _RESHAPES and shape is not None and np.prod(shape, dtype=np.int64) == source.size:
         return source.reshape(shape)
     if node.op_type == "Transpose":
-        return np.ascontiguousarray(np.transpose(source, node.attrs.get("perm")))
-    if node.op_type == "Cast" and node.attrs["to"] in _WIDER.get(dtype, ()):
+        perm = node.attrs.get("perm", tuple(range(source.ndim))[::-1])
+        # Another rank than the model declares: the engine says which node it is.
+        fits = sorted(perm) == list(range(source.ndim))
+        return np.ascontiguousarray(np.transpose(source, perm)) if fits else None
+    if node.op_type == "Cast" and node.attrs.get("to") in _WIDER.get(dtype, ()):
         return source.astype(onnx.helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,6 +27,10 @@ _CONSTANT_DTYPES: dict[str, int] = {
 }
 
 
+# Bytes; protobuf stops there.
+_MAX_DENSE = 2**31
+
+
 def decode_tensor(tensor: TensorProto) -> NDArray[Any]:
     """The tensor as a read-only array; bfloat16, float8, sub-byte types as ml_dtypes. Raises ModelError if corrupt."""
     if is_held(tensor):
@@ -41,14 +46,23 @@ def decode_tensor(tensor: TensorProto) -> NDArray[Any]:
 
 
 def decode_sparse(sparse: SparseTensorProto) -> NDArray[Any]:
-    """The dense, read-only form of a sparse tensor (indices linear [NNZ] or [NNZ, rank])."""
+    """The dense, read-only form of a sparse tensor (indices linear [NNZ] or [NNZ, rank]).
+
+    Raises ModelError for indices that its dims do not have, and for dims that no model file could hold densely.
+    """
     values = decode_tensor(sparse.values)
     indices = decode_tensor(sparse.indices)
-    dense = np.zeros(tuple(sparse.dims), dtype=values.dtype)
-    if indices.ndim == 1:
-        dense.reshape(-1)[indices] = values
-    else:
-        dense[tuple(indices.T)] = values
+    name, dims = sparse.values.name or "a sparse tensor", tuple(sparse.dims)
+    if min(dims, default=0) < 0 or math.prod(dims) * values.itemsize > _MAX_DENSE:
+        raise ModelError(name, f"its shape {list(dims)} is too large to be stored densely", "export it again")
+    dense = np.zeros(dims, dtype=values.dtype)
+    try:
+        if indices.ndim == 1:
+            dense.reshape(-1)[indices] = values
+        else:
+            dense[tuple(indices.T)] = values
+    except (IndexError, ValueError) as error:
+        raise ModelError(name, f"its indices do not fit its shape {list(dims)} ({error})", "export it again") from error
     dense.setflags(write=False)
     return dense
 

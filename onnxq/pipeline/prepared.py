@@ -20,6 +20,7 @@ from onnxq.graph import (
     load_model,
     name_nodes,
     opset_of,
+    store_densely,
 )
 from onnxq.graph.half import computes_in_half, widen_half
 from onnxq.passes import PASSES, PassReport, prepare
@@ -81,12 +82,15 @@ def load(
     model = load_model(source)  # type: ignore[arg-type]
     named = name_nodes(hold(model.proto))
     proto = inline_functions(named) if named.functions else named
-    upgraded = at_opset(proto, _MINIMUM_OPSET)
+    dense = store_densely(proto)
+    upgraded = at_opset(dense, _MINIMUM_OPSET)
     left_out = frozenset(skip)
     if only is not None:
         left_out |= frozenset((_WIDEN, *(entry.name for entry in PASSES))) - frozenset(only)
     reports = []
-    if upgraded is not proto:
+    if dense is not proto:
+        reports.append(PassReport("dense", ("sparse weights are stored densely",), ()))
+    if upgraded is not dense:
         reports.append(PassReport("opset", (f"{opset_of(proto)} -> {opset_of(upgraded)}",), ()))
     typed = infer_shapes(upgraded)
     if _WIDEN not in left_out and not targets.target(target).half and computes_in_half(typed):

@@ -26,7 +26,7 @@ class SitePlan:
     """One site's decision.
 
     consumers: the inputs that read the dequantized tensor; None means all of them, graph outputs and
-        inner scopes included (the pair sits at the producer).
+        inner scopes included, but for inputs that have a site of their own (the pair sits at the producer).
     bound: what a fused Relu/Clip in front promises about the values; the scale must keep to it.
     derived: (activation site, weight site) of an int32 bias, whose scale is their product.
     group: sites with the same non-empty group share one scale and zero point.

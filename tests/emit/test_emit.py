@@ -197,3 +197,30 @@ def test_bias_overflow_is_prevented_by_the_weight_scale() -> None:
     result = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
     assert min(result.report.checks[0].sqnr_db) > 28
     assert result.report.checks[0].agreement_db > 35
+
+
+@pytest.mark.parametrize("given_out", [False, True], ids=["inside", "output"])
+@pytest.mark.parametrize("taken", [False, True], ids=["else", "then"])
+def test_a_branch_quantizes_for_itself_what_it_captures(given_out: bool, taken: bool) -> None:
+    """The tensor has one pair where it is made, for all other readers, and one in the branch for a Conv there."""
+    outputs = "(float[N,32,8,8] y, float[N,32,8,8] r)" if given_out else "(float[N,32,8,8] y)"
+    proto = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[N,32,8,8] x, bool c) => {outputs} {{
+            a = Conv <pads=[1,1,1,1]>(x, w0, b0)
+            r = Relu(a)
+            h = If (c) <then_branch = t () => (float[N,32,8,8] q) {{ q = Conv <pads=[1,1,1,1]>(r, w1, b1) }},
+                        else_branch = e () => (float[N,32,8,8] q) {{ q = Relu(r) }}>
+            d = Conv <pads=[1,1,1,1]>(r, w2, b2)
+            y = Add(d, h)
+        }}"""
+    )
+    proto.graph.initializer.extend(initializers(residual())[f"{name}{k}"] for name in "wb" for k in range(3))
+    # Both branches must be calibrated; what is compared is one of them.
+    feeds = [{"x": images(2, k)["x"], "c": np.asarray(bool(k % 2))} for k in range(4)]
+    result = onnxq.quantize(proto, feeds, EVERYTHING, latency=False)
+    sites = {str(site.site) for site in result.plan.sites}
+    assert {"r", "h/If.then_branch::q/Conv/in0"} <= sites
+    x = {"x": images(2, 9)["x"], "c": np.asarray(taken)}
+    before, after = (Session(model, optimize=False).run(x) for model in (proto, result.model))
+    for name, value in before.items():
+        assert float(((after[name] - value) ** 2).sum() / (value**2).sum()) < 1e-3

@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+import onnxq
+from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, fold_constants, name_nodes, verify
 from onnxq.graph.encode import encode_tensor
+from onnxq.graph.unpack import unpack
 from onnxq.sites import TensorId
 from tests.graph.kit import all_nodes, assert_same, compute, model, models, shuffled
 
@@ -329,3 +332,16 @@ def test_folding_twice_changes_nothing_more() -> None:
     once = fold_constants(model(BRANCHES, w=np.ascontiguousarray(W.T), u=W, k=np.ones(4, F)))
     assert fold_constants(once) == once
     assert len(all_nodes(once)) == 5
+
+
+def test_a_transpose_of_another_rank_is_left_to_the_engine() -> None:
+    proto = name_nodes(
+        model("g (float[N,3] x) => (float[N,4] y) { t = Transpose<perm = [0, 2, 1]>(w) y = MatMul(x, t) }")
+    )
+    assert unpack(GraphIndex(proto).nodes[0], W, TensorProto.FLOAT, None) is None
+
+
+def test_a_cast_to_an_attribute_of_no_function_is_left_to_the_engine() -> None:
+    proto = model("g (float[N,3] x) => (float[N,4] y) { [t] t = Cast<to: int = @kind>(w) [m] y = MatMul(x, t) }", w=W)
+    with pytest.raises(ModelError, match="'t'"):
+        onnxq.quantize(proto, {"x": np.ones((2, 3), F)}, effort="fast", latency=False)

@@ -96,3 +96,39 @@ def test_recursion_is_told() -> None:
     inner.domain, inner.op_type = "loc", "G"
     with pytest.raises(ModelError, match="cannot be inlined"):
         inline_functions(proto)
+
+
+def test_defaults_of_attributes_hold() -> None:
+    """A call that leaves an attribute out takes the function's default, in bodies and in other functions too."""
+    proto = model(
+        """g (float[4] x, float[4] z, bool c) => (float[4] y) {
+        [f] a = Relu(x)
+        [g] y = If(c) <then_branch = t () => (float[4] q) { [h] q = Neg(a) }, else_branch = e () => (float[4] q) { [k] q = Abs(z) }>
+        }
+        <domain: "loc", opset_import: ["": 17]> F <slope: float = 0.3> (p) => (r) { [n] r = LeakyRelu<alpha: float = @slope>(p) }
+        <domain: "loc", opset_import: ["": 17, "loc": 1]> G (p) => (r) { [n] r = Sin(p) }"""  # noqa: E501
+    )
+    proto.opset_import.append(helper.make_opsetid("loc", 1))
+    body = proto.graph.node[1].attribute[0].g
+    for node, op in ((proto.graph.node[0], "F"), (body.node[0], "G"), (proto.functions[1].node[0], "F")):
+        node.domain, node.op_type = "loc", op
+    result = inline_functions(proto)
+    slopes = [round(node.attribute[0].f, 3) for node in all_nodes(result) if node.op_type == "LeakyRelu"]
+    assert slopes == [0.3, 0.3]
+    assert_same(proto, result)
+
+
+def test_functions_of_another_opset_that_read_weights_are_inlined() -> None:
+    """onnx's inliner wants the types of weights, and of other calls' results, to convert a function."""
+    proto = model(
+        """g (float[N,4] x) => (float[N,4] y) { [f] a = MatMul(x, w) [g] y = MatMul(a, v) }
+        <domain: "loc", opset_import: ["": 13]> F (p, q) => (r) { [m] m = MatMul(p, q) [n] r = Relu(m) }"""
+    )
+    proto.opset_import.append(helper.make_opsetid("loc", 1))
+    for name, node in zip("wv", proto.graph.node, strict=True):
+        node.domain, node.op_type = "loc", "F"
+        proto.graph.initializer.append(numpy_helper.from_array(np.full((4, 4), 0.5, F), name))
+    result = inline_functions(proto)
+    verify(result)
+    assert [node.op_type for node in result.graph.node] == ["MatMul", "Relu", "MatMul", "Relu"]
+    assert not result.graph.value_info

@@ -216,10 +216,24 @@ def test_a_cache_that_links_model_and_data_to_one_store_is_read(tmp_path: Path) 
         ({"offset": -4}, "too short"),
         ({"length": 4}, "needs 8000 bytes, 4 are stored"),
         ({"offset": "many"}, "not a number"),
+        ({"\0ffset": 4}, "unknown key '\\x00ffset'"),
+        ({"location": "n" * 3000}, "cannot be reached"),
     ],
 )
 def test_external_data_that_does_not_fit_is_told(tmp_path: Path, entries: dict[str, object], words: str) -> None:
-    fails(external(tmp_path, **entries), words)
+    fails(external(tmp_path, **{"real": "weights.bin", **entries}), words)  # type: ignore[arg-type]
+
+
+def test_what_engines_add_to_external_data_is_passed_over(tmp_path: Path) -> None:
+    assert load_model(external(tmp_path, checksum="0", prepacked_0="x")).proto == small()
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_an_unknown_element_type_at_the_interface_is_told(tmp_path: Path, kind: str) -> None:
+    proto = small()
+    getattr(proto.graph, kind)[0].type.tensor_type.elem_type = 99
+    (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
+    fails(tmp_path / "model.onnx", kind, "unknown element type 99")
 
 
 def test_a_proto_with_loose_external_data_asks_for_the_path(tmp_path: Path) -> None:

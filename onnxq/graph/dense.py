@@ -1,0 +1,35 @@
+"""Sparse weights stored densely: onnx's version converter and ONNX Runtime's pieces of models take no sparse ones."""
+
+from __future__ import annotations
+
+from onnx import ModelProto, NodeProto, helper
+
+from onnxq.graph.encode import encode_tensor
+from onnxq.graph.scopes import walk
+from onnxq.graph.values import decode_sparse
+
+_SPARSE = "sparse_value"
+
+
+def store_densely(proto: ModelProto) -> ModelProto:
+    """The model itself without sparse weights, else a copy in which they are dense: initializers and Constant nodes.
+
+    Functions must be inlined. Raises ModelError for a sparse tensor that is damaged or too large to be dense.
+    """
+    if not any(graph.sparse_initializer or any(map(_is_sparse, graph.node)) for _, graph in walk(proto.graph)):
+        return proto
+    out = ModelProto()
+    out.CopyFrom(proto)
+    for _, graph in walk(out.graph):
+        for sparse in graph.sparse_initializer:
+            graph.initializer.append(encode_tensor(sparse.values.name, decode_sparse(sparse), sparse.values.data_type))
+        del graph.sparse_initializer[:]
+        for node in filter(_is_sparse, graph.node):
+            held = node.attribute[0].sparse_tensor
+            dense = encode_tensor(node.output[0], decode_sparse(held), held.values.data_type)
+            node.attribute[0].CopyFrom(helper.make_attribute("value", dense))
+    return out
+
+
+def _is_sparse(node: NodeProto) -> bool:
+    return node.op_type == "Constant" and not node.domain and [one.name for one in node.attribute] == [_SPARSE]

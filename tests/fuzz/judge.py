@@ -1,0 +1,119 @@
+"""Is what onnxq made right? Judged by onnx.checker and ONNX Runtime themselves, not by onnxq's own account."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+import onnxq
+from onnxq.graph import load_model, name_nodes
+from onnxq.plan import from_json, to_json
+from tests.fuzz.case import Wrong
+
+# Below this the answers have nothing to do with the float model's; onnxq itself warns from 10 dB on, on other samples.
+FAR_DB = 3.0
+Feeds = Mapping[str, np.ndarray]
+
+
+def open_session(model: str | Path | onnx.ModelProto, *, optimize: bool = True) -> onnxruntime.InferenceSession:
+    """A session with one thread that prints nothing."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def check_file(path: Path, *, optimize: bool = True) -> onnxruntime.InferenceSession:
+    """The written model, loaded. Raises Wrong where onnx.checker or ONNX Runtime refuse it."""
+    try:
+        onnx.checker.check_model(str(path))
+    except Exception as error:
+        raise Wrong(f"onnx.checker refuses the file: {error}") from error
+    try:
+        return open_session(path, optimize=optimize)
+    except Exception as error:
+        raise Wrong(f"ONNX Runtime refuses the file: {error}") from error
+
+
+def check_annotated(path: Path, source: Path) -> None:
+    """Raise Wrong where onnx.checker or ONNX Runtime refuse an annotated model and took it before."""
+    try:
+        open_session(source, optimize=False)
+    except Exception:
+        return
+    check_file(path, optimize=False)
+
+
+def check_result(
+    result: onnxq.Result, path: Path, source: Path | onnx.ModelProto, samples: Sequence[Feeds], *, target: str = "ort"
+) -> None:
+    """Raise Wrong unless the file loads, its answers are the float model's or warned of, and its plan reads back.
+
+    samples: feeds that the float model was calibrated on; () where nothing can be compared.
+    """
+    optimize = target == "ort"
+    quantized = check_file(path, optimize=optimize)
+    check_plan(result.plan)
+    warned = (*result.report.warnings, *result.report.alarms())
+    if not samples or _absurd(path):
+        return
+    try:
+        original = open_session(source, optimize=False)
+    except Exception:
+        # Mended while it was read: external data taken in, nodes sorted and named, initializers that were inputs too.
+        original = open_session(name_nodes(load_model(source).proto), optimize=False)
+    worst = math.inf
+    for feeds in samples:
+        try:
+            before = original.run(None, dict(feeds))
+        except Exception:  # it runs on single items only, which is how onnxq may feed it
+            return
+        after = quantized.run(None, dict(feeds))
+        worst = min(worst, *(_sqnr(one, other) for one, other in zip(before, after, strict=True)), math.inf)
+    if worst < FAR_DB and not warned:
+        raise Wrong(f"the answers are far from the float model's: {worst:.1f} dB, and nothing says so")
+
+
+def _absurd(path: Path) -> bool:
+    """True for a model with numbers so great that roundings decide what becomes infinite."""
+    for tensor in onnx.load(path).graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            values = onnx.numpy_helper.to_array(tensor)
+            if values.size and not float(np.abs(values).max()) < 1e15:
+                return True
+    return False
+
+
+def check_plan(plan: onnxq.Plan) -> None:
+    """Raise Wrong unless a plan is the same after it was written and read."""
+    text = to_json(plan)
+    if to_json(from_json(text)) != text:
+        raise Wrong("the plan changes when it is written and read")
+
+
+def _sqnr(before: object, after: object) -> float:
+    """dB over the finite values; inf for what has no numbers."""
+    if not isinstance(before, np.ndarray) or before.dtype.kind not in "fiub" or before.size == 0:
+        return math.inf
+    assert isinstance(after, np.ndarray)
+    if before.shape != after.shape or before.dtype != after.dtype:
+        raise Wrong(f"an output was {before.dtype}{before.shape} and is {after.dtype}{after.shape}")
+    ref, got = before.astype(np.float64), after.astype(np.float64)
+    # What is near float32's greatest number may become infinite by a rounding.
+    finite = np.abs(np.nan_to_num(ref, nan=np.inf)) < 1e36
+    ref, got = ref[finite], got[finite]
+    if not np.isfinite(got).all():
+        return -math.inf
+    # Beyond float32's precision of the greatest value there is nothing to lose.
+    noise, signal = float(((got - ref) ** 2).sum()), float((ref**2).sum())
+    if noise <= signal * 1e-12 or noise == 0.0 or signal == 0.0 or not math.isfinite(signal):
+        return math.inf
+    return 10 * math.log10(signal / noise)
