@@ -11,7 +11,7 @@ from onnxq.errors import ConfigError
 
 Path = tuple[str | int, ...]
 # Far more than rules for every node of the largest networks take; aliases of aliases pass it in ten lines.
-_VALUES, _CHARACTERS = 200_000, 2**24
+_VALUES, _CHARACTERS = 100_000, 2**24
 _DEPTH = 32
 _DEEP = "is nested too deeply"
 _LARGEST = 2**63

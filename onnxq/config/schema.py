@@ -115,7 +115,7 @@ def explain(faults: list[tuple[str, Fault]], error: type[OnnxqError], fix: str) 
     (subject, first), rest = faults[0], faults[1:]
     more = "".join(f"\n  also {other}: {one.cause}; {one.fix}" for other, one in rest[:_TOLD])
     more += f"\n  and {len(rest) - _TOLD} more" if len(rest) > _TOLD else ""
-    own = first.fix if first.fix != "correct it here" or not fix else f"{first.fix}, or {fix}"
+    own = f"{first.fix}, or {fix}" if fix else first.fix
     return error(subject, first.cause, own + more)
 
 

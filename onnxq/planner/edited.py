@@ -14,7 +14,7 @@ from onnxq.graph import GraphIndex
 from onnxq.plan import SitePlan
 from onnxq.planner.sums import constant_at
 from onnxq.sites import Role, Site, TensorId
-from onnxq.spec import PerBlock
+from onnxq.spec import PerBlock, PerTensor
 
 # From these opsets on QuantizeLinear takes 4 and 16 bits and blocks, and float16 and FP8.
 _WIDE_OPSET, _HALF_OPSET = 21, 19
@@ -54,6 +54,10 @@ def _check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
     if constant and value is None:
         fix = "make its role activation, or plan this model again"
         raise PlanError(str(site.site), f"is not a constant in this model, as a {site.role} is", fix)
+    grain = site.spec.granularity
+    if value is not None and not isinstance(grain, PerTensor) and not -value.ndim <= grain.axis < value.ndim:
+        cause = f"axis {grain.axis} is outside its shape {list(value.shape)}"
+        raise PlanError(str(site.site), cause, "give the axis of its channels")
     if site.values is not None and (value is None or site.values.shape != value.shape):
         shape = "of a computed tensor" if value is None else f"for a tensor of shape {list(value.shape)}"
         cause = f"its values have shape {list(site.values.shape)} {shape}"
