@@ -87,7 +87,7 @@ def _about(site: SitePlan) -> Iterator[None]:
     try:
         yield
     except OnnxqError as error:
-        if error.subject.startswith(str(site.site)):
+        if error.subject == str(site.site) or error.subject.startswith(f"{site.site}:"):
             raise
         if error.subject in ("weight", "bias"):
             raise type(error)(str(site.site), error.cause, error.fix) from error

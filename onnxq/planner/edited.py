@@ -59,8 +59,8 @@ def _check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
         cause = f"axis {grain.axis} is outside its shape {list(value.shape)}"
         raise PlanError(str(site.site), cause, "give the axis of its channels")
     if site.values is not None and (value is None or site.values.shape != value.shape):
-        shape = "of a computed tensor" if value is None else f"for a tensor of shape {list(value.shape)}"
-        cause = f"its values have shape {list(site.values.shape)} {shape}"
+        shape = "a computed tensor" if value is None else f"a tensor of shape {list(value.shape)}"
+        cause = f"its values of shape {list(site.values.shape)} do not fit {shape}"
         raise PlanError(str(site.site), cause, "take `values` out, or plan this model again")
     return site
 

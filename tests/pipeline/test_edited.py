@@ -179,7 +179,7 @@ FAULTS: dict[str, tuple[Edit, str, str]] = {
     "one of two in a group": (
         lambda raw: [site(raw, "x").update(group="g"), site(raw, "r").update(group="g")], "r", "their numbers differ",
     ),
-    "values of another shape": (lambda raw: site(raw, "w0").update(values=[1, 2]), "w0", "its values have shape [2]"),
+    "values of another shape": (lambda raw: site(raw, "w0").update(values=[1, 2]), "w0", "of shape [2] do not fit"),
     "a pass nobody has": (lambda raw: raw.update(prepare=["constant"]), "prepare: 'constant'", "is no pass"),
 }  # fmt: skip
 
