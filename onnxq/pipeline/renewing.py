@@ -38,7 +38,7 @@ def renew_numbers(
     for site in missing:
         if site.role in _MEASURED and inputs is None:
             cause = stale.get(site.site, "the plan has no scale for it")
-            fix = "give samples (--data) that it is calibrated on"
+            fix = "give samples that it is calibrated on"
             own = ", or write the scale and zero_point you mean beside the new spec" if site.site in stale else ""
             raise PlanError(str(site.site), cause, fix + own)
     if missing:
