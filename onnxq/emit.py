@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.errors import PlanError
+from onnxq.errors import OnnxqError, PlanError
 from onnxq.graph import Editor, GraphIndex, index_of, opset_of
 from onnxq.numerics import clip_bounds, quantize, quantize_weight, saturating_sums, scale_as
 from onnxq.plan import Plan, SitePlan, to_json
@@ -183,7 +183,7 @@ class _Writer:
         if value is None:
             raise PlanError(str(site.site), "is not a constant in this model", "plan this model again")
         names = self._names(site, ("dq_node", "quantized", "dequantized"))
-        data = _rounded(site, numbers, value) if site.values is None else _given(site, value)
+        data = _round_constant(site, numbers, value) if site.values is None else _given(site, value)
         storage = site.spec.storage
         first = min(site.consumers or (), key=lambda edge: self.index.node(edge.node).order)
         if site.spec.storage_bits < 8 and first.node in self.in_integers:
@@ -257,11 +257,14 @@ class _Writer:
         return {f"onnxq.{key}": str(value) for key, value in record.items()}
 
 
-def _rounded(site: SitePlan, numbers: QParams, value: NDArray[np.generic]) -> NDArray[np.generic]:
+def _round_constant(site: SitePlan, numbers: QParams, value: NDArray[np.generic]) -> NDArray[np.generic]:
     """The constant's own integers; those of a bias as a vector, since a Gemm's may be [1, N] and kernels read [N]."""
-    if site.role is Role.BIAS:
-        return quantize(value.reshape(-1), numbers, site.spec)
-    return quantize_weight(value, numbers, site.spec, site.sum_orders)
+    try:
+        if site.role is Role.BIAS:
+            return quantize(value.reshape(-1), numbers, site.spec)
+        return quantize_weight(value, numbers, site.spec, site.sum_orders)
+    except OnnxqError as error:  # numerics sees arrays, and cannot say whose they are
+        raise PlanError(f"{site.site}: {error.subject}", error.cause, error.fix) from error
 
 
 def _given(site: SitePlan, value: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -1,4 +1,4 @@
-"""Results: where they may go is settled before the work begins; they are written whole or not at all."""
+"""Text files: read with errors in words; results, whose place is settled before the work begins, written whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from onnxq.errors import OutputError
+from onnxq.errors import OnnxqError, OutputError
 
 
 def check_free(model: str | Path, *outputs: str | Path | None, force: bool = False) -> None:
@@ -28,6 +28,21 @@ def check_free(model: str | Path, *outputs: str | Path | None, force: bool = Fal
             raise OutputError(str(path), "exists", "choose another name, or overwrite it with --force")
         if not path.parent.is_dir():
             raise OutputError(str(path), f"there is no folder {path.parent}", "create it first")
+
+
+def read_text(path: str | Path, error: type[OnnxqError], fix: str) -> str:
+    """The text of a file, without a byte order mark; raises `error` with `fix` where there is none."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as found:
+        raise error(str(path), "is not a text file", fix) from found
+    except (OSError, ValueError) as found:  # ValueError: a name with a NUL in it
+        raise error(repr(str(path)) if "\0" in str(path) else str(path), reason_of(found), fix) from found
+
+
+def reason_of(error: Exception) -> str:
+    """Why the system would not: "No such file or directory", without number and path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:

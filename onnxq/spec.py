@@ -122,6 +122,15 @@ class QuantSpec:
         return (1 << (self.bits - int(self.signed))) - 1
 
     @property
+    def levels(self) -> str:
+        """All of the spec that scale and zero point depend on, in words; not the container, which may be wider."""
+        if self.is_float:
+            return f"{self.storage}{_grain_text(self.granularity)}"
+        sign, scheme = "signed" if self.signed else "unsigned", "symmetric" if self.symmetric else "asymmetric"
+        narrow = " narrow" if self.narrow_range else ""
+        return f"{self.bits} bits {sign} {scheme}{narrow}{_grain_text(self.granularity)}"
+
+    @property
     def storage_bits(self) -> int:
         """Width of the container in bits."""
         return STORAGE_BITS[self.storage][0]
@@ -132,17 +141,26 @@ class QuantSpec:
         return self.bits == self.storage_bits
 
 
+def _grain_text(grain: Granularity) -> str:
+    if isinstance(grain, PerBlock):
+        return f" per {grain.size} of axis {grain.axis}"
+    return f" per channel {grain.axis}" if isinstance(grain, PerChannel) else ""
+
+
 @dataclass(frozen=True, eq=False)
 class QParams:
     """scale (float32, > 0) and zero_point (int32, in [qmin, qmax]) of one site, and where they came from.
 
     Shapes follow the spec's granularity: [] per tensor, [C] per channel, the blocked shape per block.
     origin: e.g. "minmax over 32 samples", "weights", "plan file", "TensorRT calibration cache".
+    computed_for: `QuantSpec.levels` of the spec they were computed for; "" where they came from elsewhere and hold for
+        whatever the site says. No part of equality.
     """
 
     scale: NDArray[np.float32]
     zero_point: NDArray[np.int32]
     origin: str = ""
+    computed_for: str = ""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, QParams):

@@ -230,4 +230,4 @@ def _granularity(index: GraphIndex, node: NodeRef, scale: NDArray[Any] | None) -
 def noted_bits(record: Mapping[str, Any] | None) -> int | None:
     """The `bits` of a metadata record, when it is a sane number."""
     text = str((record or {}).get("bits", ""))
-    return int(text) if text.isdigit() and 1 <= int(text) <= 64 else None
+    return int(text) if text.isdecimal() and len(text) <= 2 and 1 <= int(text) <= 64 else None

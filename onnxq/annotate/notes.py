@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from onnx import ModelProto
 from onnxq.annotate.bits import noted_bits
 from onnxq.annotate.find import Chain
 from onnxq.annotate.model import Origin
+from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.errors import PlanError
 from onnxq.graph.scopes import walk
@@ -67,10 +67,15 @@ def read_notes(proto: ModelProto) -> Notes:
     by_node: dict[str, Mapping[str, Any]] = {}
     if BITS_KEY in held:
         try:
-            raw = json.loads(held[BITS_KEY])
-            by_node = {name: record for name, record in raw.items() if isinstance(record, dict)}
-        except (json.JSONDecodeError, AttributeError) as error:
-            problems.append(f"the model's {BITS_KEY} metadata cannot be read ({error}); it is left out of account")
+            raw = JsonText(BITS_KEY, held[BITS_KEY]).parse(PlanError, "")
+            if not isinstance(raw, dict):
+                raise PlanError(BITS_KEY, f"is {type(raw).__name__}, not an object")
+            records = raw.items()
+            by_node = {name: _plain_record(record) for name, record in records if isinstance(record, dict)}
+        except PlanError as error:
+            problems.append(
+                f"the model's {BITS_KEY} metadata cannot be read ({error.cause}); it is left out of account"
+            )
     plan: dict[str, QuantSpec] = {}
     if PLAN_KEY in held:
         try:
@@ -80,6 +85,12 @@ def read_notes(proto: ModelProto) -> Notes:
                 f"the model's {PLAN_KEY} metadata cannot be read ({error.cause}); it is left out of account"
             )
     return Notes(by_node, _own(proto), plan, tuple(problems))
+
+
+def _plain_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Words and whole numbers of a record; what onnxq never wrote is left out."""
+    fits = {"bits": (int, str)}
+    return {key: value for key, value in record.items() if isinstance(value, fits.get(key, (str,)))}
 
 
 def specs_by_node(plan: Plan) -> dict[str, QuantSpec]:

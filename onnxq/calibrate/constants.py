@@ -87,6 +87,8 @@ def _about(site: SitePlan) -> Iterator[None]:
     try:
         yield
     except OnnxqError as error:
+        if error.subject == str(site.site) or error.subject.startswith(f"{site.site}:"):
+            raise
         if error.subject in ("weight", "bias"):
             raise type(error)(str(site.site), error.cause, error.fix) from error
-        raise
+        raise type(error)(f"{site.site}: {error.subject}", error.cause, error.fix) from error

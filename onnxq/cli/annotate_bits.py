@@ -10,13 +10,16 @@ from onnxq.cli import options
 from onnxq.cli.outputs import beside
 from onnxq.files import check_free
 
+# The widest integers have 64 bits.
+_DIGITS = 3
+
 
 def _given(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     """PATTERN=N: the pattern, and the number of bits behind the last "="."""
     out = []
     for value in values:
         pattern, _, bits = value.rpartition("=")
-        if not pattern or not bits.strip().isdigit():
+        if not pattern or not bits.strip().isdecimal() or len(bits) > _DIGITS:
             raise click.BadParameter(f"{value!r} is not PATTERN=N, e.g. '/encoder/*=8'")
         out.append((pattern, int(bits)))
     return tuple(out)

@@ -21,6 +21,9 @@ def _engines(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     return names
 
 
+_FLOAT = options.FiniteFloat()
+
+
 @click.command("diff", short_help="Compare a quantized model with its float one, and engines with each other.")
 @click.argument("model", metavar="FLOAT")
 @click.argument("quantized", metavar="QUANT")
@@ -37,9 +40,9 @@ def _engines(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 )
 @click.option("--layers", is_flag=True, help="Compare every matching tensor inside, in the order of the network.")
 @click.option("--bisect", is_flag=True, help="Find the smallest subgraph in which engines part.")
-@click.option("--min-sqnr", type=float, metavar="DB", help="Least SQNR of every output against float.")
-@click.option("--min-cosine", type=float, metavar="C", help="Least cosine similarity of every output with float.")
-@click.option("--max-abs", type=float, metavar="X", help="Largest absolute error of every output against float.")
+@click.option("--min-sqnr", type=_FLOAT, metavar="DB", help="Least SQNR of every output against float.")
+@click.option("--min-cosine", type=_FLOAT, metavar="C", help="Least cosine similarity of every output with float.")
+@click.option("--max-abs", type=_FLOAT, metavar="X", help="Largest absolute error of every output against float.")
 @click.option(
     "--top-k",
     type=click.IntRange(min=1),
@@ -48,10 +51,10 @@ def _engines(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     show_default=True,
     help="Agreement: the share of the K largest along the last axis that both name.",
 )
-@click.option("--min-agreement", type=click.FloatRange(0, 1), metavar="P", help="Least agreement, 0 to 1.")
+@click.option("--min-agreement", type=options.FiniteFloat(0, 1), metavar="P", help="Least agreement, 0 to 1.")
 @click.option(
     "--min-engines",
-    type=float,
+    type=_FLOAT,
     metavar="DB",
     help="Least SQNR of every engine against ONNX Runtime without optimizations.",
 )

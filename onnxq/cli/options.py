@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,16 +11,30 @@ import click
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
+# More bytes, or seconds, than anybody has.
+_LARGEST = 2.0**62
+
+
+class FiniteFloat(click.FloatRange):
+    """A number within bounds, which NaN and infinity are not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The float. Fails with the option's name and what was given."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return found
+
 
 def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """An amount of memory (512MB, 2GB, 1.5GiB, or bytes) in bytes."""
     if value is None:
         return None
     found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([KMGT]?I?)B?", value.strip().upper())
-    amount = int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else 0
-    if amount < 1:
+    amount = float(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else 0.0
+    if not 1 <= amount < _LARGEST:
         raise click.BadParameter(f"{value!r} is no amount of memory; write it as 512MB, 2GB or 1.5GiB")
-    return amount
+    return int(amount)
 
 
 def together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -75,13 +90,15 @@ def seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> fl
         return None
     found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([smh]?)", value.strip().lower())
     amount = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
-    if amount <= 0:
+    if not 0 < amount < _LARGEST:
         raise click.BadParameter(f"{value!r} is no time; write it as 90s, 10m or 1.5h")
     return amount
 
 
 wanting = together(
-    click.option("--min-sqnr", type=float, metavar="DB", help="Promote sites until every output keeps so many dB."),
+    click.option(
+        "--min-sqnr", type=FiniteFloat(), metavar="DB", help="Promote sites until every output keeps so many dB."
+    ),
     click.option(
         "--metric", metavar="FILE.py:FUNCTION", help="Promote sites until this metric, higher is better, drops no more…"
     ),
@@ -93,7 +110,7 @@ wanting = together(
     ),
     click.option(
         "--weight-bits-budget",
-        type=click.FloatRange(2, 16),
+        type=FiniteFloat(2, 16),
         metavar="BITS",
         help="Bits that weights may have on average; those get more than the configuration's that need them.",
     ),

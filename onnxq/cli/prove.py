@@ -50,7 +50,7 @@ _NAMED = 5
 @click.option("--reduce", is_flag=True, help="When the build fails or crashes, find the smallest part that does.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=options.FiniteFloat(min=0, min_open=True),
     metavar="SECONDS",
     default=600.0,
     show_default=True,

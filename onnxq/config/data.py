@@ -8,6 +8,10 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from onnxq.config.values import Frozen, one_or_many
 
+# Beyond these no picture fits memory, and no engine takes the number.
+_Pixels = Annotated[int, Field(ge=1, le=2**16)]
+_MOST_THREADS = 4096
+
 
 class ImageConfig(Frozen):
     """How an image file becomes the model's input: decoded, resized, cropped, scaled to `range`, minus mean, over std.
@@ -18,8 +22,8 @@ class ImageConfig(Frozen):
     input: the model input that takes the image; "" when the model has only one.
     """
 
-    size: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
-    resize: int | None = Field(default=None, ge=1)
+    size: tuple[_Pixels, _Pixels]
+    resize: _Pixels | None = None
     crop: Literal["center", "pad", "none"] = "center"
     fill: int = Field(default=0, ge=0, le=255)
     interpolation: Literal["bilinear", "bicubic", "nearest", "lanczos", "box"] = "bilinear"
@@ -77,4 +81,4 @@ class VerifyConfig(Frozen):
 
     holdout: int | None = Field(default=None, ge=0)
     latency: bool = True
-    threads: int = Field(default=1, ge=0)
+    threads: int = Field(default=1, ge=0, le=_MOST_THREADS)

@@ -10,6 +10,12 @@ import yaml
 from onnxq.errors import ConfigError
 
 Path = tuple[str | int, ...]
+# Far more than rules for every node of the largest networks take; aliases of aliases pass it in ten lines.
+_VALUES, _CHARACTERS = 100_000, 2**24
+_DEPTH = 32
+_DEEP = "is nested too deeply"
+_LARGEST = 2**63
+_SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -31,54 +37,96 @@ def dotted(path: Path) -> str:
 
 def parse(text: str, source: str) -> Document:
     """Read one YAML mapping. ConfigError carries `source:line` for syntax, duplicate keys and unusable values."""
-    loader = yaml.SafeLoader(text)
+    loader = None
     try:
+        loader = yaml.SafeLoader(text.removeprefix("\ufeff"))
         root = loader.get_single_node()
-        lines: dict[Path, int] = {}
-        values = {} if root is None else _value(loader, root, (), lines, source, ())
+        reader = _Reader(loader, source)
+        values = {} if root is None else reader.read(root, (), ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ConfigError(
             f"{source}:{mark.line + 1}" if mark else source, f"not YAML: {error.problem}", "mend the file's syntax"
         ) from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        found = chr(error.character) if isinstance(error.character, int) else str(error.character)
+        cause = f"holds the character {found!r}, which no YAML may"
+        raise ConfigError(f"{source}:{line}", cause, "remove it: the file may be damaged, or no YAML at all") from error
     except yaml.YAMLError as error:
         raise ConfigError(source, f"not YAML: {error}", "mend the file's syntax") from error
+    except RecursionError as error:
+        line = 1 if loader is None else int(loader.line) + 1
+        raise ConfigError(f"{source}:{line}", _DEEP, "a configuration needs six levels at most") from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     if not isinstance(values, dict):
         raise ConfigError(f"{source}:1", "must be a mapping of keys to values", "start with e.g. `target: ort`")
-    return Document(source, values, lines)
+    return Document(source, values, reader.lines if root is not None else {})
 
 
-def _value(
-    loader: yaml.SafeLoader, node: Any, path: Path, lines: dict[Path, int], source: str, above: tuple[int, ...]
-) -> Any:
-    where = f"{source}:{node.start_mark.line + 1}"
-    if id(node) in above:
-        raise ConfigError(where, f"{dotted(path)}: an alias that contains itself", "write the value out")
-    inside = (*above, id(node))
-    if isinstance(node, yaml.MappingNode):
+class _Reader:
+    """Turns nodes into values, aliases written out; bounded, since a few aliases of aliases write out without end."""
+
+    def __init__(self, loader: yaml.SafeLoader, source: str) -> None:
+        self.loader, self.source = loader, source
+        self.lines: dict[Path, int] = {}
+        self.values = self.characters = 0
+
+    def read(self, node: Any, path: Path, above: tuple[int, ...]) -> Any:
+        """The value of a node. above: the nodes it lies in."""
+        where = f"{self.source}:{node.start_mark.line + 1}"
+        if id(node) in above:
+            raise ConfigError(where, f"{dotted(path)}: an alias that contains itself", "write the value out")
+        if len(above) > _DEPTH:
+            raise ConfigError(where, _DEEP, "a configuration needs six levels at most")
+        self.values += 1
+        if self.values > _VALUES or self.characters > _CHARACTERS:
+            raise ConfigError(
+                where, f"its aliases stand for more than {_VALUES:,} values", "write out what is meant, without aliases"
+            )
+        inside = (*above, id(node))
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path, inside)
+        if isinstance(node, yaml.SequenceNode):
+            items = []
+            for index, item in enumerate(node.value):
+                self.lines[(*path, index)] = item.start_mark.line + 1
+                items.append(self.read(item, (*path, index), inside))
+            return items
+        return self._scalar(node, f"{where}: {dotted(path)}" if path else where)
+
+    def _mapping(self, node: Any, path: Path, inside: tuple[int, ...]) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key_where = f"{source}:{key_node.start_mark.line + 1}"
-            key = loader.construct_object(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            where = f"{self.source}:{key_node.start_mark.line + 1}"
+            key = self._scalar(key_node, where) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
-                raise ConfigError(key_where, f"{dotted(path)}: a key must be a word, not {key!r}", "quote it")
+                raise ConfigError(where, f"{dotted(path)}: a key must be a word, not {key!r}", "quote it")
             here = (*path, key)
             if key in out:
                 raise ConfigError(
-                    f"{key_where}: {dotted(here)}", f"given twice, first in line {lines[here]}", "keep one of them"
+                    f"{where}: {dotted(here)}", f"given twice, first in line {self.lines[here]}", "keep one of them"
                 )
-            lines[here] = key_node.start_mark.line + 1
-            out[key] = _value(loader, value_node, here, lines, source, inside)
+            self.lines[here] = key_node.start_mark.line + 1
+            out[key] = self.read(value_node, here, inside)
         return out
-    if isinstance(node, yaml.SequenceNode):
-        items = []
-        for index, item in enumerate(node.value):
-            lines[(*path, index)] = item.start_mark.line + 1
-            items.append(_value(loader, item, (*path, index), lines, source, inside))
-        return items
-    value = loader.construct_object(node)
-    if value is not None and not isinstance(value, (str, int, float, bool)):
-        raise ConfigError(f"{where}: {dotted(path)}", f"{type(value).__name__} is no configuration value", "quote it")
-    return value
+
+    def _scalar(self, node: Any, where: str) -> Any:
+        try:
+            value = self.loader.construct_object(node)
+        except yaml.YAMLError:
+            raise
+        except Exception as error:  # PyYAML's constructors let ValueError, KeyError, AttributeError … through
+            text = node.value if len(node.value) <= _SHOWN else f"{node.value[:_SHOWN]}..."
+            raise ConfigError(where, f"{text!r} is no value of its kind", "quote it, or correct it") from error
+        if value is not None and not isinstance(value, (str, int, float, bool)):
+            raise ConfigError(where, f"{type(value).__name__} is no configuration value", "quote it")
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            raise ConfigError(where, "is too large a number", f"stay below {_LARGEST:,}")
+        if isinstance(value, str):
+            self.characters += len(value)
+            if any("\ud800" <= char <= "\udfff" for char in value):
+                raise ConfigError(where, "holds half a character (a lone surrogate)", "write the character itself")
+        return value

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
 from pydantic_core import PydanticCustomError
 
-from onnxq.config.values import Frozen, Patterns, checked_patterns
+from onnxq.config.values import Frozen, Patterns, check_options, checked_patterns
 
 POLICIES = ("insert", "share", "follow", "none")
 
@@ -43,13 +43,7 @@ def _quantizer(value: Any) -> Any:
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise PydanticCustomError("quantizer", "a quantizer is a name, or a mapping with `name` and its options")
-    for key, option in options.items():
-        if not isinstance(option, (bool, int, float, str)):
-            raise PydanticCustomError(
-                "quantizer",
-                "option '{key}' must be a number, a word or true/false, not {kind}",
-                {"key": str(key), "kind": type(option).__name__},
-            )
+    check_options("quantizer", options)
     return QuantizerSpec(name, tuple(sorted(options.items())))
 
 

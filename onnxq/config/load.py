@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ValidationError
 
-from onnxq.config.data import DataConfig, ImageConfig, RuntimeConfig, VerifyConfig
 from onnxq.config.document import Document, Path, dotted, parse
-from onnxq.config.front_end import FrontEnd, Trained
+from onnxq.config.faults import hint_key, list_faults
 from onnxq.config.limits import check_limits
 from onnxq.config.model import Config
 from onnxq.config.presets import preset_names, preset_text
 from onnxq.config.sparsebit import converted, recognised
-from onnxq.config.wish import QuantWish, Rule, RuleSet
+from onnxq.config.wish import Rule
 from onnxq.errors import ConfigError
-from onnxq.nearest import did_you_mean, nearest
+from onnxq.files import reason_of
+from onnxq.nearest import did_you_mean
 
 DEFAULT = "ort-int8"
 _OVERRIDE = "option"
 # Mappings whose keys belong together: a file's own takes the place of the inherited one.
 _WHOLE = ("observer", "quantizer")
-_SET_HERE = {"": {"source"}, "rules[]": {"line", "source"}}
-_MODELS: dict[str, type[Any]] = {
-    "": Config,
-    "activations": QuantWish,
-    "weights": QuantWish,
-    "rules[]": Rule,
-    "rules[].set": RuleSet,
-    "data": DataConfig,
-    "data.images": ImageConfig,
-    "verify": VerifyConfig,
-    "runtime": RuntimeConfig,
-    "torch": FrontEnd,
-    "torch.weights": Trained,
-    "torch.activations": Trained,
+_SET_HERE: Mapping[type[BaseModel], frozenset[str]] = {
+    Config: frozenset(("source",)),
+    Rule: frozenset(("line", "source")),
 }
 
 
@@ -101,27 +90,32 @@ def _is_path(name: str) -> bool:
 def _document(source: str | FilePath, above: tuple[str, ...]) -> Document:
     name = str(source)
     path = FilePath(source)
-    if name in above:
-        raise ConfigError(name, f"extends itself: {' -> '.join((*above, name))}", "break the circle")
-    if isinstance(source, str) and not _is_path(name) and (name in preset_names() or not path.is_file()):
-        return parse(preset_text(name), name)
     try:
-        return parse(path.read_text(encoding="utf-8"), name)
+        files = {os.path.realpath(one) for one in above if _is_path(one)}
+        if name in above or (_is_path(name) and os.path.realpath(path) in files):
+            raise ConfigError(name, f"extends itself: {' -> '.join((*above, name))}", "break the circle")
+        if isinstance(source, str) and not _is_path(name) and (name in preset_names() or not path.is_file()):
+            return parse(preset_text(name), name)
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         fix = did_you_mean(path.stem, preset_names())
         raise ConfigError(f"config {name}", "no such file", f"presets go by name; {fix}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no text, or a NUL in the name
         raise ConfigError(
-            f"config {name}", f"cannot be read: {error}", "give a YAML file or a preset's name"
+            f"config {name if name.isprintable() else repr(name)}",
+            f"cannot be read: {reason_of(error)}",
+            "give a YAML file or a preset's name",
         ) from error
+    return parse(text, name)
 
 
 def _refuse_reserved(document: Document) -> None:
     for path in document.lines:
-        owner, key = _pattern(path[:-1]), path[-1]
-        if key in _SET_HERE.get(owner, ()):
+        key = path[-1]
+        owner = Config if len(path) == 1 else Rule if len(path) == 3 and path[0] == "rules" else None
+        if owner is not None and key in _SET_HERE[owner]:
             where = f"{document.source}:{document.lines[path]}: {dotted(path)}"
-            raise ConfigError(where, f"unknown key {key!r}", _key_hint(owner, str(key)))
+            raise ConfigError(where, f"unknown key {key!r}", hint_key(owner, str(key), _SET_HERE))
 
 
 def _rules(values: Mapping[str, Any]) -> list[Any]:
@@ -162,6 +156,8 @@ def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 def _nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in overrides.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"option {key!r}", "is no key: a key is a word", 'e.g. {"data.samples": 64}')
         if value is None:
             continue
         head, _, rest = key.partition(".")
@@ -182,7 +178,10 @@ def _paths(values: Mapping[str, Any], above: Path = ()) -> list[Path]:
 
 def _build(values: Mapping[str, Any], places: Mapping[Path, str], source: str) -> Config:
     # JSON mode of pydantic's strict validation takes lists for tuples and words for enums, and nothing else.
-    text = json.dumps({**values, "source": source}, default=_plain)
+    try:
+        text = json.dumps({**values, "source": source}, default=_plain)
+    except (RecursionError, TypeError, ValueError) as error:  # ValueError: a list that contains itself
+        raise ConfigError(source, f"holds values that are no configuration: {error}", "give plain values") from error
     try:
         config = Config.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -196,55 +195,14 @@ def _plain(value: Any) -> Any:
 
 
 def _explain(error: ValidationError, places: Mapping[Path, str], source: str) -> ConfigError:
-    found = [_one(details, places, source) for details in error.errors(include_url=False)]
-    first = found[0]
-    if len(found) == 1:
-        return first
-    rest = "".join(f"\n  also {other.subject}: {other.cause}; {other.fix}" for other in found[1:])
-    return ConfigError(first.subject, first.cause, first.fix + rest)
+    found = [(_subject(one.path, places, source), one) for one in list_faults(error, Config, _SET_HERE)]
+    subject, first = found[0]
+    rest = "".join(f"\n  also {other}: {one.cause}; {one.fix}" for other, one in found[1:])
+    return ConfigError(subject, first.cause, first.fix + rest)
 
 
-def _one(details: ErrorDetails, places: Mapping[Path, str], source: str) -> ConfigError:
-    path = tuple(details["loc"])
-    while path and path not in places and details["type"] != "missing":
-        shorter = path[:-1]
-        if shorter in places or not shorter:
-            break
-        path = shorter
-    place = next((places[path[:n]] for n in range(len(path), 0, -1) if path[:n] in places), source)
-    subject = f"{place}: {dotted(path)}" if path else place
-    kind, value = details["type"], details["input"]
-    if kind == "extra_forbidden":
-        return ConfigError(subject, f"unknown key {path[-1]!r}", _key_hint(_pattern(path[:-1]), str(path[-1])))
-    if kind in ("literal_error", "enum"):
-        choices = str(details.get("ctx", {}).get("expected", ""))
-        known = [part.strip("' ") for part in choices.replace(" or ", ", ").split(", ")]
-        close = nearest(value, known) if isinstance(value, str) and value not in known else ()
-        fix = f"did you mean {close[0]!r}?" if close else "write one of them, numbers without quotes"
-        return ConfigError(subject, f"{value!r} is not one of {', '.join(known)}", fix)
-    if kind == "missing":
-        return ConfigError(subject, "is missing", "add it")
-    message = str(details["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
-    if kind != "value_error" and (value is None or isinstance(value, (str, int, float, bool))):
-        message += f", not {value!r}"
-    return ConfigError(subject, message, "correct it here")
-
-
-def _key_hint(owner: str, key: str) -> str:
-    """The nearest key; a word that is some key's value (`symetric`) leads to that key."""
-    fields = {k: f for k, f in _MODELS[owner].model_fields.items() if k not in _SET_HERE.get(owner, ())}
-    if not nearest(key, fields):
-        words = {str(word): name for name, f in fields.items() for word in _words(f.annotation) if word}
-        for word in nearest(key, words, limit=1):
-            return f"did you mean `{words[word]}: {word}`?"
-    return did_you_mean(key, fields, show=20)
-
-
-def _words(annotation: Any) -> list[str]:
-    if get_origin(annotation) is Literal:
-        return [word for word in get_args(annotation) if isinstance(word, str)]
-    return [word for part in get_args(annotation) for word in _words(part)]
-
-
-def _pattern(path: Path) -> str:
-    return "".join("[]" if isinstance(p, int) else f".{p}" if i else str(p) for i, p in enumerate(path))
+def _subject(path: Path, places: Mapping[Path, str], source: str) -> str:
+    """`file:line: path`, with the line of the innermost part that was written; inside of types only as far as that."""
+    known = next((n for n in range(len(path), 0, -1) if path[:n] in places), 0)
+    place = places[path[:known]] if known else source
+    return f"{place}: {dotted(path)}" if path else place

@@ -6,12 +6,14 @@ absmax / qmax here, absmax / (qmax + 0.5) there; `SPECIFIC` matches module paths
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from onnxq.config.document import Document, Path, dotted
+from onnxq.config.faults import shorten
 from onnxq.errors import ConfigError
 from onnxq.nearest import did_you_mean
 
@@ -50,7 +52,7 @@ def converted(document: Document) -> Document:
     reading.put(("target",), reading.word(("BACKEND",), "virtual", _BACKENDS), ("BACKEND",))
     if reading.values["target"] == "trt":
         reading.put(("bias",), "float", ("BACKEND",))
-    if skipped := reading.get(("SKIP_TRACE_MODULES",), []):
+    if skipped := reading.listed(("SKIP_TRACE_MODULES",)):
         reading.put(("torch", "skip_trace"), [_pattern(str(one)) for one in skipped], ("SKIP_TRACE_MODULES",))
     _schedule(reading)
     rules: list[dict[str, Any]] = []
@@ -101,9 +103,26 @@ class _Reading:
             if key not in known:
                 raise ConfigError(self.where((*path, key)), f"unknown key {key!r}", did_you_mean(str(key), known))
 
+    def listed(self, path: Path) -> list[Any]:
+        """A list, [] where nothing or null stands."""
+        found = self.get(path) or []
+        if not isinstance(found, list):
+            raise ConfigError(self.where(path), "must be a list of names", 'e.g. ["layer4", "fc"]')
+        return found
+
     def word(self, path: Path, default: str, known: Mapping[str, Any]) -> Any:
         """A word of Sparsebit's, in any case, as ours."""
         return self.translate(str(self.get(path, default)), known, path)
+
+    def number(self, path: Path, value: Any) -> float:
+        """A finite number, which Sparsebit also takes as text ("1e-3" is text in YAML)."""
+        try:
+            found = float(value) if isinstance(value, (int, float, str)) else math.nan
+        except (ValueError, OverflowError):
+            found = math.nan
+        if not math.isfinite(found):
+            raise ConfigError(self.where(path), f"{shorten(value)} is no number", "write e.g. 0.001")
+        return found
 
     def translate(self, word: str, known: Mapping[str, Any], path: Path) -> Any:
         if word.lower() not in known:
@@ -168,7 +187,7 @@ _FIELDS: Mapping[str, Callable[[_Reading, Path, Any], dict[str, Any]]] = {
     "QUANTIZER.TYPE": lambda r, p, v: {"quantizer": {"name": r.translate(str(v), _QUANTIZERS, p)}},
     "QUANTIZER.PACT.ALPHA_VALUE": lambda _, __, v: {"alpha": v},
     "OBSERVER.TYPE": lambda r, p, v: {"observer": {"name": r.translate(str(v), _OBSERVERS, p)}},
-    "OBSERVER.PERCENTILE.ALPHA": lambda _, __, v: {"percentile": 100.0 * (1.0 - float(v))},
+    "OBSERVER.PERCENTILE.ALPHA": lambda r, p, v: {"percentile": 100.0 * (1.0 - r.number(p, v))},
     "OBSERVER.ACIQ.DISTRIBUTION": lambda r, p, v: {"distribution": r.translate(str(v), _DISTRIBUTIONS, p)},
     "OBSERVER.MOVING_AVERAGE.EMA_RATIO": lambda _, __, ___: {},
     "OBSERVER.LAYOUT": lambda _, __, ___: {},

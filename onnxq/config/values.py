@@ -16,13 +16,14 @@ from onnxq.spec import ObserverSpec
 Bits = Literal[2, 3, 4, 5, 6, 7, 8, 16]
 Scheme = Literal["symmetric", "asymmetric"]
 Grain = Literal["tensor", "channel", "block"]
+_LARGEST = 1e300
 Storage = Literal["", "int4", "uint4", "int8", "uint8", "int16", "uint16", "float8e4m3fn"]
 
 
 class Frozen(BaseModel):
     """Frozen, strict about types, without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def one_or_many(value: Any) -> Any:
@@ -30,6 +31,20 @@ def one_or_many(value: Any) -> Any:
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
+
+
+def check_options(kind: str, options: Mapping[Any, Any]) -> None:
+    """PydanticCustomError, a fault of a field, for an option of an observer or a quantizer that is no plain value."""
+    for key, option in options.items():
+        unfit = type(option).__name__ if not isinstance(option, (bool, int, float, str)) else ""
+        if isinstance(option, (int, float)) and not abs(option) < _LARGEST:  # NaN is not below it either
+            unfit = "one that is not finite" if isinstance(option, float) else "one so large"
+        if unfit or not isinstance(key, str):
+            raise PydanticCustomError(
+                kind,
+                "option '{key}' must be a number, a word or true/false, not {kind}",
+                {"key": str(key), "kind": unfit or "named by a number"},
+            )
 
 
 def _observer(value: Any) -> Any:
@@ -41,13 +56,7 @@ def _observer(value: Any) -> Any:
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise PydanticCustomError("observer", "an observer is a name, or a mapping with `name` and its options")
-    for key, option in options.items():
-        if not isinstance(option, (bool, int, float, str)):
-            raise PydanticCustomError(
-                "observer",
-                "option '{key}' must be a number, a word or true/false, not {kind}",
-                {"key": str(key), "kind": type(option).__name__},
-            )
+    check_options("observer", options)
     return ObserverSpec(name, tuple(sorted(options.items())))
 
 
@@ -88,8 +97,8 @@ def checked_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
             raise ValueError("a pattern must not be empty")
         try:
             _regex(pattern)
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(f"{pattern[:60]!r} is not a regular expression: {error}") from error
     return value
 
 

@@ -2,51 +2,76 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from onnxq.config.schema import JsonText, Loose, Natural
 from onnxq.engines.proof import Change, Proof
 from onnxq.errors import DataError
+from onnxq.files import read_text
 
 
-def read_proof(path: str | Path) -> dict[str, Any]:
-    """A proof that `onnxq prove --json` wrote. Raises DataError when it is none."""
-    try:
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(str(path), error.strerror or str(error), "write it with `onnxq prove --json`") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(str(path), "is not JSON", "write it with `onnxq prove --json`") from error
+class _BuildRow(Loose):
+    engine: str = ""
+    version: str = ""
+    capability: str = ""
+    state: str = ""
+
+
+class _NodeRow(Loose):
+    type: str
+
+
+class _SiteRow(Loose):
+    state: str
+
+
+class _WeightRow(Loose):
+    weight: str
+    exact: str = ""
+    rows: Natural = 0
+    all_rows: Natural = 0
+
+
+class ProofFile(Loose):
+    """Of the JSON of a proof, what a later one is compared with."""
+
+    build: _BuildRow
+    nodes: dict[str, _NodeRow]
+    sites: dict[str, _SiteRow]
+    kernels: tuple[dict[str, Any], ...] = ()
+    weights: tuple[_WeightRow, ...] | None = None
+
+
+_FIX = "write it with `onnxq prove --json`"
+
+
+def read_proof(path: str | Path) -> ProofFile:
+    """A proof that `onnxq prove --json` wrote. Raises DataError, with line and path, when it is none."""
+    text = JsonText(str(path), read_text(path, DataError, _FIX))
+    raw = text.parse(DataError, _FIX)
     if not isinstance(raw, dict) or not all(isinstance(raw.get(key), dict) for key in ("build", "nodes", "sites")):
-        raise DataError(str(path), "is not the JSON of a proof", "write it with `onnxq prove --json`")
-    return raw
+        raise DataError(str(path), "is not the JSON of a proof", _FIX)
+    return text.read(ProofFile, DataError, _FIX)
 
 
-def changes(before: Mapping[str, Any], after: Proof) -> Iterator[Change]:
+def changes(before: ProofFile, after: Proof) -> Iterator[Change]:
     """What differs: the engine and its state, numbers of kernels, then nodes and sites in the model's order."""
-    build = before["build"]
-    for key, now in (
-        ("engine", after.build.engine),
-        ("version", after.build.version),
-        ("capability", after.build.capability),
-        ("state", after.build.state),
-    ):
-        if str(build.get(key, "")) != now:
-            yield Change(kind="build", name=key, before=str(build.get(key, "")), after=now)
-    was, now_is = len(before.get("kernels", ())), len(after.kernels)
+    for key in ("engine", "version", "capability", "state"):
+        held, now = getattr(before.build, key), getattr(after.build, key)
+        if held != now:
+            yield Change(kind="build", name=key, before=held, after=now)
+    was, now_is = len(before.kernels), len(after.kernels)
     if was != now_is:
         yield Change(kind="count", name="kernels", before=str(was), after=str(now_is))
-    yield from _named("node", _field(before["nodes"], "type"), {one.node: one.type for one in after.nodes})
-    if isinstance(before.get("weights"), list):
-        rows = {str(one.get("weight", "")): _rows(one) for one in before["weights"] if isinstance(one, Mapping)}
+    types = {name: one.type for name, one in before.nodes.items()}
+    yield from _named("node", types, {one.node: one.type for one in after.nodes})
+    if before.weights is not None:
+        rows = {one.weight: _rows(vars(one)) for one in before.weights}
         yield from _named("weight", rows, {one.weight: _rows(vars(one)) for one in after.weights})
-    yield from _named("site", _field(before["sites"], "state"), {one.site: one.state for one in after.sites})
-
-
-def _field(entries: Mapping[str, Any], key: str) -> dict[str, str]:
-    return {name: str(entry.get(key, "")) for name, entry in entries.items() if isinstance(entry, Mapping)}
+    states = {name: one.state for name, one in before.sites.items()}
+    yield from _named("site", states, {one.site: one.state for one in after.sites})
 
 
 def _rows(weight: Mapping[str, Any]) -> str:

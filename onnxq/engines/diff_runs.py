@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxq.config.schema import JsonText
 from onnxq.data import Dataset
 from onnxq.emit import PLAN_KEY
 from onnxq.engines import diff_trt
@@ -156,8 +156,8 @@ def target_of(proto: onnx.ModelProto) -> str:
     """The engine a model of ours was made for; "" for a model of another tool."""
     stored = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "{}")
     try:
-        plan = json.loads(stored)
-    except json.JSONDecodeError:
+        plan = JsonText(PLAN_KEY, stored).parse(ModelError, "")
+    except ModelError:
         return ""
     return str(plan.get("target", "")) if isinstance(plan, dict) else ""
 

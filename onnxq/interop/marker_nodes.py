@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.config.schema import Axis, Level, Loose, Natural, Width, check_values
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.nearest import did_you_mean
@@ -28,6 +29,20 @@ ORIGIN = "marker"
 _NEEDED = ("site", "role", "qmin", "qmax", "bits", "scheme")
 _KNOWN = (*_NEEDED, "storage", "axis", "block_size")
 _ROLES = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
+
+
+class _MarkerRow(Loose):
+    """The attributes of a marker."""
+
+    site: str
+    role: str
+    qmin: Level
+    qmax: Level
+    bits: Width
+    scheme: str
+    storage: str = ""
+    axis: Axis | None = None
+    block_size: Natural = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,43 +86,41 @@ def _marker(index: GraphIndex, node: NodeRef) -> Marker:
     strange = sorted(set(attrs) - set(_KNOWN))
     if strange:
         raise ModelError(subject, f"its marker has an unknown {strange[0]!r}", did_you_mean(strange[0], _KNOWN))
+    row = check_values(attrs, _MarkerRow, subject, ModelError)
     if len(node.inputs) != 3 or not all(node.inputs) or len(node.outputs) != 1:
         raise ModelError(subject, "its marker needs a tensor, a scale and a zero point", "export the model again")
     source = index.resolve(node.inputs[0], node.scope)
     if source is None:
         raise ModelError(subject, f"nothing makes {node.inputs[0]!r}, which its marker reads", "export the model again")
-    spec = _spec(subject, attrs)
+    spec = _spec(subject, row)
     qparams = _qparams(subject, spec, *(_number(index, node, k, subject) for k in (1, 2)))
-    return Marker(node, subject, _role(subject, attrs), spec, qparams, source, TensorId(node.outputs[0], node.scope))
+    return Marker(node, subject, _role(subject, row.role), spec, qparams, source, TensorId(node.outputs[0], node.scope))
 
 
 def _word(value: Any) -> Any:
-    return value.decode("utf-8") if isinstance(value, bytes) else value
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def _role(site: str, attrs: dict[str, Any]) -> Role:
-    try:
-        role = Role(attrs["role"])
-    except ValueError:
-        role = Role.BIAS
-    if role not in _ROLES:
-        raise ModelError(site, f"role {attrs['role']!r} is none of a marker's", f"use {', '.join(map(str, _ROLES))}")
+def _role(site: str, word: str) -> Role:
+    role = next((one for one in _ROLES if one.value == word), None)
+    if role is None:
+        raise ModelError(site, f"role {word!r} is none of a marker's", f"use {', '.join(map(str, _ROLES))}")
     return role
 
 
-def _spec(site: str, attrs: dict[str, Any]) -> QuantSpec:
-    if attrs["scheme"] not in ("symmetric", "asymmetric"):
-        raise ModelError(site, f"scheme {attrs['scheme']!r}", "use symmetric or asymmetric")
-    bits, low, high = (int(attrs[key]) for key in ("bits", "qmin", "qmax"))
+def _spec(site: str, row: _MarkerRow) -> QuantSpec:
+    if row.scheme not in ("symmetric", "asymmetric"):
+        raise ModelError(site, f"scheme {row.scheme!r}", "use symmetric or asymmetric")
+    bits, low, high = row.bits, row.qmin, row.qmax
     signed = low < 0
     try:
         spec = QuantSpec(
             bits=bits,
             signed=signed,
-            symmetric=attrs["scheme"] == "symmetric",
-            narrow_range=signed and low == 1 - (1 << (bits - 1)),
-            granularity=_granularity(attrs),
-            storage=str(attrs.get("storage", "")),
+            symmetric=row.scheme == "symmetric",
+            narrow_range=signed and bits > 0 and low == 1 - (1 << (bits - 1)),
+            granularity=_granularity(row),
+            storage=row.storage,
         )
     except OnnxqError as error:
         raise ModelError(site, f"{error.subject}: {error.cause}", error.fix) from error
@@ -117,11 +130,10 @@ def _spec(site: str, attrs: dict[str, Any]) -> QuantSpec:
     return spec
 
 
-def _granularity(attrs: dict[str, Any]) -> Granularity:
-    if "axis" not in attrs:
+def _granularity(row: _MarkerRow) -> Granularity:
+    if row.axis is None:
         return PerTensor()
-    size = int(attrs.get("block_size", 0))
-    return PerBlock(int(attrs["axis"]), size) if size else PerChannel(int(attrs["axis"]))
+    return PerBlock(row.axis, row.block_size) if row.block_size else PerChannel(row.axis)
 
 
 def _number(index: GraphIndex, node: NodeRef, k: int, site: str) -> NDArray[Any]:
@@ -130,6 +142,8 @@ def _number(index: GraphIndex, node: NodeRef, k: int, site: str) -> NDArray[Any]
     if value is None:
         what = ("scale", "zero point")[k - 1]
         raise ModelError(site, f"its {what} is computed at run time", "freeze the quantizers before the export")
+    if value.dtype.kind in "OSU":
+        raise ModelError(site, f"its {('scale', 'zero point')[k - 1]} is text", "export the model again")
     return np.asarray(value)
 
 

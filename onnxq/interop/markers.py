@@ -25,7 +25,7 @@ from onnxq.interop.marker_flow import Flow, Group, check_quantizers, flow
 from onnxq.interop.marker_nodes import DOMAIN, Marker, read_markers
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.model import Saturation
-from onnxq.planner import anchored, float_nodes, site_weights
+from onnxq.planner import anchored, float_nodes, needed_opset, site_weights
 from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.sites import Edge, Role, Site, TensorId
 from onnxq.spec import PerBlock, QParams, QuantSpec
@@ -34,9 +34,6 @@ from onnxq.targets import target as engine_of
 
 RULE = "marker"
 _NATIVE_BITS = 4
-# What can be said only from these opsets on.
-_WIDE_OPSET, _HALF_OPSET = 21, 19
-_WIDE = ("int4", "uint4", "int16", "uint16")
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +257,7 @@ def _plan(
         topology=fingerprint(typed).topology,
         weights=site_weights(anchors, index),
         lasting=True,
-        opset=max((_opset(site, index) for site in anchors), default=13),
+        opset=needed_opset(anchors, index),
         prepare=prepare,
         sites=anchors,
         float_nodes=floats,
@@ -268,17 +265,6 @@ def _plan(
         data="the model's own quantizers",
     )
     return bind_sums(plan, index)
-
-
-def _opset(site: SitePlan, index: GraphIndex) -> int:
-    if site.spec.storage in _WIDE or isinstance(site.spec.granularity, PerBlock):
-        return _WIDE_OPSET
-    tensor = site.site
-    if isinstance(tensor, Edge):
-        found = index.resolve(index.node(tensor.node).inputs[tensor.index], tensor.scope)
-    else:
-        found = tensor
-    return _HALF_OPSET if found is not None and index.dtype(found) == onnx.TensorProto.FLOAT16 else 13
 
 
 def _grouped(plan: Plan, where: Mapping[str, list[Site]]) -> Plan:

@@ -97,7 +97,7 @@ def _valid(path: Path, wanted: Callable[[Key], bool]) -> Entry | None:
         if not isinstance(key, dict) or not wanted(key):
             return None
         fits = hashlib.sha256(path.read_bytes()).hexdigest() == note["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return Entry(path, key) if fits else None
 

@@ -70,7 +70,7 @@ def qparams_from_range(
         scale = _inside(scale, level, np.copysign(_LARGEST, level), floor)
         if limit is not None:
             scale = _inside(scale, level, np.full(level.shape, np.float32(limit), np.float64), floor)
-    return QParams(scale, np.asarray(zero, np.int32), origin)
+    return QParams(scale, np.asarray(zero, np.int32), origin, spec.levels)
 
 
 def clip_bounds(qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32) -> tuple[Any, Any]:

@@ -51,7 +51,7 @@ from onnxq.passes.view import View
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.runtime import Feeds
 from onnxq.sites import Edge, Role, TensorId
-from onnxq.spec import PerBlock, PerChannel
+from onnxq.spec import PerBlock, PerChannel, QParams
 
 Array = NDArray[Any]
 
@@ -59,6 +59,9 @@ Array = NDArray[Any]
 _MANY_THREADS = 1 << 22
 # Up to so many bits scales are searched together with the levels; above, the whole range is best.
 NARROW_BITS = 6
+
+# Where the scale of a weight is from that is not its observer's.
+SEARCHED = "weights, swept with scales searched"
 
 
 @dataclass(frozen=True)
@@ -254,7 +257,7 @@ class _State:
         if partner is not None and alone:
             within = round_within_sums(target, seen.spreading(damping), scales, zeros, limits, partner)
             levels = within.levels
-            numbers = replace(numbers, scale=numbers.scale * _along(within.factors, one, site))
+            numbers = _searched(numbers, numbers.scale * _along(within.factors, one, site))
         elif not _narrow(one, site):
             levels = round_spreading(target, seen.spreading(damping), scales, zeros, limits, partner)
         else:
@@ -264,9 +267,10 @@ class _State:
                 lowest=share, thorough=self.thorough,
             )  # fmt: skip
             levels = found.levels
-            numbers = replace(numbers, scale=numbers.scale * _along(found.factors, one, site))
+            numbers = _searched(numbers, numbers.scale * _along(found.factors, one, site))
         kind = np.dtype(site.spec.storage.replace("int4", "int8"))
-        return replace(site, qparams=replace(numbers, origin="weights, swept"), values=one.stored(levels).astype(kind))
+        origin = SEARCHED if numbers.origin == SEARCHED else "weights, swept"
+        return replace(site, qparams=replace(numbers, origin=origin), values=one.stored(levels).astype(kind))
 
     def _bias(self, one: Operator, site: SitePlan, bias: Array) -> None:
         """Put the bias where it belongs: int32 levels of its site, or a float in its place."""
@@ -355,3 +359,9 @@ def _rounded(plan: Plan, index: GraphIndex) -> Changes:
             shaped = value.reshape(-1) if site.role is Role.BIAS else value
             found[edge.node, edge.index] = _weights(site, shaped)
     return found
+
+
+def _searched(numbers: QParams, scale: Array) -> QParams:
+    """The numbers with a scale that the rounding found; marked so where it is not the observer's any more."""
+    same = np.array_equal(scale, numbers.scale)
+    return replace(numbers, scale=scale, origin=numbers.origin if same else SEARCHED)

@@ -189,7 +189,7 @@ def _carried(old: Plan, new: Plan, index: GraphIndex) -> Plan:
             site = replace(site, qparams=held.qparams if same else None, values=held.values if same else None)
         sites.append(site)
     computing = {edge.node for site in new.sites for edge in site.consumers or () if site.role is Role.WEIGHT}
-    biases = tuple(bias for bias in old.biases if computing.intersection(_owners(index, bias.edge)))
+    biases = tuple(bias for bias in old.biases if computing.intersection(find_owners(index, bias.edge)))
     nodes = {**{bias.edge.node: old.nodes.get(bias.edge.node, "") for bias in biases}, **new.nodes}
     return replace(
         new, sites=tuple(sites), biases=biases, nodes=nodes, scalings=old.scalings, data=old.data,
@@ -197,8 +197,8 @@ def _carried(old: Plan, new: Plan, index: GraphIndex) -> Plan:
     )  # fmt: skip
 
 
-def _owners(index: GraphIndex, edge: Edge) -> set[str]:
-    """The operator whose bias this is: the node itself, or the MatMul in front of the Add."""
+def find_owners(index: GraphIndex, edge: Edge) -> set[str]:
+    """The operators whose bias this may be, by name: the node itself, and the MatMul in front of an Add."""
     node = index.node(edge.node)
     found = {node.name}
     for name in node.inputs if node.op_type == "Add" else ():

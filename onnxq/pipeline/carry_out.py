@@ -7,36 +7,33 @@ from pathlib import Path
 
 import onnx
 
-from onnxq.calibrate import calibrate
 from onnxq.config import Config
-from onnxq.errors import PlanError
+from onnxq.errors import OnnxqError, PlanError
+from onnxq.files import read_text
 from onnxq.graph import GraphIndex, fingerprint, holding
+from onnxq.nearest import did_you_mean
 from onnxq.pipeline.finish import finish
-from onnxq.pipeline.inputs import read_data
-from onnxq.pipeline.prepared import load
+from onnxq.pipeline.inputs import Inputs, read_data
+from onnxq.pipeline.prepared import PASS_NAMES, PreparedModel, load
 from onnxq.pipeline.realise import realise
+from onnxq.pipeline.renewing import renew_numbers
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.run import DEFAULT_OPTIONS, Options, configured
 from onnxq.pipeline.scaled import rescaled
 from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan, from_json
+from onnxq.plan.limits import check_specs
 from onnxq.planner import rebase
 from onnxq.report import Progress, silent
 from onnxq.runtime import operator_libraries
+from onnxq.sites import Role
 
 
 def read_plan(plan: Plan | str | Path) -> Plan:
     """A Plan, or the JSON file one was written to."""
     if isinstance(plan, Plan):
         return plan
-    path = Path(plan)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise PlanError(str(path), error.strerror or str(error), "write one with `onnxq plan` or `--plan`") from error
-    except UnicodeDecodeError as error:
-        raise PlanError(str(path), "is not a text file", "write one with `onnxq plan` or `--plan`") from error
-    return from_json(text, source=str(path))
+    return from_json(read_text(plan, PlanError, "write one with `onnxq plan` or `--plan`"), source=str(plan))
 
 
 @holding()
@@ -52,11 +49,13 @@ def apply(
 ) -> Result:
     """Carry out a plan: the same model and plan give the same bytes anywhere.
 
-    data: needed only when the plan has activation sites without numbers; then they are calibrated. When
-    given, the result is also checked against the float model.
+    data: needed only when the plan has activation sites without numbers, or with numbers for another spec than it says;
+    then they are calibrated. When given, the result is also checked against the float model; a plan of weights alone
+    is checked on made-up inputs without.
     Raises PlanError when the plan does not fit this model or lacks numbers and no data is given.
     """
     found = read_plan(plan)
+    _check_prepare(found)
     wished = configured(config, None, options)
     with operator_libraries(wished.runtime.libraries):
         return _apply(model, found, data, wished, new_weights, options, progress)
@@ -77,23 +76,31 @@ def _apply(
         prepared = rescaled(prepared, found.scalings)
         index = GraphIndex(prepared.proto)
         found = rebase(found, index, fingerprint(prepared.proto), new_weights=new_weights)
+        check_specs(found, index)
         inputs = None if data is None else read_data(prepared, data, wished)
-    missing = [site for site in found.sites if site.qparams is None]
-    if missing:
-        needs = [site for site in missing if str(site.role) in ("activation", "output")]
-        if needs and inputs is None:
-            raise PlanError(str(needs[0].site), "the plan has no scale for it", "pass --data to calibrate it")
-        with stages.run("calibrate"):
-            found = calibrate(
-                prepared.proto,
-                found,
-                None if inputs is None else inputs.calibration,
-                batch=wished.data.batch,
-                memory_limit=options.memory_limit,
-                progress=progress,
-            )
-    if inputs is not None and missing:
-        found = replace(found, data=inputs.description)
+    with stages.run("calibrate"):
+        found, lines = renew_numbers(
+            prepared, found, inputs, wished, memory_limit=options.memory_limit, progress=progress
+        )
+    if inputs is None and found.sites and all(site.role is Role.WEIGHT for site in found.sites):
+        inputs, wished = _make_inputs(prepared, wished)
     with stages.run("emit"):
         quantized = realise(prepared, found)
-    return finish(prepared, found, quantized, inputs, wished, stages, source=model)
+    done = finish(prepared, found, quantized, inputs, wished, stages, source=model)
+    return replace(done, report=replace(done.report, warnings=(*done.report.warnings, *lines)))
+
+
+def _make_inputs(prepared: PreparedModel, config: Config) -> tuple[Inputs | None, Config]:
+    """Seeded inputs for a check that nothing was chosen on, and the configuration without timing; None if none fit."""
+    try:
+        quiet = config.verify.model_copy(update={"latency": False})
+        return read_data(prepared, None, config), config.model_copy(update={"verify": quiet})
+    except OnnxqError:
+        return None, config
+
+
+def _check_prepare(plan: Plan) -> None:
+    """PlanError for a preparation pass that does not exist: the model would not be the one that was planned."""
+    for name in plan.prepare:
+        if name not in PASS_NAMES:
+            raise PlanError(f"prepare: {name[:60]!r}", "is no pass of this onnxq", did_you_mean(name, PASS_NAMES))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxq.config import Config
+from onnxq.config import Config, check_number
 from onnxq.data import load_data
 from onnxq.engines.diff import Outcome, Wish, compare
 from onnxq.engines.diff_model import Difference, Tolerances
@@ -66,23 +66,33 @@ def diff(
     Raises a subclass of OnnxqError for models that do not belong together, data that does not fit, missing packages.
     """
     _known(engines)
+    tolerances = Tolerances(
+        min_sqnr=min_sqnr, min_cosine=min_cosine, max_abs=max_abs, min_agreement=min_agreement, min_engines=min_engines
+    )  # fmt: skip
+    _check_numbers(tolerances, memory_limit, top_k=(top_k, 1), keep=(keep, 1), threads=(threads, 0))
     folder = None if save is None else _folder(Path(save), force)
     loaded = [run for path in load for run in load_results(path)]
     data = inputs_beside(load[0]) if data is None and load else data
     named, quantized_proto = name_nodes(load_model(model).proto), load_model(quantized).proto
     chosen = configured(config, None, Options(samples=samples, seed=seed, ort_library=ort_library))
-    tolerances = Tolerances(
-        min_sqnr=min_sqnr, min_cosine=min_cosine, max_abs=max_abs, min_agreement=min_agreement, min_engines=min_engines
-    )  # fmt: skip
     wish = Wish(
-        engines=tuple(engines), layers=layers, bisect=bisect, top_k=top_k, threads=threads, tolerances=tolerances,
-        keep=keep if folder is not None else 0, memory_limit=memory_limit or Wish.memory_limit,
+        engines=tuple(engines), layers=layers, bisect=bisect, top_k=top_k, keep=keep if folder is not None else 0,
+        threads=threads, memory_limit=memory_limit or Wish.memory_limit, tolerances=tolerances,
     )  # fmt: skip
     with operator_libraries(chosen.runtime.libraries):
         dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named)
         outcome = compare(named, quantized_proto, dataset, wish, loaded=loaded, stage=progress)
     found = replace(outcome.difference, float_model=_path(model), quantized_model=_path(quantized))
-    return _saved(found, outcome, folder) if folder is not None else found
+    return found if folder is None else _saved(found, outcome, folder)
+
+
+def _check_numbers(tolerances: Tolerances, memory_limit: int | None, **counts: tuple[int, int]) -> None:
+    """ConfigError for a tolerance that is no number, or a count below its least. counts: (count, least) by name."""
+    for name, value in vars(tolerances).items():
+        check_number(name, value)
+    for name, (count, least) in counts.items():
+        check_number(name, count, low=least, whole=True)
+    check_number("memory_limit", memory_limit, low=1, whole=True)
 
 
 def _known(engines: Sequence[str]) -> None:

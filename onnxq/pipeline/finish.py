@@ -26,6 +26,7 @@ from onnxq.verify import check_interface
 
 # What timing both models takes, about.
 _TIMING_SECONDS = 4.0
+_UNCHECKED = "nothing was checked against the float model: no samples were given"
 
 
 def finish(
@@ -58,7 +59,6 @@ def finish(
     model = filled(model)
     if budget.over():
         budget.lines.append(f"the budget was too small: {duration(budget.spent())} is what the least of it takes")
-    index = index_of(prepared.proto)
     notes = (*unmeasured_cpu(plan, cpu_kind()), *((trial.note,) if trial and trial.note else ()))
     account = Report(
         source=str(source) if isinstance(source, (str, Path)) else "",
@@ -67,16 +67,17 @@ def finish(
         placement=_placement(plan),
         cpu=plan.choice.get("cpu", ""),
         data=plan.data,
-        synthetic=inputs.synthetic if inputs is not None else False,
+        synthetic=inputs is not None and inputs.synthetic,
         source_bytes=prepared.source.size_bytes,
         output_bytes=model.ByteSize(),
         checks=trial.outputs if trial else (),
         checked=trial.samples if trial else 0,
+        unchecked=_UNCHECKED if inputs is None else "",
         seen=inputs.seen if inputs is not None else "",
         latency=timing,
         pairs=len(plan.sites),
         roles=tuple(sorted(plan.by_role().items())),
-        ops=check.op_counts(index, plan),
+        ops=check.op_counts(index_of(prepared.proto), plan),
         sites=tuple(site_line(site) for site in plan.sites),
         refusals=plan.refusals,
         rewrites=prepared.rewrites,

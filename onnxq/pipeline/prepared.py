@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 
 from onnxq import targets
-from onnxq.errors import VerificationError
+from onnxq.config import Config
+from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import (
     GraphIndex,
     Model,
@@ -23,6 +24,7 @@ from onnxq.graph import (
     store_densely,
 )
 from onnxq.graph.half import computes_in_half, widen_half
+from onnxq.nearest import did_you_mean
 from onnxq.passes import PASSES, PassReport, prepare
 from onnxq.runtime import Session
 from onnxq.verify import Array, OutputError, compare
@@ -36,6 +38,11 @@ _EQUIVALENT_HALF_DB = 35.0
 _WIDEN = "float32-compute"
 # Passes of later stages, which `skip` may name too.
 _LATER = frozenset({"equalize", "absorb", "smooth", "ranges", "bits", "sweep", "views", "promote"})
+_OPSET = "opset"
+_DENSE = "dense"
+# All that a plan's `prepare` may name, and all that `skip` may.
+PASS_NAMES = frozenset((_DENSE, _OPSET, _WIDEN, *_LATER, *(entry.name for entry in PASSES)))
+SKIPPABLE = PASS_NAMES - {_DENSE, _OPSET, _WIDEN}
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +82,13 @@ class PreparedModel:
         return tuple(lines)
 
 
+def check_skip(config: Config) -> None:
+    """ConfigError, with file and line, for a name in `skip` that no pass has."""
+    for k, name in enumerate(config.skip):
+        if name not in SKIPPABLE:
+            raise ConfigError(config.where(f"skip[{k}]"), f"no pass is called {name!r}", did_you_mean(name, SKIPPABLE))
+
+
 def load(
     source: object, *, skip: Iterable[str] = (), only: Iterable[str] | None = None, target: str = "ort"
 ) -> PreparedModel:
@@ -89,9 +103,9 @@ def load(
         left_out |= frozenset((_WIDEN, *(entry.name for entry in PASSES))) - frozenset(only)
     reports = []
     if dense is not proto:
-        reports.append(PassReport("dense", ("sparse weights are stored densely",), ()))
+        reports.append(PassReport(_DENSE, ("sparse weights are stored densely",), ()))
     if upgraded is not dense:
-        reports.append(PassReport("opset", (f"{opset_of(proto)} -> {opset_of(upgraded)}",), ()))
+        reports.append(PassReport(_OPSET, (f"{opset_of(proto)} -> {opset_of(upgraded)}",), ()))
     typed = infer_shapes(upgraded)
     if _WIDEN not in left_out and not targets.target(target).half and computes_in_half(typed):
         typed = infer_shapes(widen_half(upgraded))

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from onnxq.annotate import read_model
-from onnxq.config import Config
+from onnxq.config import Config, check_number
 from onnxq.data import load_data
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import ConfigError, PlanError
@@ -17,6 +17,7 @@ from onnxq.graph import GraphIndex, fingerprint, name_nodes
 from onnxq.pipeline.carry_out import read_plan
 from onnxq.pipeline.prepared import PreparedModel, load
 from onnxq.pipeline.realise import realise
+from onnxq.pipeline.renewing import renew_numbers
 from onnxq.pipeline.run import Options, configured, quantize
 from onnxq.pipeline.scaled import rescaled
 from onnxq.plan import Plan, from_json
@@ -57,6 +58,7 @@ def profile_model(
     """
     if quantized is not None and plan is not None:
         raise ConfigError("plan", "a plan and a quantized model were given", "give one of them")
+    check_number("samples", samples, low=1, whole=True)
     count = _SAMPLES if samples is None else samples
     settings = configured(config, target, Options(seed=seed, latency=False, threads=threads, ort_library=ort_library))
     with operator_libraries(settings.runtime.libraries):
@@ -104,7 +106,8 @@ def _both(
             raise PlanError("plan", "it has no numbers yet", "use one that `onnxq quantize --plan` wrote")
         prepared = rescaled(load(model, only=given.prepare, target=given.target), given.scalings)
         rebased = rebase(given, GraphIndex(prepared.proto), fingerprint(prepared.proto))
-        return prepared, realise(prepared, rebased)
+        renewed, _ = renew_numbers(prepared, rebased, None, Config(), progress=silent)
+        return prepared, realise(prepared, renewed)
     proto = name_nodes(read_model(quantized).proto)
     held = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
     if not held:

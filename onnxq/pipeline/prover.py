@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 
 from onnxq.annotate import read_model
-from onnxq.config import Config
+from onnxq.config import Config, check_number
 from onnxq.data import Dataset, load_data
 from onnxq.engines.proof import ORT, RTX, Proof
 from onnxq.engines.prove import TIMEOUT, Wish
@@ -61,6 +61,9 @@ def prove(
     The build runs in a process of its own: what crashes the library, or what it refuses, is a Proof that says so.
     Raises MissingDependencyError without the library, ConfigError for a pattern, engine or shape that fits nothing.
     """
+    check_number("timeout", timeout, low=0, above=True)
+    check_number("samples", samples, low=1, whole=True)
+    check_number("threads", threads, low=0, whole=True)
     wished = configured(config, None, Options(seed=seed, ort_library=ort_library))
     if ort_library and engine != ORT:
         raise ConfigError("ort_library", "is for ONNX Runtime, and another engine was asked for", "leave it out")

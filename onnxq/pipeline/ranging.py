@@ -8,6 +8,7 @@ from onnxq.data import Dataset
 from onnxq.passes import PassReport
 from onnxq.passes.ranges import choose_ranges
 from onnxq.pipeline.judging import before_rounding, judges_of
+from onnxq.pipeline.observed import MEASURED, list_replaced
 from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.pipeline.sweeping import Trial, enough
 from onnxq.plan import Plan
@@ -18,6 +19,7 @@ NAME = "ranges"
 _JUDGES = 4
 # What the outputs, of which there are few, may seem to lose: less is chance, and the layers gained.
 _NOISE_DB = 0.5
+_WHY = "what reads these loses less so; `skip: [ranges]` keeps the observer's"
 
 
 def ranged(
@@ -42,5 +44,6 @@ def ranged(
     if not after > before - _NOISE_DB:
         line = f"rolled back: the outputs fell from {before:.1f} to {after:.1f} dB in a trial"
         return reported(prepared, PassReport(NAME, (line,))), plan
-    line = f"{done.line()}; {before:.1f} to {after:.1f} dB in a trial"
+    replaced = list_replaced(plan, done.plan, MEASURED, _WHY)
+    line = f"{done.line()} {replaced}; {before:.1f} to {after:.1f} dB in a trial"
     return reported(prepared, PassReport(NAME, (line,))), done.plan

@@ -11,14 +11,16 @@ import numpy as np
 from onnxq.data import Dataset, views
 from onnxq.graph import GraphIndex, at_opset
 from onnxq.passes import PassReport
-from onnxq.passes.sweep import Swept, sweep
+from onnxq.passes.sweep import SEARCHED, Swept, sweep
 from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.pipeline.harder import harder
 from onnxq.pipeline.judging import few_bits, judges_of, plan_errors, sample_errors
+from onnxq.pipeline.observed import list_replaced
 from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.plan import Plan
 from onnxq.report import Progress
 from onnxq.runtime import Feeds
+from onnxq.sites import Role
 from onnxq.verify import OutputError
 
 NAME, VIEWS = "sweep", "views"
@@ -35,6 +37,7 @@ _PERFECT_DB = 80.0
 _STRETCHES = 4
 # From here on no answer hangs on it, and looking for the stretches costs twice what the sweep does.
 _GOOD_DB = 40.0
+_WHY = "the rounding of few bits, or within 16-bit sums, finds its own; `skip: [sweep]` keeps the observer's"
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +106,9 @@ def swept(
         found, reached, more = harder(prepared.proto, judge.score, plan, done, begun, few, others, progress)
         after = trial.score(found) if reached != begun else after
     lines = "; ".join(done.lines())
+    searched = found.with_sites(tuple(s for s in found.sites if s.qparams is not None and s.qparams.origin == SEARCHED))
+    replaced = list_replaced(plan, searched, (Role.WEIGHT,), _WHY)
+    more += f"; scales of weights {replaced}" if replaced else ""
     left = f"; no sample reached {', '.join(done.skipped)}" if done.skipped else ""
     line = f"{told}{before:.1f} to {after:.1f} dB in a trial; {lines}{left}{more}"
     return reported(prepared, PassReport(NAME, (line,))), found

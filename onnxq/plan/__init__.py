@@ -1,8 +1,9 @@
 """The plan, the one artefact between deciding and doing."""
 
-from onnxq.plan.codec import from_json, read_spec, spec_dict, to_json
+from onnxq.plan.codec import from_json, spec_dict, to_json
 from onnxq.plan.model import SCHEMA, BiasPlan, Bound, Plan, SitePlan
 from onnxq.plan.scalings import Scaling
+from onnxq.plan.stale import drop_stale
 
 __all__ = [
     "SCHEMA",
@@ -11,8 +12,8 @@ __all__ = [
     "Plan",
     "Scaling",
     "SitePlan",
+    "drop_stale",
     "from_json",
-    "read_spec",
     "spec_dict",
     "to_json",
 ]

@@ -1,27 +1,23 @@
-"""Plan <-> JSON without loss, readable and editable by a person.
-
-Arrays of up to 64 values are plain lists; longer ones are {"shape", "zlib64"}: little-endian float32 or
-int32, deflated, base64. Both forms are read.
-"""
+"""Plan <-> JSON without loss, readable and editable by a person."""
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
-from collections.abc import Mapping
-from typing import Any, get_args
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.config.schema import JsonText, Path, shorten
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.plan.model import SCHEMA, BiasPlan, Plan, Saturation, SitePlan
-from onnxq.plan.scalings import Scaling, read_scaling, scaling_dict
+from onnxq.plan.arrays import read_array, read_mark, write_array, write_mark
+from onnxq.plan.model import SCHEMA, BiasPlan, Plan, SitePlan
+from onnxq.plan.scalings import Scaling, check_scaling, scaling_dict
+from onnxq.plan.schema import BiasRow, PlanFile, ScalingRow, SiteRef, SiteRow, SpecRow
 from onnxq.sites import Edge, Refusal, Role, Site, TensorId
 from onnxq.spec import GRAIN_NAMES, Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
-
-_INLINE = 64
 
 
 def to_json(plan: Plan) -> str:
@@ -30,72 +26,40 @@ def to_json(plan: Plan) -> str:
 
 
 def from_json(text: str, *, source: str = "plan") -> Plan:
-    """Read what `to_json` wrote, or a person edited. PlanError names the entry that is wrong."""
-    try:
-        raw = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PlanError(f"{source}:{error.lineno}", f"not JSON: {error.msg}", "write it with `onnxq plan`") from error
+    """Read what `to_json` wrote, or a person edited. PlanError names line and entry that are wrong."""
+    read = JsonText(source, text.removeprefix("\ufeff"))
+    raw = read.parse(PlanError, _WRITE)
     if not isinstance(raw, dict) or "schema" not in raw:
-        raise PlanError(source, "not a plan: no `schema`", "write it with `onnxq plan`")
+        raise PlanError(source, "not a plan: no `schema`", _WRITE)
     if raw["schema"] != SCHEMA:
-        raise PlanError(source, f"plan schema {raw['schema']}, this onnxq reads {SCHEMA}", "plan the model again")
-    unknown = sorted(set(raw) - set(_PLAN_KEYS))
-    if unknown:
-        raise PlanError(source, f"unknown key {unknown[0]!r}", f"use one of {', '.join(sorted(_PLAN_KEYS))}")
-    for key, kind in _PLAN_KEYS.items():
-        if key in raw and not isinstance(raw[key], kind):
-            raise PlanError(f"{source}: {key}", f"is {type(raw[key]).__name__}, not {kind.__name__}", _FRESH)
-    sites = tuple(_entry(source, k, entry) for k, entry in enumerate(raw.get("sites", ())))
-    try:
-        return Plan(
-            **{
-                key: raw[key]
-                for key in ("target", "model", "topology", "weights", "schema", "opset", "data")
-                if key in raw
-            },
-            prepare=tuple(raw.get("prepare", ())),
-            sites=sites,
-            float_nodes=tuple(raw.get("float_nodes", ())),
-            refusals=tuple(Refusal(**entry) for entry in raw.get("refusals", ())),
-            kept=tuple(raw.get("kept", ())),
-            warnings=tuple(raw.get("warnings", ())),
-            choice=dict(raw.get("choice", {})),
-            nodes=dict(raw.get("nodes", {})),
-            scalings=tuple(_scaling(entry) for entry in raw.get("scalings", ())),
-            biases=tuple(_bias(entry) for entry in raw.get("biases", ())),
-            lasting=raw.get("lasting", False),
-            saturation=_saturation(source, raw.get("saturation", "avoid")),
+        raise PlanError(
+            source, f"plan schema {shorten(raw['schema'])}, this onnxq reads {SCHEMA}", "plan the model again"
         )
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
-        raise PlanError(source, f"{type(error).__name__}: {error}", _FRESH) from error
+    row = read.read(PlanFile, PlanError, _FRESH)
+    return Plan(
+        target=row.target,
+        model=row.model,
+        topology=row.topology,
+        weights=row.weights,
+        opset=row.opset,
+        prepare=row.prepare,
+        sites=tuple(_read_entry(read, k, entry) for k, entry in enumerate(row.sites)),
+        float_nodes=row.float_nodes,
+        refusals=tuple(Refusal(one.subject, one.reason, one.fix, one.rule) for one in row.refusals),
+        kept=row.kept,
+        warnings=row.warnings,
+        data=row.data,
+        choice=row.choice,
+        nodes=row.nodes,
+        scalings=tuple(_read_scaling(read, k, entry) for k, entry in enumerate(row.scalings)),
+        biases=tuple(_read_bias(read, k, entry) for k, entry in enumerate(row.biases)),
+        lasting=row.lasting,
+        saturation=row.saturation,
+    )
 
 
+_WRITE = "write it with `onnxq plan`"
 _FRESH = "compare with a fresh `onnxq plan`"
-_PLAN_KEYS: dict[str, type] = {
-    "schema": int,
-    "target": str,
-    "model": str,
-    "topology": str,
-    "weights": str,
-    "opset": int,
-    "prepare": list,
-    "data": str,
-    "choice": dict,
-    "warnings": list,
-    "kept": list,
-    "float_nodes": list,
-    "refusals": list,
-    "sites": list,
-    "nodes": dict,
-    "scalings": list,
-    "biases": list,
-    "lasting": bool,
-    "saturation": str,
-}
-_SITE_KEYS = {
-    "site", "scope", "role", "spec", "scale", "zero_point", "origin", "observer", "rule", "reason",
-    "consumers", "bound", "derived", "group", "tensor", "anchor", "values", "sum_orders",
-}  # fmt: skip
 
 
 def _plan_dict(plan: Plan) -> dict[str, Any]:
@@ -115,36 +79,26 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "refusals": [{k: v for k, v in vars(refusal).items() if v} for refusal in plan.refusals],
         "sites": [_site_dict(site) for site in plan.sites],
         "nodes": dict(plan.nodes),
-        **({"scalings": [scaling_dict(s, _array(s.factors)) for s in plan.scalings]} if plan.scalings else {}),
-        **({"biases": [_site_name(b.edge) | {"values": _array(b.values)} for b in plan.biases]} if plan.biases else {}),
+        **({"scalings": [scaling_dict(s, write_array(s.factors)) for s in plan.scalings]} if plan.scalings else {}),
+        **(
+            {"biases": [_site_name(b.edge) | {"values": write_array(b.values)} for b in plan.biases]}
+            if plan.biases
+            else {}
+        ),
         **({"lasting": True} if plan.lasting else {}),
         **({"saturation": plan.saturation} if plan.saturation != "avoid" else {}),
     }
-
-
-def _saturation(source: str, found: str) -> Saturation:
-    for known in get_args(Saturation):
-        if found == known:
-            return known  # type: ignore[no-any-return]
-    raise PlanError(f"{source}: saturation", f"is {found!r}", "write avoid or allow")
-
-
-def _bias(raw: Mapping[str, Any]) -> BiasPlan:
-    return BiasPlan(edge=_read_edge(raw), values=_read_array(raw["values"], np.float32))
-
-
-def _scaling(raw: Mapping[str, Any]) -> Scaling:
-    return read_scaling(raw, _read_array(raw["factors"], np.float32))
 
 
 def _site_dict(site: SitePlan) -> dict[str, Any]:
     out: dict[str, Any] = {**_site_name(site.site), "role": str(site.role), "spec": spec_dict(site.spec)}
     if site.qparams is not None:
         out |= {
-            "scale": _array(site.qparams.scale),
-            "zero_point": _array(site.qparams.zero_point),
+            "scale": write_array(site.qparams.scale),
+            "zero_point": write_array(site.qparams.zero_point),
             "origin": site.qparams.origin,
         }
+        out["computed_for"] = write_mark(site.qparams, site.spec)
     if site.observer != ObserverSpec():
         out["observer"] = {"name": site.observer.name, **dict(site.observer.options)}
     out |= {"rule": site.rule, "reason": site.reason}
@@ -156,11 +110,7 @@ def _site_dict(site: SitePlan) -> dict[str, Any]:
         out["derived"] = [_site_name(part) for part in site.derived]
     out |= {key: value for key in ("group", "tensor", "anchor") if (value := getattr(site, key))}
     out |= {"sum_orders": [list(order) for order in site.sum_orders]} if site.sum_orders else {}
-    return out if site.values is None else out | {"values": _array(site.values)}
-
-
-def _integers(storage: str) -> np.dtype[Any]:
-    return np.dtype(storage.replace("int4", "int8"))
+    return out if site.values is None else out | {"values": write_array(site.values)}
 
 
 def _site_name(site: Site) -> dict[str, Any]:
@@ -168,57 +118,83 @@ def _site_name(site: Site) -> dict[str, Any]:
     return {"site": name, **({"scope": site.scope} if site.scope else {})}
 
 
-def _read_site(raw: Mapping[str, Any]) -> Site:
-    name, scope = raw["site"], raw.get("scope", "")
-    return TensorId(name, scope) if isinstance(name, str) else Edge(str(name[0]), int(name[1]), scope)
+def _read_site(row: SiteRef | SiteRow | BiasRow) -> Site:
+    if isinstance(row.site, str):
+        return TensorId(row.site, row.scope)
+    return Edge(row.site[0], row.site[1], row.scope)
 
 
-def _read_edge(raw: Mapping[str, Any]) -> Edge:
-    site = _read_site(raw)
+def _read_edge(row: SiteRef | BiasRow) -> Edge:
+    site = _read_site(row)
     if not isinstance(site, Edge):
-        raise ValueError(f"a consumer is [node, input index], not {site}")
+        raise ValueError(f"must be [node, number of its input], not {site}")
     return site
 
 
-def _entry(source: str, position: int, raw: Mapping[str, Any]) -> SitePlan:
-    if not isinstance(raw, Mapping):
-        raise PlanError(f"{source}: sites[{position}]", f"is {type(raw).__name__}, not an object", _FRESH)
-    subject = f"{source}: sites[{position}] ({raw.get('site', '?')})"
-    unknown = sorted(set(raw) - _SITE_KEYS)
-    if unknown:
-        raise PlanError(subject, f"unknown key {unknown[0]!r}", f"use one of {', '.join(sorted(_SITE_KEYS))}")
+@contextmanager
+def _about(read: JsonText, path: Path) -> Iterator[None]:
+    """Say which entry of the file a fault is about."""
     try:
-        observer = dict(raw.get("observer", {"name": "minmax"}))
-        numbers = None
-        if "scale" in raw:
-            numbers = QParams(
-                _read_array(raw["scale"], np.float32),
-                _read_array(raw["zero_point"], np.int32),
-                raw.get("origin", source),
-            )
-        derived = raw.get("derived")
-        low, high = raw.get("bound", (None, None))
-        return SitePlan(
-            site=_read_site(raw),
-            role=Role(raw["role"]),
-            spec=read_spec(raw["spec"]),
-            qparams=numbers,
-            observer=ObserverSpec(observer.pop("name"), tuple(sorted(observer.items()))),
-            rule=raw.get("rule", ""),
-            reason=raw.get("reason", ""),
-            consumers=tuple(_read_edge(edge) for edge in raw["consumers"]) if "consumers" in raw else None,
-            bound=(low, high),
-            derived=(_read_site(derived[0]), _read_site(derived[1])) if derived else None,
-            group=raw.get("group", ""),
-            tensor=raw.get("tensor", ""),
-            anchor=raw.get("anchor", ""),
-            values=_read_array(raw["values"], _integers(raw["spec"]["type"])) if "values" in raw else None,
-            sum_orders=tuple(tuple(int(axis) for axis in order) for order in raw.get("sum_orders", ())),
-        )
+        yield
+    except PlanError:
+        raise
     except OnnxqError as error:
-        raise PlanError(f"{subject}: {error.subject}", error.cause, error.fix) from error
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
-        raise PlanError(subject, f"{type(error).__name__}: {error}", _FRESH) from error
+        raise PlanError(f"{read.where(path)}: {error.subject}", error.cause, error.fix) from error
+    except ValueError as error:
+        raise PlanError(read.where(path), str(error), _FRESH) from error
+
+
+def _read_entry(read: JsonText, position: int, row: SiteRow) -> SitePlan:
+    path: Path = ("sites", position)
+    with _about(read, (*path, "spec")):
+        spec = _make_spec(row.spec)
+    with _about(read, (*path, "consumers")):
+        consumers = None if row.consumers is None else tuple(_read_edge(edge) for edge in row.consumers)
+    with _about(read, (*path, "values")):
+        values = None if row.values is None else read_array(row.values, _integers(spec))
+    return SitePlan(
+        site=_read_site(row),
+        role=Role(row.role),
+        spec=spec,
+        qparams=_read_numbers(read, path, row),
+        observer=row.observer,
+        rule=row.rule,
+        reason=row.reason,
+        consumers=consumers,
+        bound=row.bound,
+        derived=None if row.derived is None else (_read_site(row.derived[0]), _read_site(row.derived[1])),
+        group=row.group,
+        tensor=row.tensor,
+        anchor=row.anchor,
+        values=values,
+        sum_orders=row.sum_orders,
+    )
+
+
+def _read_numbers(read: JsonText, path: Path, row: SiteRow) -> QParams | None:
+    if row.scale is None and row.zero_point is None:
+        return None
+    with _about(read, path):
+        if row.scale is None or row.zero_point is None:
+            raise ValueError("has one of scale and zero_point: give both, or neither to have them computed")
+    with _about(read, (*path, "scale")):
+        scale = read_array(row.scale, np.float32)
+    with _about(read, (*path, "zero_point")):
+        numbers = QParams(scale, read_array(row.zero_point, np.int32), row.origin or read.source)
+    return replace(numbers, computed_for=read_mark(row.computed_for, numbers))
+
+
+def _read_scaling(read: JsonText, position: int, row: ScalingRow) -> Scaling:
+    with _about(read, ("scalings", position)):
+        factors = read_array(row.factors, np.float32)
+        return check_scaling(
+            Scaling(name=row.name, tensor=TensorId(row.tensor, row.scope), factors=factors, anchor=row.anchor)
+        )
+
+
+def _read_bias(read: JsonText, position: int, row: BiasRow) -> BiasPlan:
+    with _about(read, ("biases", position)):
+        return BiasPlan(edge=_read_edge(row), values=read_array(row.values, np.float32))
 
 
 def spec_dict(spec: QuantSpec) -> dict[str, Any]:
@@ -239,37 +215,27 @@ def spec_dict(spec: QuantSpec) -> dict[str, Any]:
     return out
 
 
-def read_spec(raw: Mapping[str, Any]) -> QuantSpec:
-    """The inverse of `spec_dict`; ValueError or KeyError on what it never wrote."""
-    kinds = {"tensor": 0, "channel": 1, "block": 2}
-    kind = kinds[raw["granularity"]]
+def _make_spec(row: SpecRow) -> QuantSpec:
     grain: Granularity = PerTensor()
-    if kind == 1:
-        grain = PerChannel(int(raw["axis"]))
-    elif kind == 2:
-        grain = PerBlock(int(raw["axis"]), int(raw["block_size"]))
-    if raw["scheme"] not in ("symmetric", "asymmetric"):
-        raise ValueError(f"scheme {raw['scheme']!r} is neither symmetric nor asymmetric")
+    if row.granularity != "tensor" and row.axis is None:
+        raise ValueError(f"granularity {row.granularity!r} needs an axis")
+    if row.granularity == "channel":
+        grain = PerChannel(row.axis or 0)
+    elif row.granularity == "block":
+        if not row.block_size:
+            raise ValueError("granularity 'block' needs a block_size above 0")
+        grain = PerBlock(row.axis or 0, row.block_size)
     return QuantSpec(
-        bits=int(raw["bits"]),
-        signed=not str(raw["type"]).startswith("u"),
-        symmetric=raw["scheme"] == "symmetric",
-        narrow_range=bool(raw.get("narrow_range", False)),
+        bits=row.bits,
+        signed=not row.type.startswith("u"),
+        symmetric=row.scheme == "symmetric",
+        narrow_range=row.narrow_range,
         granularity=grain,
-        storage=str(raw["type"]),
+        storage=row.type,
     )
 
 
-def _array(values: NDArray[Any]) -> Any:
-    if values.size <= _INLINE:
-        return values.tolist()
-    little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
-    packed = base64.b64encode(zlib.compress(little.tobytes(), 9)).decode("ascii")
-    return {"shape": list(values.shape), "zlib64": packed}
-
-
-def _read_array(raw: Any, dtype: Any) -> NDArray[Any]:
-    if isinstance(raw, Mapping):
-        data = zlib.decompress(base64.b64decode(raw["zlib64"]))
-        return np.frombuffer(data, dtype=np.dtype(dtype).newbyteorder("<")).astype(dtype).reshape(raw["shape"])
-    return np.asarray(raw, dtype=dtype)
+def _integers(spec: QuantSpec) -> np.dtype[Any]:
+    if spec.is_float:
+        raise ValueError(f"{spec.storage} has no integers: take them out")
+    return np.dtype(spec.storage.replace("int4", "int8"))

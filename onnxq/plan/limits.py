@@ -1,4 +1,4 @@
-"""What a strict target's engine would refuse, or read wrongly, found in the plan: the site is named, nothing is built.
+"""What engines would refuse, or read wrongly, found in the plan: the site is named, nothing is built.
 
 The configuration is checked when it is read and every unit when it is placed; plans also come from people, from
 older versions and from other tools, and numbers from observers and calibration caches.
@@ -6,30 +6,35 @@ older versions and from other tools, and numbers from observers and calibration 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
 from onnxq.plan.model import Plan, SitePlan
 from onnxq.sites import Role
+from onnxq.spec import PerTensor
 from onnxq.targets import TARGETS, Target, describe
 
 
 def check_specs(plan: Plan, index: GraphIndex) -> None:
     """PlanError for the first site whose spec the plan's target has no kernel for. `index`: of the prepared model."""
     engines = _strict(plan)
-    for site in plan.sites if engines else ():
+    for site in plan.sites:
         if site.role is Role.BIAS:
-            if not any(engine.int32_bias for engine in engines):
+            if site.spec.storage != "int32" or site.spec.bits != 32 or not site.spec.symmetric:
+                cause = f"a bias is 32 bits in int32, symmetric, not {describe(site.spec)}"
+                raise PlanError(str(site.site), cause, "write it so, or take this site out of the plan")
+            if engines and not any(engine.int32_bias for engine in engines):
                 raise PlanError(
                     str(site.site), f"{plan.target} takes biases in float only", "take this site out of the plan"
                 )
             continue
         edge = site.consumers[0] if site.consumers else None
         op_type = index.node(edge.node).op_type if edge is not None else ""
-        if not any(engine.capability(site.spec, site.role, op_type) is not None for engine in engines):
+        if engines and not any(engine.capability(site.spec, site.role, op_type) is not None for engine in engines):
             what = f"{describe(site.spec)} {site.role}s" + (f" of {op_type}" if op_type else "")
             raise PlanError(
                 str(site.site),
@@ -39,25 +44,33 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
 
 
 def check_numbers(plan: Plan) -> None:
-    """PlanError for the first site whose numbers the plan's target cannot use. Sites without numbers pass."""
+    """PlanError for the first site whose numbers no engine, or not the plan's, can use. Sites without numbers pass."""
     engines = _strict(plan)
-    for site in plan.sites if engines else ():
-        fault = _fault(site, engines)
+    for site in plan.sites:
+        numbers = site.qparams
+        if numbers is None:
+            continue
+        subject, scale, zero = str(site.site), np.asarray(numbers.scale), np.asarray(numbers.zero_point)
+        if zero.any() and engines and not any(engine.zero_points for engine in engines):
+            cause = f"its zero point is {int(zero.ravel()[np.flatnonzero(zero)[0]])}, which {plan.target} refuses"
+            raise PlanError(subject, cause, "quantize it symmetrically, around 0")
+        fault = _number_fault(site, scale, zero)
         if fault:
-            raise PlanError(str(site.site), f"{fault[0]}, which {plan.target} refuses", fault[1])
+            raise PlanError(subject, *fault)
 
 
-def _fault(site: SitePlan, engines: Iterable[Target]) -> tuple[str, str] | None:
-    numbers = site.qparams
-    if numbers is None:
-        return None
-    scale, zero = np.asarray(numbers.scale), np.asarray(numbers.zero_point)
-    if zero.any() and not any(engine.zero_points for engine in engines):
-        return f"its zero point is {int(zero.ravel()[np.flatnonzero(zero)[0]])}", "quantize it symmetrically, around 0"
+def _number_fault(site: SitePlan, scale: NDArray[Any], zero: NDArray[Any]) -> tuple[str, str] | None:
+    """What is wrong with numbers whatever the engine, and the fix."""
+    again = "correct it, or take scale and zero_point out of the plan to have them computed"
     if not (np.isfinite(scale).all() and (scale > 0).all()):
-        return "its scale is 0, negative or not finite", "calibrate this site again"
-    if site.role is not Role.WEIGHT and scale.shape != ():
+        return "its scale is 0, negative or not finite", again
+    if isinstance(site.spec.granularity, PerTensor) and scale.shape != ():
         return f"its scale has shape {list(scale.shape)} where one number of shape [] must stand", "give one scale"
+    if scale.shape != zero.shape:
+        return f"its scale has shape {list(scale.shape)}, its zero point {list(zero.shape)}", "give both one shape"
+    low, high = (0, 0) if site.spec.is_float else (site.spec.qmin, site.spec.qmax)
+    if zero.size and (zero.min() < low or zero.max() > high):
+        return f"its zero point {int(zero.min() if zero.min() < low else zero.max())} is outside {low}…{high}", again
     return None
 
 

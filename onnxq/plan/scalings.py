@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,15 +42,10 @@ def scaling_dict(scaling: Scaling, factors: Any) -> dict[str, Any]:
     return {key: value for key, value in out.items() if value} | {"factors": factors}
 
 
-def read_scaling(raw: Mapping[str, Any], factors: NDArray[Any]) -> Scaling:
-    """The inverse of `scaling_dict`. Raises KeyError and ValueError on what it never wrote."""
-    known = {"pass", "tensor", "scope", "anchor", "factors"}
-    strange = sorted(set(raw) - known)
-    if strange:
-        raise ValueError(f"unknown key {strange[0]!r} in scalings; use one of {', '.join(sorted(known))}")
-    fit = np.isfinite(factors).all() and (raw["pass"] == _ADDED or (factors > 0).all())
-    if factors.ndim != 1 or not fit:
-        above = "" if raw["pass"] == _ADDED else " above 0"
-        raise ValueError(f"the factors of {raw['tensor']} must be a row of finite numbers{above}")
-    tensor = TensorId(str(raw["tensor"]), str(raw.get("scope", "")))
-    return Scaling(name=str(raw["pass"]), tensor=tensor, factors=factors, anchor=str(raw.get("anchor", "")))
+def check_scaling(scaling: Scaling) -> Scaling:
+    """The scaling itself; ValueError for factors that no pass makes."""
+    factors, added = scaling.factors, scaling.name == _ADDED
+    if factors.ndim != 1 or not np.isfinite(factors).all() or not (added or (factors > 0).all()):
+        above = "" if added else " above 0"
+        raise ValueError(f"the factors of {scaling.tensor} must be a row of finite numbers{above}")
+    return scaling

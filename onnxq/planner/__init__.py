@@ -2,7 +2,8 @@
 
 from onnxq.planner.build import Draft, anchored, draft, float_nodes
 from onnxq.planner.choose import Choice
-from onnxq.planner.match import rebase, site_weights
+from onnxq.planner.edited import needed_opset, site_weights
+from onnxq.planner.match import rebase
 from onnxq.planner.sums import bind_sums, count_saturating, mend_sums
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "draft",
     "float_nodes",
     "mend_sums",
+    "needed_opset",
     "rebase",
     "site_weights",
 ]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-
-import numpy as np
 
 from onnxq.errors import PlanError
 from onnxq.graph import Fingerprint, GraphIndex, NodeRef, structural_ids
 from onnxq.nearest import did_you_mean
 from onnxq.plan import Plan, SitePlan
-from onnxq.planner.sums import bind_sums, constant_at, mend_sums
+from onnxq.planner.edited import check_sites, drop_orphans, needed_opset, site_weights
+from onnxq.planner.sums import bind_sums, mend_sums
 from onnxq.sites import Edge, Role, Site, TensorId
+
+# An input's number has fewer.
+_DIGITS = 7
 
 
 def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool = False) -> Plan:
@@ -24,48 +25,60 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
     them changed. new_weights: the weights may differ from those the plan was made for; their scales are
     then dropped so that calibration computes them again.
 
-    Integers that would overflow 16-bit sums of the target's kernels are moved, with a warning in the plan.
+    Integers that would overflow 16-bit sums of the target's kernels are moved, and what belonged to a site that a
+    person took out goes with it; both with a warning in the plan.
 
-    Raises PlanError naming the first site that is not there, or when the weights changed unasked.
+    Raises PlanError naming the first site that is not there, stands twice, or does not fit what it names; or when the
+    weights changed unasked.
     """
     anchors = _Anchors(index, structural_ids(index.proto), plan.lasting)
-    moved: dict[Site, Site] = {}
-    for site in plan.sites:
-        found = anchors.site(site)
-        if found is None:
-            raise PlanError(str(site.site), "is in the plan but not in this model", _hint(site.site, index))
-        moved[site.site] = found
+    found, moved = _find_sites(plan, index, anchors)
     edges = _EdgeMap(index, anchors, plan)
-    sites = tuple(_moved(site, moved, edges) for site in plan.sites)
+    sites, orphans = drop_orphans(tuple(_moved(site, where, moved, edges) for site, where in found))
+    sites = check_sites(sites, index)
     weights = site_weights(sites, index) if plan.lasting else now.weights
+    biases = tuple(replace(bias, edge=edges.edge(bias.edge)) for bias in plan.biases)
     if plan.weights != weights:
         if not new_weights:
+            # The mark of a lasting plan is of the weights it names alone.
+            edited = ", or weights were added to the plan or taken out of it" if plan.lasting else ""
             raise PlanError(
                 plan.model,
-                "the plan's weight scales were computed from other weights than this model's",
+                f"the plan's weight scales were computed from other weights than this model's{edited}",
                 "pass --new-weights to compute them again from these, or quantize anew",
             )
         drop = (Role.WEIGHT, Role.BIAS)
         sites = tuple(replace(s, qparams=None, values=None) if s.role in drop else s for s in sites)
-        plan = replace(plan, biases=())
-    biases = tuple(replace(bias, edge=edges.edge(bias.edge)) for bias in plan.biases)
+        biases = ()
     floats = tuple(edges.node(name) for name in plan.float_nodes)
-    done = replace(plan, sites=sites, biases=biases, float_nodes=floats, topology=now.topology, weights=weights)
+    done = replace(
+        plan, sites=sites, biases=biases, float_nodes=floats, topology=now.topology, weights=weights,
+        opset=max(plan.opset, needed_opset(sites, index)),
+    )  # fmt: skip
     done, lines = mend_sums(bind_sums(done, index), index)
-    return replace(done, warnings=(*done.warnings, *(line for line in lines if line not in done.warnings)))
+    return replace(done, warnings=tuple(dict.fromkeys((*done.warnings, *orphans, *lines))))
 
 
-def site_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:
-    """sha256 of the weights at these sites, in their order: the same however the graph around them is written."""
-    digest = hashlib.sha256()
-    for site in sites:
-        if site.role is not Role.WEIGHT:
-            continue
-        value = constant_at(index, site.site)
-        if value is not None:
-            digest.update(f"{value.dtype.str}{value.shape}".encode())
-            digest.update(np.ascontiguousarray(value).tobytes())
-    return digest.hexdigest()
+def _find_sites(
+    plan: Plan, index: GraphIndex, anchors: _Anchors
+) -> tuple[list[tuple[SitePlan, Site]], dict[Site, Site]]:
+    """Every site with its name in this model, and that name by the one in the plan. PlanError for a repeated one."""
+    found: list[tuple[SitePlan, Site]] = []
+    moved: dict[Site, Site] = {}
+    taken: dict[Site, SitePlan] = {}
+    for site in plan.sites:
+        if site.consumers == () and site.role in (Role.WEIGHT, Role.BIAS):
+            raise PlanError(str(site.site), "has no reader", "take `consumers` out for all readers of the tensor")
+        where = anchors.site(site)
+        if where is None:
+            raise PlanError(str(site.site), "is in the plan but not in this model", _hint(site, index))
+        twice = taken.setdefault(where, site)
+        if twice is not site or site.site in moved:
+            other = f", once as {twice.site}" if twice.site != site.site else ""
+            raise PlanError(str(site.site), f"stands twice in the plan{other}", "take one of the two sites out")
+        moved[site.site] = where
+        found.append((site, where))
+    return found, moved
 
 
 class _Anchors:
@@ -97,11 +110,12 @@ class _Anchors:
             node = self.node(site.site.node, anchor)
             return None if node is None else Edge(node.name, site.site.index, node.scope)
         there = self.index.resolve(site.site.name, site.site.scope) == site.site
-        if site.role in (Role.WEIGHT, Role.BIAS):
-            reader = None if not site.consumers else self.node(site.consumers[0].node, anchor)
-            if reader is None:
+        if site.role in (Role.WEIGHT, Role.BIAS) and site.consumers:
+            reader = self.node(site.consumers[0].node, anchor)
+            position = int(k) if k.isdecimal() and len(k) < _DIGITS else site.consumers[0].index
+            if reader is None or position >= len(reader.inputs):
                 return None
-            return self.index.resolve(reader.inputs[int(k)], reader.scope) if int(k) < len(reader.inputs) else None
+            return self.index.resolve(reader.inputs[position], reader.scope)
         if there and site.anchor in ("", self.ids.get(site.site, "")):
             return site.site
         found = self.by_id.get(site.anchor, [])
@@ -127,17 +141,22 @@ class _EdgeMap:
         return Edge(name, edge.index, self.index.node(name).scope)
 
 
-def _moved(site: SitePlan, moved: Mapping[Site, Site], edges: _EdgeMap) -> SitePlan:
+def _moved(site: SitePlan, where: Site, moved: Mapping[Site, Site], edges: _EdgeMap) -> SitePlan:
+    """The site in this model's names. What a bias derives from may stand there under its name here already."""
+    derived = site.derived
     return replace(
         site,
-        site=moved[site.site],
+        site=where,
         consumers=None if site.consumers is None else tuple(edges.edge(edge) for edge in site.consumers),
-        derived=None if site.derived is None else (moved[site.derived[0]], moved[site.derived[1]]),
+        derived=None if derived is None else (moved.get(derived[0], derived[0]), moved.get(derived[1], derived[1])),
     )
 
 
-def _hint(site: Site, index: GraphIndex) -> str:
-    if isinstance(site, TensorId):
-        names = {name for node in index.nodes for name in (*node.inputs, *node.outputs) if name}
-        return did_you_mean(site.name, names)
-    return did_you_mean(site.node, {node.name for node in index.nodes})
+def _hint(site: SitePlan, index: GraphIndex) -> str:
+    if isinstance(site.site, Edge):
+        return did_you_mean(site.site.node, {node.name for node in index.nodes})
+    name = site.site.name
+    known = {one for node in index.nodes for one in (*node.inputs, *node.outputs) if one}
+    if name in known:
+        return f"a tensor {name!r} is there, but made otherwise: take `anchor` out of this site to go by its name alone"
+    return did_you_mean(name, known)

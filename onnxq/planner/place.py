@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from onnxq.config import Config
@@ -111,6 +111,7 @@ class Placer:
             for site in self._unit_sites(unit, chosen, activations):
                 done.setdefault(site.site, site)
         self.out.sites = share_scales(picked, list(done.values()))
+        self.out.warnings += [line for line in unused_observers(self.out.sites) if line not in self.out.warnings]
         return self.out
 
     def _activations(self, picked: list[Unit], chosen: frozenset[str]) -> dict[TensorId, tuple[Edge, ...] | None]:
@@ -267,6 +268,18 @@ def share_scales(picked: Iterable[Unit], sites: list[SitePlan]) -> list[SitePlan
         else:
             out.append(replace(site, group=str(find(site.site)), bound=tightest(m.bound for m in members)))
     return out
+
+
+def unused_observers(sites: Iterable[SitePlan]) -> Iterator[str]:
+    """A line for each site whose observer does not come to work, because another site's gives the scale they share."""
+    first: dict[str, SitePlan] = {}
+    for site in sites:
+        leader = first.setdefault(site.group, site) if site.group else site
+        if leader.observer != site.observer:
+            yield (
+                f"{site.site}: its observer {site.observer.name!r} is not used: one scale serves it and "
+                f"{leader.site}, whose observer is {leader.observer.name!r}; name the same one for both"
+            )
 
 
 def tightest(bounds: Iterable[Bound]) -> Bound:

@@ -93,6 +93,7 @@ class Report:
     rewrites: what preparation changed, a line each. accounts: what each accuracy pass did, or why it was rolled back or
     left out. promotion: what was promoted for a wish. kept: pairs the model already had.
     saturating: which weights can overflow 16-bit sums, where runs without and with optimizations drifted apart.
+    unchecked: why there are no `checks`, "" where there are.
     checked: number of samples behind `checks`; seen: what else they were used for, "" where nothing was chosen on them.
     """
 
@@ -108,6 +109,7 @@ class Report:
     output_bytes: int = 0
     checks: tuple[OutputCheck, ...] = ()
     checked: int = 0
+    unchecked: str = ""
     seen: str = ""
     latency: Latency | None = None
     pairs: int = 0

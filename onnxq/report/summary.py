@@ -91,6 +91,8 @@ def _rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableType]]
         yield "latency", _latency(report)
     if report.checks:
         yield "accuracy", _checks(report)
+    elif report.unchecked:
+        yield "accuracy", Text(report.unchecked, style="yellow")
     if report.pairs or report.sites:
         roles = role_counts(report.roles)
         yield "pairs", Text(f"{report.pairs} Q/DQ pairs" + (f": {roles}" if roles else ""))

@@ -42,7 +42,8 @@ def prepare(folder: Path) -> Mapping[str, str]:
     if built.returncode:
         raise Impossible(f"cc cannot build {SOURCE.name}: {built.stderr.strip()}")
     cpuinfo.write_text(_HIDDEN.sub("", Path("/proc/cpuinfo").read_text(encoding="utf-8")), encoding="utf-8")
-    env = {"LD_PRELOAD": str(library), "ONNXQ_CPUINFO": str(cpuinfo)}
+    # Compiled for this CPU as it is, torch's cached kernels would not fit.
+    env = {"LD_PRELOAD": str(library), "ONNXQ_CPUINFO": str(cpuinfo), "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch")}
     if subprocess.run(["/bin/true"], check=False, env={**os.environ, **env}).returncode == IMPOSSIBLE:
         raise Impossible("this CPU or kernel cannot let CPUID fault")
     return env

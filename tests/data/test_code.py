@@ -223,10 +223,18 @@ def test_polygraphy_itself_writes_that(tmp_path: Path) -> None:
     assert firsts(load_data(tmp_path / "inputs.json", [X])) == [4]
 
 
+# A .npy whose header is no dictionary of one.
+ODD_HEADER = base64.b64encode(b"\x93NUMPY\x01\x00\x10\x00{'descr': ((((\n     ").decode()
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("{not json", "is not JSON"),
+        ("\0", "is not JSON"),
+        ("[" * 200_000, "is not JSON"),
+        ('[{"x": ' + "9" * 5000 + "}]", "is not JSON|not a list of"),
+        (f'[{{"x": {{"array": "{ODD_HEADER}", "polygraphy_class": "ndarray"}}}}]', "cannot be decoded"),
         ("[]", "empty"),
         ('[{"x": [1, 2]}]', "not a list of"),
         ('{"runners": []}', "not a list of"),

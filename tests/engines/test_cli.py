@@ -75,7 +75,14 @@ def test_two_builds_are_compared_by_name(folder, tmp_path):
     assert ("node", "d/Conv") not in told
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"build": 1, "nodes": {}, "sites": {}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", "\0", "[" * 5000, "9" * 5000, '{"build": 1, "nodes": {}, "sites": {}}',
+        '{"build": {}, "nodes": {}, "sites": {}, "kernels": null}', '{"build": {}, "nodes": {"a": 3}, "sites": {}}',
+        '{"build": {"state": []}, "nodes": {}, "sites": {}}', '{"build": {}, "nodes": {}, "sites": {}, "weights": [3]}',
+    ],
+)  # fmt: skip
 def test_what_is_no_proof_cannot_be_compared_with(folder, tmp_path, text):
     (tmp_path / "p.json").write_text(text)
     result = run(folder / "good.onnx", "--engine", "ort", "--compare", tmp_path / "p.json")

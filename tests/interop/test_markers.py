@@ -10,7 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import onnxq
-from onnxq.errors import PlanError
+from onnxq.errors import ModelError, PlanError
 from onnxq.interop import Marked, strip_markers
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QuantSpec
@@ -265,3 +265,22 @@ def test_markers_inside_a_branch() -> None:
     for flag in (True, False):
         feeds = {"x": (np.arange(12, dtype=np.float32) - 6).reshape(3, 4) / 3, "flag": np.array(flag)}
         np.testing.assert_array_equal(run(quantized, feeds)[0], computed(model, feeds)[0])
+
+
+@pytest.mark.parametrize(
+    ("attr", "value"),
+    [
+        ("bits", "eight"), ("bits", -3), ("bits", 2**40), ("qmin", 1.5), ("qmax", [1, 2]), ("axis", "x"),
+        ("axis", 10**6), ("block_size", -1), ("scheme", 3), ("role", 7), ("role", b"\xff"), ("storage", [1]),
+    ],
+)  # fmt: skip
+def test_attributes_of_another_kind_name_the_site(attr: str, value: Any) -> None:
+    model = residual_net().model("y", rank=2)
+    marker = next(node for node in model.graph.node if node.op_type == "FakeQuantize")
+    site = next(one.s.decode() for one in marker.attribute if one.name == "site")
+    kept = [one for one in marker.attribute if one.name != attr]
+    del marker.attribute[:]
+    marker.attribute.extend([*kept, onnx.helper.make_attribute(attr, value)])
+    with pytest.raises(ModelError) as caught:
+        strip_markers(model)
+    assert caught.value.subject.startswith(site)

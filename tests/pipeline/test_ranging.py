@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -196,7 +197,10 @@ def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyP
         found = onnxq.quantize(deaf(), data, config, latency=False)
         return [line for line in found.report.accounts if line.startswith("ranges: ")]
 
-    assert "in a trial" in told(config)[0]
+    line = told(config)[0]
+    assert "in a trial" in line
+    assert re.search(r"in place of the observer minmax at \w+.*: what reads these loses less so", line)
+    assert "`skip: [ranges]` keeps the observer's" in line
     assert told(config.model_copy(update={"skip": (*config.skip, "ranges")})) == []
     assert told(config.model_copy(update={"effort": "fast"})) == []
     assert told(config, None) == []

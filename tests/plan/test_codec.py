@@ -110,11 +110,11 @@ def test_a_person_can_read_it() -> None:
         (lambda raw: raw.update(schema=99), "schema 99"),
         (lambda raw: raw.update(extra=1), "unknown key 'extra'"),
         (lambda raw: raw.pop("target"), "target"),
-        (lambda raw: raw.update(sites=3), "sites: is int, not list"),
-        (lambda raw: raw.update(sites=[3]), "sites[0]: is int"),
+        (lambda raw: raw.update(sites=3), "sites: must be a valid array, not 3"),
+        (lambda raw: raw.update(sites=[3]), "sites[0]: must be an object, not 3"),
         (lambda raw: raw["sites"][0].update(spec=3), "sites[0]"),
         (lambda raw: raw["sites"][0].update(observer=3), "sites[0]"),
-        (lambda raw: raw.update(refusals=[3]), "must be a mapping"),
+        (lambda raw: raw.update(refusals=[3]), "refusals[0]: must be an object, not 3"),
     ],
 )
 def test_a_wrong_entry_is_named(edit: object, message: str) -> None:

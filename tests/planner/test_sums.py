@@ -204,7 +204,7 @@ def test_the_word_for_it_is_checked() -> None:
     text = to_json(onnxq.make_plan(residual(), images(), EVERYTHING)).replace(
         '"schema"', '"saturation": "no", "schema"'
     )
-    with pytest.raises(PlanError, match="write avoid or allow"):
+    with pytest.raises(PlanError, match="'no' is not one of avoid, allow"):
         from_json(text)
 
 

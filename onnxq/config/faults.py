@@ -1,0 +1,106 @@
+"""What pydantic found wrong, in our words: the path, the cause, the nearest name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from onnxq.config.document import Path
+from onnxq.nearest import did_you_mean, nearest
+
+Hidden = Mapping[type[BaseModel], frozenset[str]]
+# Characters of a wrong value that a message repeats.
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One wrong entry: where it is in the document, what is wrong, what to write."""
+
+    path: Path
+    cause: str
+    fix: str
+
+
+def list_faults(error: ValidationError, root: type[BaseModel], hidden: Hidden | None = None) -> list[Fault]:
+    """Every fault of a document that was checked as `root`. hidden: keys that are not for people, by their model."""
+    return [_describe(details, root, hidden or {}) for details in error.errors(include_url=False)]
+
+
+def _describe(details: ErrorDetails, root: type[BaseModel], hidden: Hidden) -> Fault:
+    path, kind, value = tuple(details["loc"]), details["type"], details["input"]
+    if kind == "extra_forbidden":
+        key = str(path[-1])
+        return Fault(path, f"unknown key {shorten(key)}", hint_key(_owner(root, path[:-1]), key, hidden))
+    if kind in ("literal_error", "enum"):
+        choices = str(details.get("ctx", {}).get("expected", ""))
+        known = [part.strip("' ") for part in choices.replace(" or ", ", ").split(", ")]
+        close = nearest(value, known) if isinstance(value, str) and value not in known else ()
+        fix = f"did you mean {close[0]!r}?" if close else "write one of them, numbers without quotes"
+        return Fault(path, f"{shorten(value)} is not one of {', '.join(known)}", fix)
+    if kind == "missing":
+        return Fault(path, "is missing", "add it")
+    message = str(details["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+    if kind != "value_error" and (value is None or isinstance(value, (str, int, float, bool))):
+        message += f", not {shorten(value)}"
+    return Fault(path, message, "correct it here")
+
+
+def shorten(value: object) -> str:
+    """The value as Python writes it, at most a line of it."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def hint_key(owner: type[BaseModel] | None, key: str, hidden: Hidden | None = None) -> str:
+    """The nearest key; a word that is some key's value (`symetric`) leads to that key."""
+    if owner is None:
+        return "remove it"
+    secret = (hidden or {}).get(owner, frozenset())
+    fields = {f.alias or name: f for name, f in owner.model_fields.items() if name not in secret}
+    if not nearest(key, fields):
+        for name, field in fields.items():
+            if any(key in inner.model_fields for inner in _models(field.annotation)):
+                return f"write it under `{name}`"
+        words = {str(word): name for name, f in fields.items() for word in _words(f.annotation) if word}
+        for word in nearest(key, words, limit=1):
+            return f"did you mean `{words[word]}: {word}`?"
+    return did_you_mean(key, fields, show=20)
+
+
+def _owner(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
+    """The model whose keys stand at `path`; None where there is none."""
+    owner: type[BaseModel] | None = root
+    for part in path:
+        if isinstance(part, int):
+            continue
+        field = None if owner is None else _field(owner, part)
+        owner = None if field is None else next(_models(field), None)
+    return owner
+
+
+def _field(owner: type[BaseModel], key: str) -> Any:
+    for name, field in owner.model_fields.items():
+        if key == (field.alias or name):
+            return field.annotation
+    return None
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
+
+
+def _words(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [word for word in get_args(annotation) if isinstance(word, str)]
+    return [word for part in get_args(annotation) for word in _words(part)]

@@ -1,0 +1,103 @@
+"""The plan's JSON as types: what stands where, before anything is made of it. Arrays: `onnxq.plan.arrays`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from onnxq.config import Frozen, Observer, Scheme
+from onnxq.config.schema import Axis, Finite, Natural, Opset, PassName, SchemaNumber, SiteName, Words
+from onnxq.spec import ObserverSpec
+
+
+class SpecRow(Frozen):
+    """A QuantSpec in the words of the configuration. type: the ONNX type that holds the values."""
+
+    bits: Natural
+    type: Literal["int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "float8e4m3fn"]
+    scheme: Scheme
+    granularity: Literal["tensor", "channel", "block"]
+    axis: Axis | None = None
+    block_size: Natural | None = None
+    narrow_range: bool = False
+
+
+class SiteRef(Frozen):
+    """The name of a site: a tensor's, or [node, number of its input]."""
+
+    site: SiteName
+    scope: str = ""
+
+
+class SiteRow(Frozen):
+    """One site. computed_for: the spec that scale and zero_point were computed for, see `onnxq.plan.arrays`."""
+
+    site: SiteName
+    scope: str = ""
+    role: Literal["activation", "weight", "bias", "output"]
+    spec: SpecRow
+    scale: Any = None
+    zero_point: Any = None
+    origin: str = ""
+    computed_for: str = ""
+    observer: Observer = ObserverSpec()
+    rule: str = ""
+    reason: str = ""
+    consumers: tuple[SiteRef, ...] | None = None
+    bound: tuple[Finite | None, Finite | None] = (None, None)
+    derived: tuple[SiteRef, SiteRef] | None = None
+    group: str = ""
+    tensor: str = ""
+    anchor: str = ""
+    values: Any = None
+    sum_orders: tuple[tuple[Natural, ...], ...] = ()
+
+
+class RefusalRow(Frozen):
+    """A Refusal."""
+
+    subject: str
+    reason: str
+    fix: str = ""
+    rule: str = ""
+
+
+class ScalingRow(Frozen):
+    """A Scaling, under `pass` the name of the pass that made it."""
+
+    name: PassName
+    tensor: str
+    scope: str = ""
+    anchor: str = ""
+    factors: Any
+
+
+class BiasRow(Frozen):
+    """A BiasPlan: the input that reads it, and its values."""
+
+    site: SiteName
+    scope: str = ""
+    values: Any
+
+
+class PlanFile(Frozen):
+    """The whole plan."""
+
+    version: SchemaNumber
+    target: Literal["ort", "trt", "virtual"]
+    model: str
+    topology: str
+    weights: str
+    opset: Opset = 13
+    prepare: tuple[str, ...] = ()
+    data: str = ""
+    choice: Words
+    warnings: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    float_nodes: tuple[str, ...] = ()
+    refusals: tuple[RefusalRow, ...] = ()
+    sites: tuple[SiteRow, ...] = ()
+    nodes: Words
+    scalings: tuple[ScalingRow, ...] = ()
+    biases: tuple[BiasRow, ...] = ()
+    lasting: bool = False
+    saturation: Literal["avoid", "allow"] = "avoid"

@@ -1,0 +1,91 @@
+"""Numbers that no longer belong to their site, because a person changed how it is quantized: found, and taken out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from onnxq.errors import PlanError
+from onnxq.numerics import bias_qparams
+from onnxq.plan.model import Plan, SitePlan
+from onnxq.sites import Role, Site
+from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
+
+
+def is_stale(site: SitePlan) -> bool:
+    """True when the site's numbers were computed for another spec than it has."""
+    numbers = site.qparams
+    return numbers is not None and numbers.computed_for not in ("", site.spec.levels)
+
+
+def drop_stale(plan: Plan) -> tuple[Plan, dict[Site, str]]:
+    """The plan without the numbers that its specs do not fit any more, and why each is gone, by site.
+
+    A bias follows its input and its weight: in granularity, and with them it loses its numbers, which goes without
+    saying. Integers of a weight go with its scale. Numbers that a person wrote beside the spec stay.
+    Raises PlanError where sites that share a scale have different specs or scales.
+    """
+    _check_groups(plan)
+    lines: dict[Site, str] = {}
+    for site in plan.sites:
+        if is_stale(site) and site.qparams is not None:
+            cause = f"its scale was computed for {site.qparams.computed_for}, and the plan says {site.spec.levels}"
+            lines[site.site] = cause
+    numbers = {site.site: site.qparams for site in plan.sites if site.site not in lines}
+    specs = {site.site: site.spec for site in plan.sites}
+    sites = []
+    for site in plan.sites:
+        if site.site in lines:
+            site = replace(site, qparams=None, values=None)
+        elif site.role is Role.BIAS and site.derived is not None:
+            x, w = (numbers.get(part) for part in site.derived)
+            site, cause = _follow(site, x, w, specs.get(site.derived[1]))
+            lines |= {site.site: cause} if cause else {}
+        sites.append(site)
+    return replace(plan, sites=tuple(sites)), lines
+
+
+def _follow(site: SitePlan, x: QParams | None, w: QParams | None, weight: QuantSpec | None) -> tuple[SitePlan, str]:
+    """The bias as its input and weight have it, without numbers where they are not their product; why, where they were.
+
+    weight: the spec of its weight, whose channels it follows.
+    """
+    held = site.qparams
+    grain = PerChannel(0) if weight is not None and isinstance(weight.granularity, PerChannel) else PerTensor()
+    if weight is not None and grain != site.spec.granularity:
+        return replace(site, spec=replace(site.spec, granularity=grain), qparams=None, values=None), ""
+    if held is None:
+        return site, ""
+    if x is None or w is None:
+        return replace(site, qparams=None, values=None), ""
+    size = np.size(w.scale)
+    if np.size(x.scale) != 1 or np.ndim(w.scale) > 1 or not size or held.scale.size % size:
+        return site, ""  # What is wrong with them is found by whoever multiplies them.
+    wanted = bias_qparams(x, w, held.scale.size).scale
+    if wanted.shape == held.scale.shape and np.array_equal(wanted, held.scale):
+        return site, ""
+    return replace(site, qparams=None, values=None), "its scale was not that of its input times that of its weight"
+
+
+def _check_groups(plan: Plan) -> None:
+    first: dict[str, SitePlan] = {}
+    for site in plan.sites:
+        if not site.group or site.role in (Role.WEIGHT, Role.BIAS):
+            continue
+        other = first.setdefault(site.group, site)
+        if other.spec.levels != site.spec.levels:
+            raise PlanError(
+                str(site.site),
+                f"shares its scale with {other.site}, and they are quantized differently: {site.spec.levels} here, "
+                f"{other.spec.levels} there",
+                f"give all sites of group {site.group!r} one spec, or take `group` out of this one",
+            )
+        mine, theirs = site.qparams, other.qparams
+        same = mine is None or theirs is None or np.array_equal(mine.scale, theirs.scale)
+        if not same or (mine is not None and theirs is not None and (mine.zero_point != theirs.zero_point).any()):
+            raise PlanError(
+                str(site.site),
+                f"shares its scale with {other.site}, and their numbers differ",
+                f"give all sites of group {site.group!r} the same scale and zero_point",
+            )

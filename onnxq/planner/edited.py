@@ -1,0 +1,98 @@
+"""What a person may have done to the sites of a plan: taken some out, added others, changed what they name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import onnx
+
+from onnxq.errors import PlanError
+from onnxq.graph import GraphIndex
+from onnxq.plan import SitePlan
+from onnxq.planner.sums import constant_at
+from onnxq.sites import Role, Site, TensorId
+from onnxq.spec import PerBlock, PerTensor
+
+# From these opsets on QuantizeLinear takes 4 and 16 bits and blocks, and float16 and FP8.
+_WIDE_OPSET, _HALF_OPSET = 21, 19
+_WIDE = ("int4", "uint4", "int16", "uint16")
+
+
+def drop_orphans(sites: tuple[SitePlan, ...]) -> tuple[tuple[SitePlan, ...], tuple[str, ...]]:
+    """The sites without biases whose input or weight was taken out of the plan, and a line for each."""
+    known = {site.site for site in sites}
+    lines = []
+    for site in sites:
+        gone = [str(part) for part in site.derived or () if part not in known]
+        if gone:
+            lines.append(f"{site.site}: left float, its scale follows from {gone[0]}, which is not in the plan")
+    return tuple(site for site in sites if known.issuperset(site.derived or ())), tuple(lines)
+
+
+def check_sites(sites: tuple[SitePlan, ...], index: GraphIndex) -> tuple[SitePlan, ...]:
+    """The sites, those of weights and biases with their readers. PlanError for one that does not fit what it names."""
+    return tuple(_check_site(site, index) for site in sites)
+
+
+def _check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
+    tensor = _tensor_of(site.site, index)
+    if tensor is None:
+        raise PlanError(str(site.site), "this input is not connected in this model", "plan this model again")
+    constant = site.role in (Role.WEIGHT, Role.BIAS)
+    if constant and site.consumers is None:
+        readers = index.consumers(tensor) if isinstance(site.site, TensorId) else (site.site,)
+        site = replace(site, consumers=readers)
+    for edge in site.consumers or ():
+        inputs = index.node(edge.node).inputs
+        if edge.index >= len(inputs) or index.resolve(inputs[edge.index], edge.scope) != tensor:
+            others = ", ".join(str(one) for one in index.consumers(tensor)[:4])
+            raise PlanError(str(site.site), f"is not read by {edge}, which its `consumers` name", f"readers: {others}")
+    value = index.constant(tensor) if constant else None
+    if constant and value is None:
+        fix = "make its role activation, or plan this model again"
+        raise PlanError(str(site.site), f"is not a constant in this model, as a {site.role} is", fix)
+    grain = site.spec.granularity
+    if value is not None and not isinstance(grain, PerTensor) and not -value.ndim <= grain.axis < value.ndim:
+        cause = f"axis {grain.axis} is outside its shape {list(value.shape)}"
+        raise PlanError(str(site.site), cause, "give the axis of its channels")
+    if site.values is not None and (value is None or site.values.shape != value.shape):
+        shape = "a computed tensor" if value is None else f"a tensor of shape {list(value.shape)}"
+        cause = f"its values of shape {list(site.values.shape)} do not fit {shape}"
+        raise PlanError(str(site.site), cause, "take `values` out, or plan this model again")
+    return site
+
+
+def _tensor_of(site: Site, index: GraphIndex) -> TensorId | None:
+    if isinstance(site, TensorId):
+        return site
+    inputs = index.node(site.node).inputs
+    return index.resolve(inputs[site.index], site.scope) if site.index < len(inputs) else None
+
+
+def needed_opset(sites: Iterable[SitePlan], index: GraphIndex) -> int:
+    """The lowest opset in which all these pairs can be written."""
+    return max((_site_opset(site, index) for site in sites), default=13)
+
+
+def _site_opset(site: SitePlan, index: GraphIndex) -> int:
+    if site.spec.storage in _WIDE or isinstance(site.spec.granularity, PerBlock):
+        return _WIDE_OPSET
+    tensor = _tensor_of(site.site, index)
+    half = tensor is not None and index.dtype(tensor) == onnx.TensorProto.FLOAT16
+    return _HALF_OPSET if half or site.spec.is_float else 13
+
+
+def site_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:
+    """sha256 of the weights at these sites, in their order: the same however the graph around them is written."""
+    digest = hashlib.sha256()
+    for site in sites:
+        if site.role is not Role.WEIGHT:
+            continue
+        value = constant_at(index, site.site)
+        if value is not None:
+            digest.update(f"{value.dtype.str}{value.shape}".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,166 @@
+"""Files that are damaged, hostile or merely odd end in a ConfigError with a place in the file, whatever they hold."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from onnxq.config import check_number, load_config, preset_names, preset_text, set_options
+from onnxq.config.schema import find_line
+from onnxq.errors import ConfigError, OnnxqError
+
+LAUGHS = "a: &a [lol,lol,lol,lol,lol,lol,lol,lol,lol]\n" + "".join(
+    f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+)
+LONG = "a: &a " + "x" * 100_000 + "\nb: [" + ",".join(["*a"] * 1000) + "]"
+HOSTILE = {
+    "laughs": (LAUGHS, ":", "aliases stand for more than"),
+    "one long word a thousand times": (LONG, ":", "aliases stand for more than"),
+    "deep lists": ("data: " + "[" * 1000, ":1", "nested too deeply"),
+    "deep lists, closed": ("data: " + "[" * 60 + "]" * 60, ":1", "nested too deeply"),
+    "deep maps": ("data: " + "{a: " * 1000, ":1", "nested too deeply"),
+    "NUL": ("target: ort\nbias: \0", ":2", "the character '\\x00'"),
+    "digits": ("weights: {bits: " + "9" * 5000 + "}", ":1: weights.bits", "weights.bits"),
+    "hexadecimal digits": ("weights: {bits: 0x" + "f" * 5000 + "}", ":1: weights.bits", "too large"),
+    "no such date": ("bias: 2020-13-45", ":1: bias", "no value of its kind"),
+    "a timestamp that is none": ("bias: !!timestamp x", ":1: bias", "no value of its kind"),
+    "a bool that is none": ("bias: !!bool x", ":1: bias", "no value of its kind"),
+    "half a character": ('bias: "\\ud800"', ":1: bias", "surrogate"),
+    "NUL in a file's name": ('extends: "a\\0b.yaml"', ":1: extends", "null"),
+    "a name too long for the system": (f"extends: {'x' * 5000}", ":1: extends", "cannot be read"),
+    "a regular expression too large": (
+        "rules: [{op: '/a{99999999999}/', set: {bits: 8}}]",
+        ":1: rules[0].op",
+        "regular",
+    ),
+    "a regular expression too deep": (
+        f"rules: [{{op: '/{'(' * 3000}/', set: {{bits: 8}}}}]",
+        ":1: rules[0].op",
+        "regular",
+    ),
+    "no number": ("data: {images: {size: 4, std: [.nan, 1, 1]}}", ":1: data.images.std[0]", "finite"),
+    "infinite": ("data: {images: {size: 4, range: [0, .inf]}}", ":1: data.images.range[1]", "finite"),
+    "an observer's option": ("weights: {observer: {name: mse, x: .inf}}", ":1: weights.observer", "not finite"),
+    "a key of `set`": ('rules: [{op: "*", quantize: true}]', ":1: rules[0].set", "write it under `set`"),
+    "Sparsebit's alpha": ("W: {OBSERVER: {PERCENTILE: {ALPHA: abc}}}", ":1: W.OBSERVER.PERCENTILE.ALPHA", "no number"),
+    "Sparsebit's modules": ("SKIP_TRACE_MODULES: 3", ":1: SKIP_TRACE_MODULES", "list"),
+}
+
+
+@pytest.mark.parametrize(("text", "place", "cause"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_files_end_in_words(tmp_path: Path, text: str, place: str, cause: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    begun = time.process_time()
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert time.process_time() - begun < 5
+    assert caught.value.subject.startswith(f"{path}{place}")
+    assert cause in str(caught.value)
+    assert caught.value.fix
+
+
+def test_a_circle_of_files_is_seen_under_other_names(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "a.yaml").write_text("extends: ./d/../a.yaml")
+    with pytest.raises(ConfigError, match="extends itself"):
+        load_config(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"rules": [{"op": "*", "quantize": True}]}, "rules[0].quantize: unknown key 'quantize'"),
+        ({"rules": [{"op": "*", "set": {"bitz": 8}}]}, "did you mean 'bits'"),
+        ({1: 2}, "a key is a word"),
+    ],
+)
+def test_overrides_in_python_are_named(overrides: dict, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, overrides)
+    assert said in str(caught.value)
+
+
+def test_a_list_in_itself() -> None:
+    rules: list = []
+    rules.append(rules)
+    with pytest.raises(ConfigError):
+        load_config(None, {"rules": rules})
+
+
+RULES = """rules:
+  - node: [a, '/b/']
+    role: weight
+    set: {bits: 4, observer: {name: mse}}
+data: {images: {size: 4}}
+"""
+SPARSEBIT = """BACKEND: tensorrt
+W: {QSCHEME: per-channel-symmetric, QUANTIZER: {TYPE: lsq, BIT: 4}, OBSERVER: {TYPE: MSE},
+  SPECIFIC: [{'conv*': ['QUANTIZER.BIT', 8]}]}
+A: {QSCHEME: per-tensor-affine, QADD: {ENABLE_QUANT: true}}
+"""
+SEEDS = [
+    *(preset_text(name) for name in preset_names()),
+    RULES,
+    SPARSEBIT,
+]
+PIECES = [
+    "null", "[]", "{}", "[[1]]", "{a: 1}", "-1", "1e308", ".nan", ".inf", "9" * 4400, "0x" + "f" * 4400, "''", "'*'",
+    "yes", "2020-13-45", "!!int x", "!!python/object:os.system x", "!!binary x", "&a [*a]", "*b", "? x", "<<: {a: 1}",
+    "\0", "\x07", "\ud7ff", "- ", ": ", "\t", "{", "]", "|\n", "---\n", "%YAML 9.9\n", "[" * 300, "rules: ",
+]  # fmt: skip
+
+
+def test_no_mutation_of_a_configuration_is_a_defect(tmp_path: Path) -> None:
+    rng, path, outcomes = random.Random(7), tmp_path / "c.yaml", set()
+    end = time.process_time() + 1
+    for _ in range(1500):
+        lines = rng.choice(SEEDS).splitlines(keepends=True)
+        for _ in range(rng.randint(1, 3)):
+            k = rng.randrange(len(lines))
+            head, colon, rest = lines[k].partition(":")
+            piece = rng.choice(PIECES)
+            lines[k] = rng.choice(
+                [f"{head}{colon} {piece}\n", f"{piece}{colon}{rest}", f"{lines[k]}{piece}\n", "", "x\n"]
+            )
+        path.write_text("".join(lines), encoding="utf-8")
+        try:
+            load_config(path)
+            outcomes.add("read")
+        except OnnxqError:
+            outcomes.add("told")
+        if time.process_time() > end:
+            break
+    assert outcomes == {"read", "told"}
+
+
+def test_the_line_of_an_entry_of_json() -> None:
+    text = '{\n "a": [1,\n {"b": "}, \\"", "c": []},\n {"b":\n  [[], {},\n 7]}],\n "d": 1\n}'
+    found = {path: find_line(text, path) for path in [("a",), ("a", 1), ("a", 2, "b", 2), ("d",), ("a", 9), ("e",)]}
+    assert list(found.values()) == [2, 3, 6, 7, 2, 1]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 0, "8", True, None, [1]])
+def test_numbers_of_callers(value: object) -> None:
+    if value is None:
+        check_number("budget", value, low=0, above=True)
+        return
+    with pytest.raises(ConfigError, match="budget: must be a finite number above 0"):
+        check_number("budget", value, low=0, above=True)
+
+
+def test_options_are_held_to_what_files_are(tmp_path: Path) -> None:
+    config = load_config()
+    for path, value, said in [
+        ("data.samples", 0, "samples: must be greater than or equal to 1, not 0"),
+        ("verify.threads", -1, "threads: must be greater than or equal to 0"),
+        ("weight_bits_budget", float("nan"), "weight_bits_budget: must be a finite number"),
+        ("effort", "fats", "did you mean 'fast'"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            set_options(config, {path: value})
+        assert said in str(caught.value)
+    assert set_options(config, {"data.samples": 3, "data.seed": None}).data.samples == 3
