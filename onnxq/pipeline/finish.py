@@ -82,6 +82,7 @@ def finish(
         rewrites=prepared.rewrites,
         accounts=(*prepared.accounts, *(f"budget: {line}" for line in budget.lines)),
         promotion=None if promotion is None else _decided(promotion, trial, engine.times_itself),
+        already=prepared.already,
         kept=plan.kept,
         saturating=_saturating(model, trial),
         warnings=(*prepared.source.notes, *plan.warnings, *notes),

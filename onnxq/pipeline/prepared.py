@@ -9,12 +9,15 @@ import numpy as np
 import onnx
 
 from onnxq import targets
+from onnxq.annotate import already_quantized, find_operators
+from onnxq.annotate.find import chains
 from onnxq.errors import VerificationError
 from onnxq.graph import (
     GraphIndex,
     Model,
     at_opset,
     hold,
+    index_of,
     infer_shapes,
     inline_functions,
     load_model,
@@ -51,6 +54,13 @@ class PreparedModel:
     def passes(self) -> tuple[str, ...]:
         """Names of the passes that changed something, in order."""
         return tuple(report.name for report in self.reports if report.changed)
+
+    @property
+    def already(self) -> str:
+        """ "already quantized: N pairs kept", with the operators on integers; "" for a float model."""
+        index = index_of(self.proto)
+        pairs = sum(chain.dequantize is not None for chain in chains(index))
+        return already_quantized(pairs, len(find_operators(index)))
 
     @property
     def accounts(self) -> tuple[str, ...]:

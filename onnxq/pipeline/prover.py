@@ -10,7 +10,7 @@ import onnx
 from onnxq.annotate import read_model
 from onnxq.config import Config
 from onnxq.data import Dataset, load_data
-from onnxq.engines.proof import RTX, Proof
+from onnxq.engines.proof import Proof
 from onnxq.engines.prove import TIMEOUT, Wish
 from onnxq.engines.prove import prove as _prove
 from onnxq.graph import GraphIndex, name_nodes
@@ -24,7 +24,7 @@ _SAMPLES = 8
 def prove(
     model: str | Path | onnx.ModelProto,
     *,
-    engine: str = RTX,
+    engine: str | None = None,
     compute_capability: str | None = None,
     require_int8: Sequence[str] = (),
     require_exact: bool = False,
@@ -43,8 +43,10 @@ def prove(
 ) -> Proof:
     """Build the engine and tell which kernel every pair and every heavy node became, and in which type it runs.
 
-    engine: "tensorrt-rtx" builds ahead of time for `compute_capability` ("8.6" unless told) and needs no GPU;
-    "tensorrt" builds for the GPU of this machine; "ort" reads ONNX Runtime's optimized graph. require_int8: patterns
+    engine: None for the one that the plan in the model is for ("ort" for ort, "tensorrt-rtx" for trt), "tensorrt-rtx"
+    where there is no plan; the proof's `chosen` says why. "tensorrt-rtx" builds ahead of time for
+    `compute_capability` ("8.6" unless told) and needs no GPU; "tensorrt" builds for the GPU of this machine; "ort" reads
+    ONNX Runtime's optimized graph. require_int8: patterns
     (glob or /regular expression/) over names of heavy nodes, or operators: those that do not run in int8 are in
     `.unmet`. shapes: (min, opt, max) of inputs of no fixed size, by name. compare: the JSON of an earlier proof.
     save: folder for engine, log and list of kernels; `force` overwrites them. reduce: when the build fails or

@@ -45,7 +45,8 @@ def from_json(text: str, *, source: str = "plan") -> Plan:
     for key, kind in _PLAN_KEYS.items():
         if key in raw and not isinstance(raw[key], kind):
             raise PlanError(f"{source}: {key}", f"is {type(raw[key]).__name__}, not {kind.__name__}", _FRESH)
-    sites = tuple(_entry(source, k, entry) for k, entry in enumerate(raw.get("sites", ())))
+    sites = tuple(_entry(f"{source}: sites[{k}]", entry) for k, entry in enumerate(raw.get("sites", ())))
+    existing = tuple(_entry(f"{source}: existing[{k}]", entry) for k, entry in enumerate(raw.get("existing", ())))
     try:
         return Plan(
             **{
@@ -65,6 +66,7 @@ def from_json(text: str, *, source: str = "plan") -> Plan:
             biases=tuple(_bias(entry) for entry in raw.get("biases", ())),
             lasting=raw.get("lasting", False),
             saturation=_saturation(source, raw.get("saturation", "avoid")),
+            existing=existing,
         )
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
         raise PlanError(source, f"{type(error).__name__}: {error}", _FRESH) from error
@@ -91,10 +93,11 @@ _PLAN_KEYS: dict[str, type] = {
     "biases": list,
     "lasting": bool,
     "saturation": str,
+    "existing": list,
 }
 _SITE_KEYS = {
     "site", "scope", "role", "spec", "scale", "zero_point", "origin", "observer", "rule", "reason",
-    "consumers", "bound", "derived", "group", "tensor", "anchor", "values", "sum_orders",
+    "consumers", "bound", "derived", "group", "tensor", "anchor", "values", "sum_orders", "dequantize",
 }  # fmt: skip
 
 
@@ -119,6 +122,7 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         **({"biases": [_site_name(b.edge) | {"values": _array(b.values)} for b in plan.biases]} if plan.biases else {}),
         **({"lasting": True} if plan.lasting else {}),
         **({"saturation": plan.saturation} if plan.saturation != "avoid" else {}),
+        **({"existing": [_site_dict(site) for site in plan.existing]} if plan.existing else {}),
     }
 
 
@@ -154,7 +158,7 @@ def _site_dict(site: SitePlan) -> dict[str, Any]:
         out["bound"] = list(site.bound)
     if site.derived is not None:
         out["derived"] = [_site_name(part) for part in site.derived]
-    out |= {key: value for key in ("group", "tensor", "anchor") if (value := getattr(site, key))}
+    out |= {key: value for key in ("group", "tensor", "anchor", "dequantize") if (value := getattr(site, key))}
     out |= {"sum_orders": [list(order) for order in site.sum_orders]} if site.sum_orders else {}
     return out if site.values is None else out | {"values": _array(site.values)}
 
@@ -180,10 +184,11 @@ def _read_edge(raw: Mapping[str, Any]) -> Edge:
     return site
 
 
-def _entry(source: str, position: int, raw: Mapping[str, Any]) -> SitePlan:
+def _entry(where: str, raw: Mapping[str, Any]) -> SitePlan:
+    """The site at this place of a plan, e.g. "plan.json: sites[3]". PlanError names the place."""
     if not isinstance(raw, Mapping):
-        raise PlanError(f"{source}: sites[{position}]", f"is {type(raw).__name__}, not an object", _FRESH)
-    subject = f"{source}: sites[{position}] ({raw.get('site', '?')})"
+        raise PlanError(where, f"is {type(raw).__name__}, not an object", _FRESH)
+    subject = f"{where} ({raw.get('site', '?')})"
     unknown = sorted(set(raw) - _SITE_KEYS)
     if unknown:
         raise PlanError(subject, f"unknown key {unknown[0]!r}", f"use one of {', '.join(sorted(_SITE_KEYS))}")
@@ -194,7 +199,7 @@ def _entry(source: str, position: int, raw: Mapping[str, Any]) -> SitePlan:
             numbers = QParams(
                 _read_array(raw["scale"], np.float32),
                 _read_array(raw["zero_point"], np.int32),
-                raw.get("origin", source),
+                raw.get("origin", where.rpartition(": ")[0]),
             )
         derived = raw.get("derived")
         low, high = raw.get("bound", (None, None))
@@ -212,6 +217,7 @@ def _entry(source: str, position: int, raw: Mapping[str, Any]) -> SitePlan:
             group=raw.get("group", ""),
             tensor=raw.get("tensor", ""),
             anchor=raw.get("anchor", ""),
+            dequantize=raw.get("dequantize", ""),
             values=_read_array(raw["values"], _integers(raw["spec"]["type"])) if "values" in raw else None,
             sum_orders=tuple(tuple(int(axis) for axis in order) for order in raw.get("sum_orders", ())),
         )

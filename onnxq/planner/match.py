@@ -35,8 +35,10 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
         if found is None:
             raise PlanError(str(site.site), "is in the plan but not in this model", _hint(site.site, index))
         moved[site.site] = found
+    moved |= {site.site: site.site for site in plan.existing}
     edges = _EdgeMap(index, anchors, plan)
     sites = tuple(_moved(site, moved, edges) for site in plan.sites)
+    existing = tuple(_moved(site, moved, edges) for site in plan.existing)
     weights = site_weights(sites, index) if plan.lasting else now.weights
     if plan.weights != weights:
         if not new_weights:
@@ -50,7 +52,9 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
         plan = replace(plan, biases=())
     biases = tuple(replace(bias, edge=edges.edge(bias.edge)) for bias in plan.biases)
     floats = tuple(edges.node(name) for name in plan.float_nodes)
-    done = replace(plan, sites=sites, biases=biases, float_nodes=floats, topology=now.topology, weights=weights)
+    done = replace(
+        plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, topology=now.topology, weights=weights
+    )
     done, lines = mend_sums(bind_sums(done, index), index)
     return replace(done, warnings=(*done.warnings, *(line for line in lines if line not in done.warnings)))
 
