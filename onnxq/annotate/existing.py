@@ -9,7 +9,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxq.annotate.bits import Numbers, is_quantizer_clip, is_signed, numbers_of
-from onnxq.annotate.find import Chain, chains, is_dequantize
+from onnxq.annotate.find import Chain, chains, is_dequantize, is_quantize
 from onnxq.annotate.notes import Notes, read_notes
 from onnxq.annotate.read import pair_info, without_clip
 from onnxq.emit import PLAN_KEY
@@ -28,12 +28,12 @@ _MOVES = frozenset({"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "
 def find_existing(proto: ModelProto) -> Existing:
     """The pairs of a prepared model whose numbers are constants, and the model without them.
 
-    Left in the view, and out of the result, is what no reader could share: scales computed at run time or per channel
-    of an activation, a QuantizeLinear and a DequantizeLinear that differ, or one that stands alone at an operator which
-    computes on integers itself.
+    Half a pair, at an operator that computes on integers itself, counts as one. Left in the view, and out of the
+    result, is what no reader could share: scales computed at run time or per channel of an activation, a QuantizeLinear
+    and a DequantizeLinear that differ.
     """
     index = index_of(proto)
-    if not any(is_dequantize(node) for node in index.nodes):
+    if not any(is_dequantize(node) or is_quantize(node) for node in index.nodes):
         return NOTHING
     finder = _Finder(index, read_notes(proto), _planned(proto))
     for chain in chains(index):
@@ -68,12 +68,11 @@ class _Finder:
     direct: set[Edge] = field(default_factory=set)
     weighted: set[str] = field(default_factory=set)
     taken_out: dict[TensorId, TensorId] = field(default_factory=dict)
+    halves: list[NodeRef] = field(default_factory=list)
 
     def add(self, chain: Chain) -> None:
         """Note one chain, if it is a pair that can be taken out of the view."""
-        node = chain.dequantize
-        if node is None:
-            return
+        node = chain.last
         numbers = numbers_of(self.index, chain)
         if not is_quantizer_clip(self.index, chain, numbers):
             chain = without_clip(self.index, chain)
@@ -81,6 +80,9 @@ class _Finder:
             return
         made = TensorId(node.outputs[0], node.scope)
         edges = self.index.consumers(made)
+        if chain.dequantize is None or (chain.quantize is None and not self.index.is_constant(chain.source)):
+            self._add_half(chain, numbers, made, edges)
+            return
         if self.index.is_constant(chain.source):
             self.weighted.update(self._multiplying(edges))
             site = self._site(chain, numbers, edges)
@@ -89,6 +91,27 @@ class _Finder:
             return
         self.taken_out[made] = chain.source
         self.direct.update(edges)
+
+    def _add_half(self, chain: Chain, numbers: Numbers, made: TensorId, edges: tuple[Edge, ...]) -> None:
+        """Note a node that stands alone between float and an operator on integers: what is float ends or begins there.
+
+        A QuantizeLinear closes the node in front of it only where nothing else reads that node's result.
+        """
+        begins = chain.quantize is None
+        tensor = made if begins else chain.source
+        whole = begins or (tensor is not None and len(self.index.consumers(tensor)) == 1)
+        site = self._site(chain, numbers, edges if begins else ())
+        if tensor is None or site is None or not whole or not isinstance(numbers.granularity, PerTensor):
+            return
+        if tensor in self.by_tensor or site.spec.storage not in ("int8", "uint8"):
+            return
+        site = replace(site, site=tensor)
+        self.sites[tensor] = site
+        self.by_tensor[tensor] = tensor
+        self.halves.append(chain.last)
+        if begins:
+            self.by_edge.update(dict.fromkeys(edges, tensor))
+            self.direct.update(edges)
 
     def _shareable(self, chain: Chain, numbers: Numbers, made: TensorId, edges: tuple[Edge, ...]) -> bool:
         """Note the pair of a computed tensor. False for one that stays in the view."""
@@ -155,8 +178,9 @@ class _Finder:
         """True when another pair has this name, or the float constant that a stored weight was once made from."""
         if site in self.sites:
             return True
-        stored = isinstance(site, TensorId) and chain.quantize is None
-        return stored and self.index.resolve(site.name, site.scope) not in (None, made, chain.source)
+        if not isinstance(site, TensorId) or chain.quantize is not None:
+            return False
+        return self.index.resolve(site.name, site.scope) not in (None, made, chain.source)
 
     def _same_numbers(self, quantizer: NodeRef, dequantizer: NodeRef) -> bool:
         for k in (1, 2):
@@ -184,10 +208,16 @@ class _Finder:
                 pending += self.index.consumers(TensorId(node.outputs[0], node.scope))
         return found
 
+    def _is_given_out(self, tensor: TensorId) -> bool:
+        return not tensor.scope and self.index.is_output(tensor)
+
     def result(self) -> Existing:
         """All that was noted, with the view."""
+        makers = [self.index.producer(made) for made in self.taken_out if self._is_given_out(made)]
+        stand_ins = [*self.halves, *(node for node in makers if node is not None)]
         return Existing(
-            view=_without(self.index, self.taken_out),
+            view=_without(self.index, self.taken_out, stand_ins),
+            stand_ins=frozenset(node.name for node in stand_ins),
             by_tensor={tensor: self.sites[site] for tensor, site in self.by_tensor.items()},
             by_edge={edge: self.sites[site] for edge, site in self.by_edge.items()},
             constants=tuple(self.constants),
@@ -206,23 +236,34 @@ def _equal(one: SitePlan, other: SitePlan) -> bool:
     return one.spec == other.spec and one.qparams == other.qparams
 
 
-def _without(index: GraphIndex, taken_out: Mapping[TensorId, TensorId]) -> ModelProto:
-    """The model in which readers of these tensors read what each was made from; never run, only looked at."""
+def _without(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand_ins: Iterable[NodeRef]) -> ModelProto:
+    """The model in which readers of these tensors read what each was made from; never run, only looked at.
+
+    stand_ins: nodes that hand on what they read; those that make outputs, which keep their names, are among them.
+    """
     editor = Editor(index.proto)
     for made, source in taken_out.items():
-        at: TensorId = source
-        while at in taken_out:
-            at = taken_out[at]
-        main = not made.scope and index.is_output(made)
-        editor.rewire(made, at.name, consumers=editor.consumers(made), outputs=bool(made.scope))
-        if main and (node := index.producer(made)) is not None:
-            # An output keeps its name and is seen as one more reader.
-            editor.set_op(node.name, "Identity")
-            editor.replace_input(Edge(node.name, 0, node.scope), at.name)
-            for k in range(1, len(node.inputs)):
-                editor.replace_input(Edge(node.name, k, node.scope), "")
+        editor.rewire(made, _trace(taken_out, source).name, consumers=editor.consumers(made), outputs=bool(made.scope))
+    for node in stand_ins:
+        made = TensorId(node.outputs[0], node.scope)
+        _pass_on(editor, node, _trace(taken_out, made).name if made in taken_out else node.inputs[0])
     editor.remove_unused()
     return editor.export()
+
+
+def _trace(taken_out: Mapping[TensorId, TensorId], tensor: TensorId) -> TensorId:
+    """What is left of a tensor when pairs that follow each other are out."""
+    while tensor in taken_out:
+        tensor = taken_out[tensor]
+    return tensor
+
+
+def _pass_on(editor: Editor, node: NodeRef, source: str) -> None:
+    """Make the node one that hands `source` on."""
+    editor.set_op(node.name, "Identity")
+    editor.replace_input(Edge(node.name, 0, node.scope), source)
+    for k in range(1, len(node.inputs)):
+        editor.replace_input(Edge(node.name, k, node.scope), "")
 
 
 def already_quantized(pairs: int, operators: int) -> str:

@@ -45,12 +45,12 @@ def prove(
 
     engine: None for the one that the plan in the model is for ("ort" for ort, "tensorrt-rtx" for trt), "tensorrt-rtx"
     where there is no plan; the proof's `chosen` says why. "tensorrt-rtx" builds ahead of time for
-    `compute_capability` ("8.6" unless told) and needs no GPU; "tensorrt" builds for the GPU of this machine; "ort" reads
-    ONNX Runtime's optimized graph. require_int8: patterns
-    (glob or /regular expression/) over names of heavy nodes, or operators: those that do not run in int8 are in
-    `.unmet`. shapes: (min, opt, max) of inputs of no fixed size, by name. compare: the JSON of an earlier proof.
-    save: folder for engine, log and list of kernels; `force` overwrites them. reduce: when the build fails or
-    crashes, find the smallest part that does. timeout: seconds a build may take.
+    `compute_capability` ("8.6" unless told) and needs no GPU; "tensorrt" builds for the GPU of this machine; "ort"
+    reads ONNX Runtime's optimized graph. require_int8: patterns (glob or /regular expression/) over names of heavy
+    nodes, or operators: those that do not run in int8 are in `.unmet`. shapes: (min, opt, max) of inputs of no fixed
+    size, by name. compare: the JSON of an earlier proof. save: folder for engine, log and list of kernels; `force`
+    overwrites them. reduce: when the build fails or crashes, find the smallest part that does. timeout: seconds a build
+    may take.
 
     With "ort", `.weights` has every int8 weight that meets 8-bit data, with what can overflow 16-bit sums on CPUs
     without VNNI. require_exact: nothing may. data: as for `quantize`, to count on `samples` (8) how often that happens

@@ -33,7 +33,8 @@ class SitePlan:
     anchor: structural id of the tensor, to find it again when an export gave it another name.
     values: the weight's integers, in the storage's numpy type and the weight's shape, where they are not what
         rounding to nearest gives; None: quantize the model's own weight.
-    dequantize: name of the DequantizeLinear of a pair that the model came with; "" for one to be written.
+    dequantize: name of the DequantizeLinear of a pair that the model came with (of its QuantizeLinear where
+        an operator on integers reads that); "" for a pair to be written.
     sum_orders: which of the weight's integers the target's kernels add up in 16 bits, as `numerics.saturation` says it;
         none of those sums may be able to overflow. (): every kernel that reads it is exact.
     """

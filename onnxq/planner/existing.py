@@ -26,6 +26,7 @@ class Existing:
     by_edge: the pair behind each input that reads a dequantized tensor, directly or through a guard.
     constants: weights and biases that are integers already.
     direct: inputs that read a dequantized tensor with nothing between.
+    stand_ins: nodes of pairs that the view has too, as something that is no pair.
     weighted: nodes that read an integer constant through its DequantizeLinear, also behind what only moves it.
     """
 
@@ -34,6 +35,7 @@ class Existing:
     by_edge: Mapping[Edge, SitePlan] = field(default_factory=dict)
     constants: tuple[SitePlan, ...] = ()
     direct: frozenset[Edge] = frozenset()
+    stand_ins: frozenset[str] = frozenset()
     weighted: frozenset[str] = frozenset()
 
     def pair_for(self, edge: Edge | None, tensor: TensorId) -> SitePlan | None:

@@ -203,9 +203,9 @@ class Placer:
         """The pair that the model came with, read by these inputs too; readers None: by all that read the tensor."""
         if readers is None:
             readers = self.index.consumers(tensor)
-        by_edge = self.units.existing.by_edge
-        mine = [edge for edge in readers if edge.scope == pair.site.scope]
-        mine = [edge for edge in mine if by_edge.get(edge, pair).site == pair.site]
+        existing = self.units.existing
+        mine = [edge for edge in readers if edge.scope == pair.site.scope and edge.node not in existing.stand_ins]
+        mine = [edge for edge in mine if existing.by_edge.get(edge, pair).site == pair.site]
         now = self.shared[pair.site]
         now = replace(now, consumers=tuple(dict.fromkeys((*(now.consumers or ()), *mine))))
         self.shared[pair.site] = now
