@@ -125,12 +125,23 @@ class _Writer:
     def share(self, site: SitePlan) -> None:
         """Let what the plan says read a pair that the model came with; those that do already stay as they are."""
         pair = self.index.node(site.dequantize)
-        for edge in site.consumers or ():
-            node = self.index.node(edge.node)
-            held = self.index.resolve(node.inputs[edge.index], node.scope)
-            maker = None if held is None else self.index.producer(held)
-            if maker is None or maker.op_type != "DequantizeLinear":
-                self.editor.replace_input(edge, pair.outputs[0])
+        edges = [edge for edge in site.consumers or () if not self._reads_dequantized(edge)]
+        made = pair.outputs[0]
+        if edges and pair.op_type == "QuantizeLinear":
+            names = self._names(site, ("dq_node", "dequantized"))
+            made = names["dequantized"]
+            self.editor.insert_node(
+                pair.scope, "DequantizeLinear", [pair.outputs[0], *pair.inputs[1:]], [made], name=names["dq_node"],
+                metadata=self._record(site, names["dq_node"]), after=pair.name,
+            )  # fmt: skip
+        for edge in edges:
+            self.editor.replace_input(edge, made)
+
+    def _reads_dequantized(self, edge: Edge) -> bool:
+        node = self.index.node(edge.node)
+        held = self.index.resolve(node.inputs[edge.index], node.scope)
+        maker = None if held is None else self.index.producer(held)
+        return maker is not None and maker.op_type == "DequantizeLinear"
 
     def activation(self, site: SitePlan, numbers: QParams) -> None:
         """Tensor -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear -> its readers."""

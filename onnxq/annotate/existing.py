@@ -95,13 +95,12 @@ class _Finder:
     def _add_half(self, chain: Chain, numbers: Numbers, made: TensorId, edges: tuple[Edge, ...]) -> None:
         """Note a node that stands alone between float and an operator on integers: what is float ends or begins there.
 
-        A QuantizeLinear closes the node in front of it only where nothing else reads that node's result.
+        Of a QuantizeLinear other readers get a DequantizeLinear when the plan is carried out.
         """
         begins = chain.quantize is None
         tensor = made if begins else chain.source
-        whole = begins or (tensor is not None and len(self.index.consumers(tensor)) == 1)
         site = self._site(chain, numbers, edges if begins else ())
-        if tensor is None or site is None or not whole or not isinstance(numbers.granularity, PerTensor):
+        if tensor is None or site is None or not isinstance(numbers.granularity, PerTensor):
             return
         if tensor in self.by_tensor or site.spec.storage not in ("int8", "uint8"):
             return

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import onnx
 
 from onnxq.annotate import find_existing
@@ -24,7 +23,6 @@ from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan, from_json
 from onnxq.planner import Existing, rebase
 from onnxq.report import Progress, silent
-from onnxq.spec import QParams
 
 
 def read_plan(plan: Plan | str | Path) -> Plan:
@@ -41,27 +39,16 @@ def read_plan(plan: Plan | str | Path) -> Plan:
     return from_json(text, source=str(path))
 
 
-def _with_own_numbers(plan: Plan, existing: Existing, *, new_weights: bool) -> Plan:
-    """The plan with the model's own numbers at the pairs that it keeps.
-
-    Raises PlanError for a pair that the model does not have, or has with other numbers than the plan was made with.
-    """
+def _with_own_numbers(plan: Plan, existing: Existing) -> Plan:
+    """The plan with the model's own numbers at the pairs that it keeps. PlanError for one the model does not have."""
     own = {site.dequantize: site for site in existing.sites}
     sites = []
     for site in plan.existing:
         now = own.get(site.dequantize)
         if now is None or now.qparams is None:
             raise PlanError(str(site.site), "the plan keeps this pair, and the model has none", "plan this model again")
-        numbers = site.qparams
-        if numbers is not None and not _same_numbers(numbers, now.qparams) and not new_weights:
-            cause = "the plan keeps this pair, whose scale or zero point is another in this model"
-            raise PlanError(str(site.site), cause, "plan this model again")
         sites.append(replace(site, qparams=now.qparams))
     return replace(plan, existing=tuple(sites))
-
-
-def _same_numbers(one: QParams, other: QParams) -> bool:
-    return np.array_equal(one.scale, other.scale) and np.array_equal(one.zero_point, other.zero_point)
 
 
 @holding()
@@ -89,7 +76,7 @@ def apply(
         prepared = rescaled(prepared, found.scalings)
         index = GraphIndex(prepared.proto)
         found = rebase(found, index, fingerprint(prepared.proto), new_weights=new_weights)
-        found = _with_own_numbers(found, find_existing(prepared.proto), new_weights=new_weights)
+        found = _with_own_numbers(found, find_existing(prepared.proto))
         inputs = None if data is None else read_data(prepared, data, wished)
     missing = [site for site in found.sites if site.qparams is None]
     if missing:
