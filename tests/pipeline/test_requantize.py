@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, numpy_helper, parser
 from onnxruntime.quantization import quantize_dynamic
 
 import onnxq
@@ -172,32 +172,23 @@ def test_float_weights_behind_pairs_are_kept_so() -> None:
     assert weight.data_type == TensorProto.FLOAT
 
 
-def int4_weights() -> onnx.ModelProto:
-    """A MatMul of packed 4-bit weights in blocks, then a float one."""
-    rng = np.random.default_rng(0)
-    levels = helper.make_tensor("w4", TensorProto.INT4, [64, 64], rng.integers(-7, 8, 64 * 64).tolist())
-    scales = numpy_helper.from_array(np.full((2, 64), 0.02, np.float32), "s4")
-    nodes = [
-        helper.make_node("DequantizeLinear", ["w4", "s4"], ["w"], name="dq", axis=0, block_size=32),
-        helper.make_node("MatMul", ["x", "w"], ["a"], name="packed"),
-        helper.make_node("Relu", ["a"], ["r"], name="relu"),
-        helper.make_node("MatMul", ["r", "v"], ["y"], name="plain"),
-    ]
-    second = numpy_helper.from_array(rng.standard_normal((64, 64)).astype(np.float32) / 8, "v")
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 64]) for name in "xy"]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [levels, scales, second])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
 def test_weight_only_nodes_stay_weight_only() -> None:
-    proto = int4_weights()
-    done = quantized(proto)
-    assert_kept(proto, done.model)
-    assert [str(site.site) for site in done.plan.sites] == ["r", "v"]
-    assert kernels(done.model)["MatMulNBits"] == 1
+    text = """g (float[8,256] x) => (float[8,256] y) {
+        i = Relu(x) a = MatMul(i, w) r = Tanh(a) y = MatMul(r, v)
+    }"""
+    proto = model(text, weights={"w": (256, 256), "v": (256, 256)})
+    config = load_config("ort-int4-weights")
+    part = onnxq.quantize(proto, samples(proto), leaving("matmul1", config=config), latency=False).model
+    done = quantized(part)
+    assert_kept(part, done.model)
+    assert [str(site.site) for site in done.plan.sites] == ["i", "w"]
+    assert kernels(done.model)["MatMulNBits"] == kernels(part)["MatMulNBits"] == 1
     assert kernels(done.model)["MatMulIntegerToFloat"] == 1
     reasons = {refusal.subject: refusal.reason for refusal in done.plan.refusals}
-    assert "its weight is already quantized" in reasons["packed"]
+    assert "its weight is already quantized" in reasons["matmul3"]
+    packed = onnxq.quantize(part, samples(proto), config, latency=False)
+    assert_kept(part, packed.model)
+    assert [str(site.site) for site in packed.plan.sites] == ["w"]
 
 
 def test_narrow_bits_are_kept_with_their_clips() -> None:
