@@ -58,8 +58,7 @@ def finish(
     model = filled(model)
     if budget.over():
         budget.lines.append(f"the budget was too small: {duration(budget.spent())} is what the least of it takes")
-    index = index_of(prepared.proto)
-    notes = (*unmeasured_cpu(plan, cpu_kind()), *((trial.note,) if trial and trial.note else ()))
+    notes = (*unmeasured_cpu(plan, cpu_kind()), *filter(None, [trial.note if trial else ""]))
     account = Report(
         source=str(source) if isinstance(source, (str, Path)) else "",
         target=plan.target,
@@ -76,7 +75,7 @@ def finish(
         latency=timing,
         pairs=len(plan.sites),
         roles=tuple(sorted(plan.by_role().items())),
-        ops=check.op_counts(index, plan),
+        ops=check.op_counts(index_of(prepared.proto), plan),
         sites=tuple(site_line(site) for site in plan.sites),
         refusals=plan.refusals,
         rewrites=prepared.rewrites,
