@@ -19,7 +19,7 @@ from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.planner.units import Units, find_units
 from onnxq.planner.wishes import Wishes
 from onnxq.sites import Edge, Refusal, Role, TensorId
-from onnxq.targets import Shapes, target
+from onnxq.targets import Shapes, Target, describe, target
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,12 +128,34 @@ def draft(
         weights=print_of.weights,
         prepare=prepare,
         saturation=config.saturation,
-        warnings=(*told, *((ALLOWED,) if config.saturation == "allow" and engine.saturates else ())),
+        warnings=(
+            *told,
+            *_unreadable(existing, engine, bare),
+            *((ALLOWED,) if config.saturation == "allow" and engine.saturates else ()),
+        ),
         existing=existing.sites,
         refusals=tuple(refusals),
         kept=tuple(node.name for node in index.nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear")),
     )
     return Draft(proto, index, config, units, wishes, base, spec_refusals(units, wishes, engine, config))
+
+
+def _unreadable(existing: Existing, engine: Target, index: GraphIndex) -> tuple[str, ...]:
+    """A warning where a strict target's engine refuses pairs that the model came with. index: of the view."""
+    if not engine.strict:
+        return ()
+    found = []
+    for site in existing.sites:
+        readers = [index.node(edge.node) for edge in site.consumers or ()][:1]
+        zero = site.qparams is not None and bool(site.qparams.zero_point.any()) and not engine.zero_points
+        role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role
+        wrong = any(engine.refuse(site.spec, role, node) is not None for node in readers)
+        if zero or (wrong if role is not Role.BIAS else not engine.int32_bias):
+            found.append(f"{site.site} ({describe(site.spec)})")
+    if not found:
+        return ()
+    line = f"{len(found)} of the pairs that the model came with are kept, though {engine.name} does not read them"
+    return (f"{line}, e.g. {found[0]}: quantize the float model for {engine.name}",)
 
 
 def _config_like(existing: Existing, config: Config) -> tuple[Config, tuple[str, ...]]:
