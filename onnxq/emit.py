@@ -69,6 +69,8 @@ def emit(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     check_numbers(plan)
     apart = frozenset(site.site for site in plan.sites if isinstance(site.site, Edge))
     writer = _Writer(Editor(proto), index, _in_integers(plan, index), apart)
+    for site in plan.existing:
+        writer.share(site)
     for site in plan.sites:
         if site.qparams is None:
             raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)")
@@ -77,14 +79,15 @@ def emit(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
         else:
             writer.activation(site, site.qparams)
     writer.editor.remove_unused()
-    writer.editor.model_metadata({PLAN_KEY: _slim(plan), BITS_KEY: json.dumps(writer.records)})
+    records = {**_noted(proto, index), **writer.records}
+    writer.editor.model_metadata({PLAN_KEY: _slim(plan), BITS_KEY: json.dumps(records)})
     return writer.editor.export()
 
 
 def _in_integers(plan: Plan, index: GraphIndex) -> frozenset[str]:
     """Nodes that read a quantized activation."""
     found = set()
-    for site in plan.sites:
+    for site in plan.all_sites:
         if site.role is Role.ACTIVATION:
             edges = site.consumers
             if edges is None and isinstance(site.site, TensorId):
@@ -95,8 +98,22 @@ def _in_integers(plan: Plan, index: GraphIndex) -> frozenset[str]:
 
 def _slim(plan: Plan) -> str:
     """The plan without its numbers: those are in the model's own scales."""
-    bare = replace(plan, sites=tuple(replace(site, qparams=None, values=None) for site in plan.sites), biases=())
+    sites, existing = (
+        tuple(replace(site, qparams=None, values=None) for site in some) for some in (plan.sites, plan.existing)
+    )
+    bare = replace(plan, sites=sites, existing=existing, biases=())
     return json.dumps(json.loads(to_json(bare)), ensure_ascii=False, separators=(",", ":"))
+
+
+def _noted(proto: onnx.ModelProto, index: GraphIndex) -> dict[str, object]:
+    """What the model's metadata says of the bits of nodes that it still has."""
+    text = next((entry.value for entry in proto.metadata_props if entry.key == BITS_KEY), "{}")
+    names = {node.name for node in index.nodes}
+    try:
+        held = json.loads(text)
+        return {name: record for name, record in held.items() if name in names}
+    except (json.JSONDecodeError, AttributeError):
+        return {}
 
 
 class _Writer:
@@ -107,6 +124,27 @@ class _Writer:
         # Outputs whose name the dequantized tensor has taken: what their float values are called since.
         self.renamed: dict[TensorId, str] = {}
         self.records: dict[str, dict[str, str | int]] = {}
+
+    def share(self, site: SitePlan) -> None:
+        """Let what the plan says read a pair that the model came with; those that do already stay as they are."""
+        pair = self.index.node(site.dequantize)
+        edges = [edge for edge in site.consumers or () if not self._reads_dequantized(edge)]
+        made = pair.outputs[0]
+        if edges and pair.op_type == "QuantizeLinear":
+            names = self._names(site, ("dq_node", "dequantized"))
+            made = names["dequantized"]
+            self.editor.insert_node(
+                pair.scope, "DequantizeLinear", [pair.outputs[0], *pair.inputs[1:]], [made], name=names["dq_node"],
+                metadata=self._record(site, names["dq_node"]), after=pair.name,
+            )  # fmt: skip
+        for edge in edges:
+            self.editor.replace_input(edge, made)
+
+    def _reads_dequantized(self, edge: Edge) -> bool:
+        node = self.index.node(edge.node)
+        held = self.index.resolve(node.inputs[edge.index], node.scope)
+        maker = None if held is None else self.index.producer(held)
+        return maker is not None and maker.op_type == "DequantizeLinear"
 
     def activation(self, site: SitePlan, numbers: QParams) -> None:
         """Tensor -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear -> its readers."""

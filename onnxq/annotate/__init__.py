@@ -1,7 +1,9 @@
 """Bits and plan <-> model: finds every Q/DQ pair of any tool, names its site, reads its bits and writes them back."""
 
+from onnxq.annotate.existing import already_quantized, find_existing, read_plan_note
 from onnxq.annotate.files import read_model
 from onnxq.annotate.model import Inspection, Origin, PairInfo
+from onnxq.annotate.operators import OperatorInfo, find_operators
 from onnxq.annotate.read import find_pairs, inspect_model
 from onnxq.annotate.saturation import WeightSums, find_saturating
 from onnxq.annotate.write import BITS_ATTRIBUTE_WARNING, annotate_model, with_bits, write_bits
@@ -9,14 +11,19 @@ from onnxq.annotate.write import BITS_ATTRIBUTE_WARNING, annotate_model, with_bi
 __all__ = [
     "BITS_ATTRIBUTE_WARNING",
     "Inspection",
+    "OperatorInfo",
     "Origin",
     "PairInfo",
     "WeightSums",
+    "already_quantized",
     "annotate_model",
+    "find_existing",
+    "find_operators",
     "find_pairs",
     "find_saturating",
     "inspect_model",
     "read_model",
+    "read_plan_note",
     "with_bits",
     "write_bits",
 ]

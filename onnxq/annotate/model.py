@@ -7,6 +7,7 @@ from enum import Enum
 
 from onnx import ModelProto
 
+from onnxq.annotate.operators import OperatorInfo
 from onnxq.annotate.saturation import WeightSums
 from onnxq.sites import Role, Site
 from onnxq.spec import Granularity
@@ -71,6 +72,7 @@ class Inspection:
     """A model's pairs, and the model with every node named (and annotated, when that was asked for).
 
     source: its path, "" in memory. output: the file written. warnings: what a person must know.
+    operators: nodes that compute on integers themselves, without pairs.
     weights: int8 weights that 8-bit data meets, with what can overflow; () where that was not looked for.
     """
 
@@ -79,4 +81,5 @@ class Inspection:
     source: str = ""
     output: str = ""
     warnings: tuple[str, ...] = ()
+    operators: tuple[OperatorInfo, ...] = ()
     weights: tuple[WeightSums, ...] = ()

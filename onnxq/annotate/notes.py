@@ -95,7 +95,7 @@ def _plain_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def specs_by_node(plan: Plan) -> dict[str, QuantSpec]:
     """The plan's specs by the names that emit gives to a site's nodes."""
-    return {name: site.spec for site in plan.sites for name in node_names(site.site)}
+    return {name: site.spec for site in plan.all_sites for name in node_names(site.site)}
 
 
 def node_names(site: Site) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from onnxq.annotate.files import read_model
 from onnxq.annotate.find import Chain, chains, operators, role_of, site_of
 from onnxq.annotate.model import Inspection, PairInfo
 from onnxq.annotate.notes import Notes, read_notes
+from onnxq.annotate.operators import find_operators
 from onnxq.annotate.saturation import find_saturating
 from onnxq.graph import GraphIndex, inline_functions, name_nodes
 from onnxq.graph.scopes import function_id
@@ -25,14 +26,21 @@ _PAIR_OPS = (QUANTIZE, DEQUANTIZE)
 
 
 def inspect_model(source: str | Path | ModelProto) -> Inspection:
-    """Read a model and list its pairs and what its weights can overflow.
+    """Read a model and list its pairs, its integer operators and what its weights can overflow.
 
     Raises ModelError for a file that cannot be read.
     """
     proto, warnings = prepare(source)
     name = "" if isinstance(source, ModelProto) else str(source)
-    weights = find_saturating(GraphIndex(proto))
-    return Inspection(proto, find_pairs(proto), source=name, warnings=warnings, weights=weights)
+    index = GraphIndex(proto)
+    return Inspection(
+        proto,
+        find_pairs(proto),
+        source=name,
+        warnings=warnings,
+        operators=find_operators(index),
+        weights=find_saturating(index),
+    )
 
 
 def find_pairs(proto: ModelProto) -> tuple[PairInfo, ...]:

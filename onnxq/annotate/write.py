@@ -14,11 +14,12 @@ from onnxq.annotate.bits import bits_for, is_signed, type_width
 from onnxq.annotate.files import ATTRIBUTE, drop_attribute, pair_nodes, set_attribute
 from onnxq.annotate.model import Inspection, Origin, PairInfo
 from onnxq.annotate.notes import NODE_PREFIX, specs_by_node
+from onnxq.annotate.operators import find_operators
 from onnxq.annotate.read import find_pairs, prepare
 from onnxq.config import did_you_mean, matches
 from onnxq.emit import BITS_KEY
 from onnxq.errors import ConfigError, PlanError
-from onnxq.graph import name_nodes
+from onnxq.graph import GraphIndex, name_nodes
 from onnxq.graph.scopes import all_graphs
 from onnxq.plan import Plan
 from onnxq.plan.names import part
@@ -57,7 +58,8 @@ def annotate_model(
     elif had:
         warnings = (*warnings, f"{had} attributes `bits` became metadata, so that every engine loads the file")
     name = "" if isinstance(source, ModelProto) else str(source)
-    return Inspection(model, pairs, source=name, warnings=warnings)
+    operators = find_operators(GraphIndex(name_nodes(model)))
+    return Inspection(model, pairs, source=name, warnings=warnings, operators=operators)
 
 
 def with_bits(pairs: Iterable[PairInfo], *, given: Given = (), plan: Plan | None = None) -> tuple[PairInfo, ...]:
@@ -188,7 +190,7 @@ def _no_match(pattern: str, pairs: tuple[PairInfo, ...], before: Given) -> tuple
 
 
 def _from_plan(pairs: tuple[PairInfo, ...], plan: Plan) -> tuple[PairInfo, ...]:
-    by_site = {site.site: site.spec for site in plan.sites}
+    by_site = {site.site: site.spec for site in plan.all_sites}
     by_node = specs_by_node(plan)
     out = []
     for pair in pairs:
@@ -200,10 +202,10 @@ def _from_plan(pairs: tuple[PairInfo, ...], plan: Plan) -> tuple[PairInfo, ...]:
         if problem:
             raise PlanError(str(pair.site), problem, "the plan belongs to another model, or was edited: plan again")
         out.append(replace(pair, bits=spec.bits, symmetric=spec.symmetric, origin=Origin.PLAN))
-    if plan.sites and not any(pair.origin is Origin.PLAN for pair in out):
-        first = plan.sites[0].site
+    if plan.all_sites and not any(pair.origin is Origin.PLAN for pair in out):
+        first = plan.all_sites[0].site
         raise PlanError(
-            plan.model or "plan", f"none of its {len(plan.sites)} sites is a pair of this model, e.g. {first}",
+            plan.model or "plan", f"none of its {len(plan.all_sites)} sites is a pair of this model, e.g. {first}",
             did_you_mean(str(first), (str(pair.site) for pair in pairs)),
         )  # fmt: skip
     return tuple(out)

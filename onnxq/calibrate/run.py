@@ -55,7 +55,7 @@ def calibrate(
     ModelError and DataError from the runs.
     """
     index = index_of(proto)
-    numbers: dict[Site, QParams] = {site.site: site.qparams for site in plan.sites if site.qparams is not None}
+    numbers: dict[Site, QParams] = {site.site: site.qparams for site in plan.all_sites if site.qparams is not None}
     numbers.update(_shared(plan))
     missing = [site for site in plan.sites if site.site not in numbers]
     watch, wants = _watch(index, [site for site in missing if site.role in _MEASURED])
@@ -86,7 +86,7 @@ def calibrate(
 
 def _shared(plan: Plan) -> dict[Site, QParams]:
     """Numbers that members of a sharing group have from one that brought them."""
-    given = {site.group: site.qparams for site in plan.sites if site.group and site.qparams is not None}
+    given = {site.group: site.qparams for site in plan.all_sites if site.group and site.qparams is not None}
     return {site.site: given[site.group] for site in plan.sites if site.group in given and site.qparams is None}
 
 

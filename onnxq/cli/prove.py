@@ -20,9 +20,9 @@ _NAMED = 5
 @click.option(
     "--engine",
     type=click.Choice(["tensorrt-rtx", "tensorrt", "ort"]),
-    default="tensorrt-rtx",
-    show_default=True,
-    help="tensorrt-rtx builds without a GPU, tensorrt for the one in this machine, ort for this CPU.",
+    default=None,
+    help="tensorrt-rtx builds without a GPU, tensorrt for the one in this machine, ort for this CPU. "
+    "[default: the one that the plan in MODEL is for; tensorrt-rtx where it holds none]",
 )
 @click.option("--compute-capability", metavar="8.6", help="GPU to build for, tensorrt-rtx only. [default: 8.6]")
 @click.option(

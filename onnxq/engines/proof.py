@@ -149,12 +149,15 @@ class Change:
 class Proof:
     """What the engine made of a model. kernels: in the order they run; nodes, sites: in the model's order.
 
+    chosen: why it is this engine, "" where the caller named it.
+
     weights: int8 weights that 8-bit data meets in ONNX Runtime, with what can overflow on CPUs without VNNI. cost: of
     that, on samples; None without samples. require_exact: nothing may overflow.
     """
 
     source: str
     build: Build
+    chosen: str = ""
     kernels: tuple[Kernel, ...] = ()
     nodes: tuple[NodeProof, ...] = ()
     sites: tuple[SiteProof, ...] = ()

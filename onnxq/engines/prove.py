@@ -20,6 +20,7 @@ from onnxq.data import Dataset
 from onnxq.emit import PLAN_KEY
 from onnxq.engines import builds
 from onnxq.engines.builds import Job, Outcome, able
+from onnxq.engines.choice import choose_engine
 from onnxq.engines.compared import changes, read_proof
 from onnxq.engines.judge import heavy_nodes, judge, judge_sums, unasked_sums
 from onnxq.engines.kernels import HEAVY
@@ -59,9 +60,12 @@ Stage = Callable[[str, int | None], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What prove is asked for; see pipeline.prove. dataset: what saturation is measured on."""
+    """What prove is asked for; see pipeline.prove. engine: None for the one that the plan in the model is for.
 
-    engine: str = RTX
+    dataset: what saturation is measured on.
+    """
+
+    engine: str | None = None
     capability: str | None = None
     require_int8: Sequence[str] = ()
     require_exact: bool = False
@@ -78,35 +82,41 @@ class Wish:
 
 def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
     """Build and judge. Raises OnnxqError for a wish that cannot be had; a build that fails is a Proof all the same."""
-    capability = _capability(wish)
+    inspection = None if wish.engine is not None else _inspected(source)
+    engine, chosen = wish.engine or "", ""
+    if inspection is not None:
+        engine, chosen = choose_engine(inspection.model, wish.capability)
+        wish = replace(wish, engine=engine)
+    capability = _capability(wish, engine)
     before = None if wish.compare is None else read_proof(wish.compare)
-    inspection = _inspected(source)
+    inspection = inspection or _inspected(source)
     proto = infer_shapes(inspection.model)
     index = GraphIndex(proto)
     required = _required(index, wish.require_int8)
     files = _Files(wish)
-    shapes, note = ({}, "") if wish.engine == ORT else profile(proto, index, wish.shapes)
-    library, install = _LIBRARIES[wish.engine]
-    operators = open_libraries() if wish.engine == ORT else ()
+    shapes, note = ({}, "") if engine == ORT else profile(proto, index, wish.shapes)
+    library, install = _LIBRARIES[engine]
+    operators = open_libraries() if engine == ORT else ()
     job = Job(library=library, capability=capability, shapes=shapes, cache=files.cache, operators=operators)
     with tempfile.TemporaryDirectory(prefix="onnxq-") as name:
         folder = Path(name)
         outcome = able(builds.build(inspection.model, job, folder, timeout=wish.timeout), library, install)
         if outcome.state == "usage":
             raise ConfigError(f"compute capability {wish.capability}", outcome.reason, "choose one of these")
-        kernels = _kernels(wish.engine, outcome, proto, folder)
-        weights = _weights(wish.engine, index, kernels, folder)
+        kernels = _kernels(engine, outcome, proto, folder)
+        weights = _weights(engine, index, kernels, folder)
         saved = files.keep(folder, outcome)
-        warnings = [*inspection.warnings, *filter(None, [note]), *_otherwise(wish.engine, outcome, folder)]
+        warnings = [*inspection.warnings, *filter(None, [note]), *_otherwise(engine, outcome, folder)]
     reduced = None
     if wish.reduce and outcome.state != BUILT:
         reduced, saved = _reduced(index, job, outcome, wish, files, saved)
-    build = _build(wish.engine, capability, outcome, shapes, reduced, saved)
-    why = Why(wish.engine, index, inspection.pairs, _refusals(proto), capability)
+    build = _build(engine, capability, outcome, shapes, reduced, saved)
+    why = Why(engine, index, inspection.pairs, _refusals(proto), capability)
     nodes, sites = judge(index, inspection, kernels, why) if outcome.state == BUILT else ((), ())
     types = {one.node: one.type for one in nodes}
     proof = Proof(
         source=inspection.source,
+        chosen=chosen,
         build=build,
         kernels=kernels,
         nodes=nodes,
@@ -137,16 +147,16 @@ def _cost(proto: onnx.ModelProto, weights: Sequence[WeightSums], wish: Wish) -> 
     return replace(found, data=wish.dataset.describe(), synthetic=wish.dataset.synthetic)
 
 
-def _capability(wish: Wish) -> str:
+def _capability(wish: Wish, engine: str) -> str:
     """SM86 for 8.6; "" where the engine takes the GPU it finds."""
-    if wish.engine not in ENGINES:
-        raise ConfigError(f"engine {wish.engine!r}", "is not known", did_you_mean(wish.engine, ENGINES))
-    if wish.engine != ORT and (wish.require_exact or wish.dataset is not None):
+    if engine not in ENGINES:
+        raise ConfigError(f"engine {engine!r}", "is not known", did_you_mean(engine, ENGINES))
+    if engine != ORT and (wish.require_exact or wish.dataset is not None):
         asked = "--require-exact" if wish.require_exact else "--data"
         raise ConfigError(asked, "is about kernels of ONNX Runtime; TensorRT's sums are exact", "add --engine ort")
-    if wish.engine != RTX:
+    if engine != RTX:
         if wish.capability is not None:
-            raise ConfigError("compute capability", f"{wish.engine} builds for this machine", "leave it out")
+            raise ConfigError("compute capability", f"{engine} builds for this machine", "leave it out")
         return ""
     found = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)", (wish.capability or CAPABILITY).lower())
     if found is None:

@@ -158,7 +158,7 @@ class _State:
         self.samples, self.others = (
             Both(some, Walk(proto, some, {}), Walk(paired, some, self.changes)) for some in (feeds, others)
         )
-        self.sites = {site.site: site for site in plan.sites}
+        self.sites = {site.site: site for site in plan.all_sites}
         self.biases: list[BiasPlan] = list(plan.biases)
         self.done: list[Treatment] = []
         self.skipped: list[str] = []

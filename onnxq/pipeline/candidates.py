@@ -99,7 +99,7 @@ class Ways:
             made = left.placed(Choice(taken, (*told, *(left.refused[name] for name in sorted(keys)))), self.plan.choice)
         else:
             made = left.default(attention=self.attention)
-        return _carried(self.plan, made, self.draft.units.index)
+        return _carried(self.plan, made, self.draft.index)
 
     def left(self, keys: frozenset[str]) -> Draft:
         """The draft with these operators refused."""
@@ -125,7 +125,7 @@ class Ways:
                 site = replace(site, qparams=None)
             sites.append(site)
         wider = replace(self.plan, sites=tuple(sites), opset=max(self.plan.opset, _OPSET_16))
-        return bind_sums(wider, self.draft.units.index)
+        return bind_sums(wider, self.draft.index)
 
     def setting(self, board: Switchboard, plan: Plan) -> Setting:
         """What stays on of a board made from `self.plan` when `plan` takes its place."""
@@ -160,14 +160,14 @@ def operators_of(draft: Draft, plan: Plan) -> tuple[str, ...]:
     """Computing operators whose weight, or whose every activation, is quantized, in the order they run."""
     weights = {edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     read: dict[str, set[int]] = {}
-    for site in plan.sites:
+    for site in plan.all_sites:
         if site.role in (Role.ACTIVATION, Role.OUTPUT):
             for edge in _readers(draft.units.index, site):
                 read.setdefault(edge.node, set()).add(edge.index)
     found = []
     for unit in draft.units.units:
         whole = unit.weight is None and {edge.index for edge, _ in unit.data} <= read.get(unit.name, set())
-        if unit.rule.compute and (unit.name in weights or whole):
+        if unit.name not in draft.units.complete and unit.rule.compute and (unit.name in weights or whole):
             found.append(unit.name)
     return tuple(found)
 

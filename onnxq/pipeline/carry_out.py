@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 
+from onnxq.annotate import find_existing
 from onnxq.config import Config
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.files import read_text
@@ -23,7 +24,7 @@ from onnxq.pipeline.scaled import rescaled
 from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan, from_json
 from onnxq.plan.limits import check_specs
-from onnxq.planner import rebase
+from onnxq.planner import Existing, rebase
 from onnxq.report import Progress, silent
 from onnxq.runtime import operator_libraries
 from onnxq.sites import Role
@@ -34,6 +35,18 @@ def read_plan(plan: Plan | str | Path) -> Plan:
     if isinstance(plan, Plan):
         return plan
     return from_json(read_text(plan, PlanError, "write one with `onnxq plan` or `--plan`"), source=str(plan))
+
+
+def _with_own_numbers(plan: Plan, existing: Existing) -> Plan:
+    """The plan with the model's own numbers at the pairs that it keeps. PlanError for one the model does not have."""
+    own = {site.dequantize: site for site in existing.sites}
+    sites = []
+    for site in plan.existing:
+        now = own.get(site.dequantize)
+        if now is None or now.qparams is None:
+            raise PlanError(str(site.site), "the plan keeps this pair, and the model has none", "plan this model again")
+        sites.append(replace(site, qparams=now.qparams))
+    return replace(plan, existing=tuple(sites))
 
 
 @holding()
@@ -77,6 +90,7 @@ def _apply(
         index = GraphIndex(prepared.proto)
         found = rebase(found, index, fingerprint(prepared.proto), new_weights=new_weights)
         check_specs(found, index)
+        found = _with_own_numbers(found, find_existing(prepared.proto))
         inputs = None if data is None else read_data(prepared, data, wished)
     with stages.run("calibrate"):
         found, lines = renew_numbers(

@@ -115,14 +115,14 @@ def op_counts(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
 def _quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
     """Nodes whose float operands all come through a pair."""
     read: dict[str, set[int]] = {}
-    for site in plan.sites:
+    for site in plan.all_sites:
         tensor = site.site
         edges = site.consumers
         if edges is None:
             edges = index.consumers(tensor)  # type: ignore[arg-type]
         for edge in edges:
             read.setdefault(edge.node, set()).add(edge.index)
-    by_rule = {edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
+    by_rule = {edge.node for site in plan.all_sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     found = set(by_rule)
     for node in index.nodes:
         if node.name in found:

@@ -59,7 +59,7 @@ def finish(
     model = filled(model)
     if budget.over():
         budget.lines.append(f"the budget was too small: {duration(budget.spent())} is what the least of it takes")
-    notes = (*unmeasured_cpu(plan, cpu_kind()), *((trial.note,) if trial and trial.note else ()))
+    notes = (*unmeasured_cpu(plan, cpu_kind()), *filter(None, [trial.note if trial else ""]))
     account = Report(
         source=str(source) if isinstance(source, (str, Path)) else "",
         target=plan.target,
@@ -83,6 +83,7 @@ def finish(
         rewrites=prepared.rewrites,
         accounts=(*prepared.accounts, *(f"budget: {line}" for line in budget.lines)),
         promotion=None if promotion is None else _decided(promotion, trial, engine.times_itself),
+        already=prepared.already,
         kept=plan.kept,
         saturating=_saturating(model, trial),
         warnings=(*prepared.source.notes, *plan.warnings, *notes),

@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 
 from onnxq import targets
+from onnxq.annotate import already_quantized, find_operators
+from onnxq.annotate.find import chains
 from onnxq.config import Config
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import (
@@ -16,6 +18,7 @@ from onnxq.graph import (
     Model,
     at_opset,
     hold,
+    index_of,
     infer_shapes,
     inline_functions,
     load_model,
@@ -59,6 +62,13 @@ class PreparedModel:
     def passes(self) -> tuple[str, ...]:
         """Names of the passes that changed something, in order."""
         return tuple(report.name for report in self.reports if report.changed)
+
+    @property
+    def already(self) -> str:
+        """ "already quantized: N pairs kept", with the operators on integers; "" for a float model."""
+        index = index_of(self.proto)
+        pairs = sum(chain.dequantize is not None for chain in chains(index))
+        return already_quantized(pairs, len(find_operators(index)))
 
     @property
     def accounts(self) -> tuple[str, ...]:

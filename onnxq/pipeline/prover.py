@@ -10,7 +10,7 @@ import onnx
 from onnxq.annotate import read_model
 from onnxq.config import Config, check_number
 from onnxq.data import Dataset, load_data
-from onnxq.engines.proof import ORT, RTX, Proof
+from onnxq.engines.proof import ORT, Proof
 from onnxq.engines.prove import TIMEOUT, Wish
 from onnxq.engines.prove import prove as _prove
 from onnxq.errors import ConfigError
@@ -26,7 +26,7 @@ _SAMPLES = 8
 def prove(
     model: str | Path | onnx.ModelProto,
     *,
-    engine: str = RTX,
+    engine: str | None = None,
     compute_capability: str | None = None,
     require_int8: Sequence[str] = (),
     require_exact: bool = False,
@@ -46,12 +46,14 @@ def prove(
 ) -> Proof:
     """Build the engine and tell which kernel every pair and every heavy node became, and in which type it runs.
 
-    engine: "tensorrt-rtx" builds ahead of time for `compute_capability` ("8.6" unless told) and needs no GPU;
-    "tensorrt" builds for the GPU of this machine; "ort" reads ONNX Runtime's optimized graph. require_int8: patterns
-    (glob or /regular expression/) over names of heavy nodes, or operators: those that do not run in int8 are in
-    `.unmet`. shapes: (min, opt, max) of inputs of no fixed size, by name. compare: the JSON of an earlier proof.
-    save: folder for engine, log and list of kernels; `force` overwrites them. reduce: when the build fails or
-    crashes, find the smallest part that does. timeout: seconds a build may take.
+    engine: None for the one that the plan in the model is for ("ort" for ort, "tensorrt-rtx" for trt), "tensorrt-rtx"
+    where there is no plan; the proof's `chosen` says why. "tensorrt-rtx" builds ahead of time for
+    `compute_capability` ("8.6" unless told) and needs no GPU; "tensorrt" builds for the GPU of this machine; "ort"
+    reads ONNX Runtime's optimized graph. require_int8: patterns (glob or /regular expression/) over names of heavy
+    nodes, or operators: those that do not run in int8 are in `.unmet`. shapes: (min, opt, max) of inputs of no fixed
+    size, by name. compare: the JSON of an earlier proof. save: folder for engine, log and list of kernels; `force`
+    overwrites them. reduce: when the build fails or crashes, find the smallest part that does. timeout: seconds a build
+    may take.
 
     With "ort", `.weights` has every int8 weight that meets 8-bit data, with what can overflow 16-bit sums on CPUs
     without VNNI. require_exact: nothing may. data: as for `quantize`, to count on `samples` (8) how often that happens
@@ -65,9 +67,8 @@ def prove(
     check_number("samples", samples, low=1, whole=True)
     check_number("threads", threads, low=0, whole=True)
     wished = configured(config, None, Options(seed=seed, ort_library=ort_library))
-    if ort_library and engine != ORT:
+    if ort_library and engine not in (ORT, None):
         raise ConfigError("ort_library", "is for ONNX Runtime, and another engine was asked for", "leave it out")
-    libraries = wished.runtime.libraries if engine == ORT else ()
     dataset = None if data is None else _dataset(model, data, wished, samples)
     wish = Wish(
         engine=engine,
@@ -84,7 +85,7 @@ def prove(
         timeout=timeout,
         stage=progress,
     )
-    with operator_libraries(libraries):
+    with operator_libraries(wished.runtime.libraries):
         return _prove(model, wish)
 
 

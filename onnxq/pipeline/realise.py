@@ -49,7 +49,7 @@ def _as_declared(proto: onnx.ModelProto, original: onnx.ModelProto) -> onnx.Mode
 
 def _quantized_matmuls(plan: Plan) -> tuple[str, ...]:
     """Consumers of quantized weights whose activations are quantized too, by node name."""
-    read = {edge.node for site in plan.sites if site.role is Role.ACTIVATION for edge in site.consumers or ()}
+    read = {edge.node for site in plan.all_sites if site.role is Role.ACTIVATION for edge in site.consumers or ()}
     weights = [edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()]
     static = any(site.role is Role.ACTIVATION for site in plan.sites)
     return tuple(name for name in weights if static or name in read)

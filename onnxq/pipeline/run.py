@@ -10,10 +10,11 @@ from typing import Any
 
 import onnx
 
+from onnxq.annotate import find_existing
 from onnxq.calibrate import calibrate
 from onnxq.config import Config, check_limits, check_number, load_config, set_options
 from onnxq.data import Dataset
-from onnxq.errors import CalibrationError, ConfigError
+from onnxq.errors import CalibrationError, ConfigError, ModelError
 from onnxq.graph import GraphIndex, holding, index_of
 from onnxq.numerics.blas import one_blas_thread
 from onnxq.pipeline.bit_budget import check_budget
@@ -136,6 +137,7 @@ def look(prepared: PreparedModel, inputs: Inputs, config: Config, name: str, *, 
         prepare=prepared.passes,
         name=name,
         identified=identified,
+        existing=find_existing(prepared.proto),
     )
 
 
@@ -193,6 +195,7 @@ def _quantize(
     prepared, scalings = _scaled(prepared, inputs, wished, options, stages, progress, budget)
     with stages.run("plan"):
         draft, plan, plain = _placed(prepared, inputs, wished, _name(model), progress)
+    _demand_float(prepared, plan, _name(model))
     plan = replace(plan, data=inputs.description, warnings=_warnings(plan, inputs), scalings=scalings)
 
     def calibrated(samples: Dataset, shown: Progress) -> Plan:
@@ -216,6 +219,17 @@ def _read_inputs(prepared: PreparedModel, data: object, config: Config, wish: Wi
         raise ConfigError("data", "no samples were given: made-up inputs say nothing of accuracy", "pass --data")
     prove_equal(prepared, islice(inputs.trial.samples(), _EQUALITY_SAMPLES))
     return inputs
+
+
+def _demand_float(prepared: PreparedModel, plan: Plan, name: str) -> None:
+    """ModelError for a model that is quantized already and of which the plan quantizes nothing more."""
+    already = prepared.already
+    if plan.sites or not already:
+        return
+    reasons = [f"{one.subject}: {one.reason}" for one in plan.refusals]
+    floats = f"; what is float stays so, e.g. {reasons[0]}" if reasons else ""
+    fix = "use it as it is, or quantize the float model it was made from"
+    raise ModelError(name, f"{already}, and nothing is left to quantize{floats}", fix)
 
 
 def _demand_numbers(plan: Plan) -> None:

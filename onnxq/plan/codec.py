@@ -43,7 +43,7 @@ def from_json(text: str, *, source: str = "plan") -> Plan:
         weights=row.weights,
         opset=row.opset,
         prepare=row.prepare,
-        sites=tuple(_read_entry(read, k, entry) for k, entry in enumerate(row.sites)),
+        sites=tuple(_read_entry(read, ("sites", k), entry) for k, entry in enumerate(row.sites)),
         float_nodes=row.float_nodes,
         refusals=tuple(Refusal(one.subject, one.reason, one.fix, one.rule) for one in row.refusals),
         kept=row.kept,
@@ -55,6 +55,7 @@ def from_json(text: str, *, source: str = "plan") -> Plan:
         biases=tuple(_read_bias(read, k, entry) for k, entry in enumerate(row.biases)),
         lasting=row.lasting,
         saturation=row.saturation,
+        existing=tuple(_read_entry(read, ("existing", k), entry) for k, entry in enumerate(row.existing)),
     )
 
 
@@ -87,6 +88,7 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         ),
         **({"lasting": True} if plan.lasting else {}),
         **({"saturation": plan.saturation} if plan.saturation != "avoid" else {}),
+        **({"existing": [_site_dict(site) for site in plan.existing]} if plan.existing else {}),
     }
 
 
@@ -108,7 +110,7 @@ def _site_dict(site: SitePlan) -> dict[str, Any]:
         out["bound"] = list(site.bound)
     if site.derived is not None:
         out["derived"] = [_site_name(part) for part in site.derived]
-    out |= {key: value for key in ("group", "tensor", "anchor") if (value := getattr(site, key))}
+    out |= {key: value for key in ("group", "tensor", "anchor", "dequantize") if (value := getattr(site, key))}
     out |= {"sum_orders": [list(order) for order in site.sum_orders]} if site.sum_orders else {}
     return out if site.values is None else out | {"values": write_array(site.values)}
 
@@ -144,8 +146,7 @@ def _about(read: JsonText, path: Path) -> Iterator[None]:
         raise PlanError(read.where(path), str(error), _FRESH) from error
 
 
-def _read_entry(read: JsonText, position: int, row: SiteRow) -> SitePlan:
-    path: Path = ("sites", position)
+def _read_entry(read: JsonText, path: Path, row: SiteRow) -> SitePlan:
     with _about(read, (*path, "spec")):
         spec = _make_spec(row.spec)
     with _about(read, (*path, "consumers")):
@@ -166,6 +167,7 @@ def _read_entry(read: JsonText, position: int, row: SiteRow) -> SitePlan:
         group=row.group,
         tensor=row.tensor,
         anchor=row.anchor,
+        dequantize=row.dequantize,
         values=values,
         sum_orders=row.sum_orders,
     )

@@ -33,6 +33,8 @@ class SitePlan:
     anchor: structural id of the tensor, to find it again when an export gave it another name.
     values: the weight's integers, in the storage's numpy type and the weight's shape, where they are not what
         rounding to nearest gives; None: quantize the model's own weight.
+    dequantize: name of the DequantizeLinear of a pair that the model came with (of its QuantizeLinear where
+        an operator on integers reads that); "" for a pair to be written.
     sum_orders: which of the weight's integers the target's kernels add up in 16 bits, as `numerics.saturation` says it;
         none of those sums may be able to overflow. (): every kernel that reads it is exact.
     """
@@ -52,6 +54,7 @@ class SitePlan:
     anchor: str = ""
     values: NDArray[Any] | None = field(default=None, hash=False)
     sum_orders: tuple[SumOrder, ...] = ()
+    dequantize: str = ""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SitePlan):
@@ -89,6 +92,8 @@ class Plan:
     sites name as consumers, to find them again under other names. scalings: factors per channel that the
     float model is rewritten with first. biases: float biases to put in before the pairs. lasting: the names were made
     to outlast changes of the graph around them; `weights` is then of the quantized weights alone.
+    existing: pairs that the model came with, whose numbers never change; `consumers` are the inputs that read them, old
+    and new, and `kept` the names of their nodes.
     saturation: "avoid", or "allow" where sums of the weights may overflow in kernels that add in 16 bits.
     """
 
@@ -111,13 +116,19 @@ class Plan:
     biases: tuple[BiasPlan, ...] = ()
     lasting: bool = False
     saturation: Saturation = "avoid"
+    existing: tuple[SitePlan, ...] = ()
 
     def site(self, site: Site) -> SitePlan:
         """The decision for `site`; PlanError if there is none."""
-        for found in self.sites:
+        for found in self.all_sites:
             if found.site == site:
                 return found
         raise PlanError(str(site), "no such site in the plan")
+
+    @property
+    def all_sites(self) -> tuple[SitePlan, ...]:
+        """The sites that the model came with, then those to be written."""
+        return (*self.existing, *self.sites)
 
     @property
     def calibrated(self) -> bool:

@@ -48,6 +48,7 @@ class SiteRow(Frozen):
     group: str = ""
     tensor: str = ""
     anchor: str = ""
+    dequantize: str = ""
     values: Any = None
     sum_orders: tuple[tuple[Natural, ...], ...] = ()
 
@@ -101,3 +102,4 @@ class PlanFile(Frozen):
     biases: tuple[BiasRow, ...] = ()
     lasting: bool = False
     saturation: Literal["avoid", "allow"] = "avoid"
+    existing: tuple[SiteRow, ...] = ()

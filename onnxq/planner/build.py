@@ -13,19 +13,24 @@ from onnxq.graph import Fingerprint, GraphIndex, fingerprint, index_of, structur
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner.choose import Choice, choose, choose_weights, strategies
 from onnxq.planner.choose_all import choose_all
+from onnxq.planner.existing import NOTHING, Existing, stands_between
 from onnxq.planner.place import Placer, spec_refusals
 from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.planner.units import Units, find_units
 from onnxq.planner.wishes import Wishes
 from onnxq.sites import Edge, Refusal, Role, TensorId
-from onnxq.targets import Shapes, target
+from onnxq.targets import Shapes, Target, describe, target
 
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """What planning looked at; `placed` turns any choice of units into a plan."""
+    """What planning looked at; `placed` turns any choice of units into a plan.
+
+    index: of `proto`; `units.index` is of the same model without the pairs it came with.
+    """
 
     proto: onnx.ModelProto
+    index: GraphIndex
     config: Config
     units: Units
     wishes: Wishes
@@ -58,22 +63,26 @@ class Draft:
         placement = placer.place(choice.chosen)
         ids = self.ids
         engine = target(self.base.target, self.config.mode)
-        floats = float_nodes(self.units.index, placement.sites) if engine.quantizes_alone else ()
-        sites, nodes = anchored(self.units.index, placement.sites, floats, ids)
+        existing = self.units.existing
+        floats = float_nodes(self.index, (*existing.constants, *placement.sites)) if engine.quantizes_alone else ()
+        floats = tuple(name for name in floats if not stands_between(self.units.index, existing, name))
+        sites, nodes = anchored(self.index, (*placement.existing, *placement.sites), floats, ids)
+        kept, sites = sites[: len(placement.existing)], sites[len(placement.existing) :]
         seen: dict[str, Refusal] = {}
         for refusal in (*placement.refusals, *choice.refusals, *self.base.refusals):
             seen.setdefault(refusal.subject, refusal)
         plan = replace(
             self.base,
             sites=sites,
-            opset=max(self.base.opset, placement.opset, _HALF_OPSET if _in_half(self.units.index, sites) else 0),
+            existing=kept,
+            opset=max(self.base.opset, placement.opset, _HALF_OPSET if _in_half(self.index, sites) else 0),
             refusals=tuple(seen.values()),
             warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
             float_nodes=floats,
             nodes=nodes,
             choice=dict(how),
         )
-        return bind_sums(plan, self.units.index)
+        return bind_sums(plan, self.index)
 
 
 def draft(
@@ -86,21 +95,25 @@ def draft(
     prepare: tuple[str, ...] = (),
     name: str = "",
     identified: bool = True,
+    existing: Existing = NOTHING,
 ) -> Draft:
     """Look at a prepared model and say what could be quantized.
 
     shapes: observed shapes, which the size rules need where the model's are symbolic.
     closed: scopes that stay float, with the reason (a body calibration never ran, a Loop body).
     before: index of the model as it came, whose names rules may use too.
+    existing: the pairs that the model came with; new ones take their type where engines need both alike.
     identified: False leaves out the fingerprint of the model, for plans that nobody keeps.
     Raises ConfigError for a rule that matches nothing.
     """
     index = index_of(proto)
     closed = dict(closed or {})
+    config, told = _config_like(existing, config)
     wishes = Wishes(config, index)
     wishes.check_used(before or index)
     engine = target(config.target, config.mode)
-    units = find_units(index, engine, shapes or {}, closed=frozenset(closed))
+    bare = index if existing.view is None else index_of(existing.view)
+    units = find_units(bare, engine, shapes or {}, closed=frozenset(closed), existing=existing)
     print_of = fingerprint(proto) if identified else Fingerprint("", "")
     refusals = [Refusal(scope, reason, "give samples that reach it", "scope") for scope, reason in closed.items()]
     refusals += list(units.refusals)
@@ -115,11 +128,52 @@ def draft(
         weights=print_of.weights,
         prepare=prepare,
         saturation=config.saturation,
-        warnings=(ALLOWED,) if config.saturation == "allow" and engine.saturates else (),
+        warnings=(
+            *told,
+            *_unreadable(existing, engine, bare),
+            *((ALLOWED,) if config.saturation == "allow" and engine.saturates else ()),
+        ),
+        existing=existing.sites,
         refusals=tuple(refusals),
         kept=tuple(node.name for node in index.nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear")),
     )
-    return Draft(proto, config, units, wishes, base, spec_refusals(units, wishes, engine, config))
+    return Draft(proto, index, config, units, wishes, base, spec_refusals(units, wishes, engine, config))
+
+
+def _unreadable(existing: Existing, engine: Target, index: GraphIndex) -> tuple[str, ...]:
+    """A warning where a strict target's engine refuses pairs that the model came with. index: of the view."""
+    if not engine.strict:
+        return ()
+    found = []
+    for site in existing.sites:
+        readers = [index.node(edge.node) for edge in site.consumers or ()][:1]
+        zero = site.qparams is not None and bool(site.qparams.zero_point.any()) and not engine.zero_points
+        role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role
+        wrong = any(engine.refuse(site.spec, role, node) is not None for node in readers)
+        if zero or (wrong if role is not Role.BIAS else not engine.int32_bias):
+            found.append(f"{site.site} ({describe(site.spec)})")
+    if not found:
+        return ()
+    line = f"{len(found)} of the pairs that the model came with are kept, though {engine.name} does not read them"
+    return (f"{line}, e.g. {found[0]}: quantize the float model for {engine.name}",)
+
+
+def _config_like(existing: Existing, config: Config) -> tuple[Config, tuple[str, ...]]:
+    """The configuration with the sign of the model's own activation pairs, and a line that says so.
+
+    Kernels read and write one type, so a region that goes on from a pair of another sign would not fuse.
+    """
+    wish = config.activations
+    signs = [site.spec.signed for site in existing.by_tensor.values() if site.spec.storage in ("int8", "uint8")]
+    if config.mode != "static" or wish.bits > 8 or wish.storage not in ("", "int8", "uint8") or not signs:
+        return config, ()
+    signed = 2 * sum(signs) > len(signs)
+    if signed == wish.is_signed or not target(config.target, config.mode).zero_points:
+        return config, ()
+    names = ("uint8", "int8")
+    update = {"signed": signed, "storage": "", "narrow_range": wish.narrow_range and signed}
+    line = f"activations are {names[signed]} like the pairs that the model came with, not {names[not signed]}"
+    return config.model_copy(update={"activations": wish.model_copy(update=update)}), (line,)
 
 
 # From here on Q and DQ take float16.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from onnxq.config import Rule
 from onnxq.planner.balance import ANY, place
 from onnxq.planner.cut import CutProblem
 from onnxq.planner.keep import kept_float
 from onnxq.planner.place import roles_of
-from onnxq.planner.units import Unit, Units
+from onnxq.planner.units import KEPT, Unit, Units
 from onnxq.planner.wishes import Wishes
 from onnxq.sites import Refusal, Role
 from onnxq.targets import Output
@@ -47,10 +48,12 @@ def choose_weights(units: Units, wishes: Wishes, target: str, refused: Mapping[s
     for unit in units.units:
         weights = [(role, tensor) for role, tensor in roles_of(units, unit) if role is Role.WEIGHT]
         rule = wishes.unit(unit.node, weights)
-        if not weights:
+        if not weights or unit.name in units.complete:
             continue
         if unit.name in refused:
             refusals.append(refused[unit.name])
+        elif unit.name in units.partial:
+            continue
         elif rule is not None:
             refusals.append(Refusal(unit.name, f"left float by {rule.describe()}", rule="configuration"))
         else:
@@ -83,7 +86,28 @@ def settle(
                 )
                 settled[unit.name] = False
                 refusals[unit.name] = Refusal(unit.name, reason, rule=unit.rule.name)
+        _settle_kept(units, unit, rule, settled, refusals)
     return settled, refusals
+
+
+def _settle_kept(
+    units: Units, unit: Unit, rule: Rule | None, settled: dict[str, bool], refusals: dict[str, Refusal]
+) -> None:
+    """Pairs that the model came with decide for their units. rule: the person's, that would leave the unit float."""
+    if unit.name in units.complete:
+        settled[unit.name] = True
+        refusals.pop(unit.name, None)
+        if rule is not None:
+            reason = f"already quantized in the model, and kept so, though {rule.describe()} leaves it float"
+            refusals[unit.name] = Refusal(unit.name, reason, "quantize the float model", KEPT)
+    elif unit.name in units.partial:
+        settled[unit.name] = False
+        reason = "its weight is already quantized in the model, and its other tensors are not: kept as it is"
+        refusals[unit.name] = Refusal(unit.name, reason, "quantize the float model", KEPT)
+    elif unit.out in units.existing.by_tensor and units.index.is_output(unit.out):
+        settled[unit.name] = False
+        reason = "the model gives its result out in float beside a pair that is kept"
+        refusals[unit.name] = Refusal(unit.name, reason, "quantize the float model", KEPT)
 
 
 def _fed(units: Units, unit: Unit, settled: Mapping[str, bool]) -> bool:
@@ -190,7 +214,7 @@ def strategies(
     asked = {
         name: side
         for name, side in settled.items()
-        if name in refused or name not in refusals or refusals[name].rule in ("configuration", "log-front-end")
+        if name in refused or name not in refusals or refusals[name].rule in ("configuration", "log-front-end", KEPT)
     }
     for strategy in STRATEGIES:
         fixed = {

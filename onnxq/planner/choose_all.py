@@ -22,10 +22,12 @@ def choose_all(
     """
     settled, refusals = settle(units, wishes, target, refused)
     for unit in units.units:
+        if unit.name in units.complete:
+            continue
         if not unit.rule.compute and not _left_float(unit, refused, refusals):
             settled.pop(unit.name, None)
             refusals.pop(unit.name, None)
-    chosen = set()
+    chosen = set(units.complete)
     for unit in units.units:
         side = settled.get(unit.name)
         on = attention and unit.rule.name.startswith("attention")
@@ -57,7 +59,7 @@ def _keep_together(units: Units, chosen: set[str], refusals: dict[str, Refusal])
         broken = {}
         for unit in units.units:
             missing = [name for name in unit.rule.together(units.candidate(unit.node)) if name not in chosen]
-            if unit.name in chosen and missing:
+            if unit.name in chosen - units.complete and missing:
                 broken[unit.name] = missing[0]
         if not broken:
             return

@@ -63,7 +63,7 @@ class _TensorUse:
 
     maker: the unit that makes it in integers where it is int8; None when it always comes in float. readers: units that
     may read integers. read_float: something that stays float reads it. dequantizes: its maker writes integers only.
-    from_conv, to_conv: a float Conv makes it, or reads it.
+    from_conv, to_conv: a float Conv makes it, or reads it. paired: it has a pair already, whoever runs in integers.
     """
 
     tensor: TensorId
@@ -74,6 +74,7 @@ class _TensorUse:
     dequantizes: bool
     from_conv: bool
     to_conv: bool
+    paired: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +88,7 @@ class CutProblem:
         uses = self._uses
         return PlacementCosts(
             units={unit.name: _unit_cost(self.units, unit, cpu) for unit in self.units.units},
-            quantize={use.tensor: quantize_us(use.elements, cpu, from_conv=use.from_conv) for use in uses},
+            quantize={use.tensor: _pair_us(use, cpu) for use in uses},
             dequantize={use.tensor: dequantize_us(use.elements, cpu, to_conv=use.to_conv) for use in uses},
         )
 
@@ -183,7 +184,13 @@ def _use(units: Units, tensor: TensorId) -> _TensorUse | None:
         dequantizes=int8_maker is not None and int8_maker.rule.output is not Output.EITHER,
         from_conv=producer is not None and producer.op_type == "Conv" and convs,
         to_conv=convs or any(units.index.node(edge.node).op_type == "Conv" for edge in floats),
+        paired=tensor in units.existing.by_tensor,
     )
+
+
+def _pair_us(use: _TensorUse, cpu: CpuCosts) -> float:
+    """Predicted time of a QuantizeLinear; one that the model came with runs in any case."""
+    return 0.0 if use.paired else quantize_us(use.elements, cpu, from_conv=use.from_conv)
 
 
 def _add_pairs(net: FlowNetwork, use: _TensorUse, costs: PlacementCosts) -> None:

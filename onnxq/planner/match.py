@@ -33,9 +33,11 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
     """
     anchors = _Anchors(index, structural_ids(index.proto), plan.lasting)
     found, moved = _find_sites(plan, index, anchors)
+    moved |= {site.site: site.site for site in plan.existing}
     edges = _EdgeMap(index, anchors, plan)
     sites, orphans = drop_orphans(tuple(_moved(site, where, moved, edges) for site, where in found))
     sites = check_sites(sites, index)
+    existing = tuple(_moved(site, site.site, moved, edges) for site in plan.existing)
     weights = site_weights(sites, index) if plan.lasting else now.weights
     biases = tuple(replace(bias, edge=edges.edge(bias.edge)) for bias in plan.biases)
     if plan.weights != weights:
@@ -52,7 +54,7 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
         biases = ()
     floats = tuple(edges.node(name) for name in plan.float_nodes)
     done = replace(
-        plan, sites=sites, biases=biases, float_nodes=floats, topology=now.topology, weights=weights,
+        plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, topology=now.topology, weights=weights,
         opset=max(plan.opset, needed_opset(sites, index)),
     )  # fmt: skip
     done, lines = mend_sums(bind_sums(done, index), index)

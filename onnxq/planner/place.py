@@ -23,9 +23,13 @@ _BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0}
 
 @dataclass
 class Placement:
-    """Sites in topological order, what was refused, the opset they need and what to warn of."""
+    """Sites in topological order, what was refused, the opset they need and what to warn of.
+
+    existing: every pair that the model came with, with those that read it from now on among its consumers.
+    """
 
     sites: list[SitePlan] = field(default_factory=list)
+    existing: list[SitePlan] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     opset: int = 13
@@ -67,12 +71,16 @@ def spec_refusals(units: Units, wishes: Wishes, target: Target, config: Config) 
 
 
 def _spec_refusal(units: Units, wishes: Wishes, target: Target, config: Config, unit: Unit) -> Refusal | None:
-    multiplied = set()
+    multiplied: set[bool] = set()
+    if unit.name in units.complete:
+        return None
     for role, tensor in roles_of(units, unit):
         if role is Role.ACTIVATION and config.mode == "weight-only":
             continue
+        pair = units.existing.by_tensor.get(tensor)
         try:
-            spec = wished_spec(wishes.answer(role, tensor, (unit.node,)), role, unit.node)
+            wished = wishes.answer(role, tensor, (unit.node,))
+            spec = wished_spec(wished, role, unit.node) if pair is None else pair.spec
         except OnnxqError as error:
             return Refusal(unit.name, f"{error.subject}: {error.cause}", error.fix, unit.rule.name)
         refusal = target.refuse(spec, role, unit.node)
@@ -101,16 +109,22 @@ class Placer:
         self.units, self.wishes, self.target, self.config = units, wishes, target, config
         self.index = units.index
         self.out = Placement()
+        self.shared: dict[Site, SitePlan] = {site.site: site for site in units.existing.sites}
 
     def place(self, chosen: frozenset[str]) -> Placement:
-        """All sites of the chosen units."""
+        """All sites of the chosen units. Units that the model's own pairs quantize already need none."""
+        chosen = chosen | self.units.complete
         picked = [unit for unit in self.units.units if unit.name in chosen]
         activations = {} if self.config.mode == "weight-only" else self._activations(picked, chosen)
         done: dict[Site, SitePlan] = {}
-        for unit in picked:
+        new = [unit for unit in picked if unit.name not in self.units.complete]
+        for unit in new:
             for site in self._unit_sites(unit, chosen, activations):
                 done.setdefault(site.site, site)
-        self.out.sites = share_scales(picked, list(done.values()))
+        sites = share_scales(new, [self.shared.get(name, site) for name, site in done.items()])
+        frozen = {site.site: site for site in sites if site.dequantize}
+        self.out.existing = [frozen.get(site.site, site) for site in self.shared.values()]
+        self.out.sites = [_as_shared(site, frozen) for site in sites if not site.dequantize]
         self.out.warnings += [line for line in unused_observers(self.out.sites) if line not in self.out.warnings]
         return self.out
 
@@ -159,6 +173,9 @@ class Placer:
     ) -> SitePlan:
         """The pair of a tensor; inside a body that captures it, a pair of its own for each reader."""
         maker = self.units.by_out.get(tensor)
+        pair = self.units.existing.pair_for(edge, tensor)
+        if pair is not None:
+            return self._share(pair, tensor, readers)
         nodes = [unit.node] + ([maker.node] if maker is not None and maker is not unit else [])
         nodes += [self.index.node(reader.node) for reader in readers or ()]
         answer = self.wishes.answer(Role.ACTIVATION, tensor, nodes)
@@ -182,6 +199,18 @@ class Placer:
             bound=maker.bound if maker is not None else (None, None),
             tensor=str(tensor),
         )
+
+    def _share(self, pair: SitePlan, tensor: TensorId, readers: tuple[Edge, ...] | None) -> SitePlan:
+        """The pair that the model came with, read by these inputs too; readers None: by all that read the tensor."""
+        if readers is None:
+            readers = self.index.consumers(tensor)
+        existing = self.units.existing
+        mine = [edge for edge in readers if edge.scope == pair.site.scope and edge.node not in existing.stand_ins]
+        mine = [edge for edge in mine if existing.by_edge.get(edge, pair).site == pair.site]
+        now = self.shared[pair.site]
+        now = replace(now, consumers=tuple(dict.fromkeys((*(now.consumers or ()), *mine))))
+        self.shared[pair.site] = now
+        return now
 
     def _weight(self, unit: Unit, edge: Edge, chosen: frozenset[str]) -> SitePlan:
         """The weight's site: the tensor itself, or the edge when its readers need different copies."""
@@ -280,6 +309,12 @@ def unused_observers(sites: Iterable[SitePlan]) -> Iterator[str]:
                 f"{site.site}: its observer {site.observer.name!r} is not used: one scale serves it and "
                 f"{leader.site}, whose observer is {leader.observer.name!r}; name the same one for both"
             )
+
+
+def _as_shared(site: SitePlan, frozen: dict[Site, SitePlan]) -> SitePlan:
+    """A site whose group holds a pair that the model came with takes that pair's numbers, and keeps them."""
+    given = next((pair for pair in frozen.values() if pair.group and pair.group == site.group), None)
+    return site if given is None else replace(site, spec=given.spec, qparams=given.qparams)
 
 
 def tightest(bounds: Iterable[Bound]) -> Bound:

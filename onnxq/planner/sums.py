@@ -76,7 +76,7 @@ def count_saturating(values: np.ndarray, orders: tuple[SumOrder, ...]) -> tuple[
 def _reads_bytes(plan: Plan, index: GraphIndex) -> frozenset[str]:
     """Nodes whose data, input 0, is quantized to 8 bits."""
     found = set()
-    for site in plan.sites:
+    for site in plan.all_sites:
         if site.role not in (Role.ACTIVATION, Role.OUTPUT) or site.spec.storage_bits != 8 or site.spec.is_float:
             continue
         edges = site.consumers

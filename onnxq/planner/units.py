@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan import Bound
+from onnxq.planner.existing import NOTHING, Existing
 from onnxq.sites import Edge, Refusal, TensorId
-from onnxq.targets import Candidate, PlacementRule, Shapes, Target
+from onnxq.targets import Candidate, Output, PlacementRule, Shapes, Target
+
+# The rule that refusals name where pairs that the model came with decide.
+KEPT = "kept"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +47,11 @@ class Unit:
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """All units of a model, in topological order, and who else computes what."""
+    """All units of a model, in topological order, and who else computes what.
+
+    index: of the model without the pairs it came with. complete: units that those pairs quantize already, as the engine
+    needs it. partial: units that stay as they are though only some of their tensors have pairs.
+    """
 
     index: GraphIndex
     shapes: Shapes
@@ -52,6 +60,9 @@ class Units:
     by_name: dict[str, Unit] = field(default_factory=dict)
     by_out: dict[TensorId, Unit] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
+    existing: Existing = NOTHING
+    complete: frozenset[str] = frozenset()
+    partial: frozenset[str] = frozenset()
 
     def candidate(self, node: NodeRef) -> Candidate:
         """The node with what rules may ask of it."""
@@ -67,11 +78,18 @@ class Units:
         return tuple(found)
 
 
-def find_units(index: GraphIndex, target: Target, shapes: Shapes, *, closed: frozenset[str] = frozenset()) -> Units:
+def find_units(
+    index: GraphIndex,
+    target: Target,
+    shapes: Shapes,
+    *,
+    closed: frozenset[str] = frozenset(),
+    existing: Existing = NOTHING,
+) -> Units:
     """Every node some rule of the target could quantize.
 
-    closed: scopes to leave alone (loop bodies, branches calibration cannot reach).
-    Compute nodes that no rule takes come back as refusals.
+    index: of `existing.view`, where there are pairs. closed: scopes to leave alone (loop bodies, branches calibration
+    cannot reach). Compute nodes that no rule takes come back as refusals.
     """
     units: list[Unit] = []
     refusals: list[Refusal] = []
@@ -81,7 +99,7 @@ def find_units(index: GraphIndex, target: Target, shapes: Shapes, *, closed: fro
             continue
         candidate = Candidate(node, index, shapes)
         rule, refusal = target.rule_for(candidate)
-        if refusal is not None:
+        if refusal is not None and node.name not in existing.weighted:
             refusals.append(refusal)
         if rule is not None:
             unit = _unit(candidate, rule)
@@ -89,7 +107,21 @@ def find_units(index: GraphIndex, target: Target, shapes: Shapes, *, closed: fro
                 units.append(unit)
     by_out = {unit.out: unit for unit in units}
     folded = frozenset(unit.activation.name for unit in units if unit.activation is not None)
-    return Units(index, shapes, tuple(units), tuple(refusals), {unit.name: unit for unit in units}, by_out, folded)
+    complete = frozenset(unit.name for unit in units if _is_complete(unit, existing))
+    partial = frozenset(unit.name for unit in units if unit.name in existing.weighted) - complete
+    by_name = {unit.name: unit for unit in units}
+    return Units(
+        index, shapes, tuple(units), tuple(refusals), by_name, by_out, folded, existing, complete, partial
+    )  # fmt: skip
+
+
+def _is_complete(unit: Unit, existing: Existing) -> bool:
+    """True when the pairs that the model came with are all that the unit's kernel needs."""
+    if not unit.data or any(edge not in existing.direct or edge not in existing.by_edge for edge, _ in unit.data):
+        return False
+    if unit.weight is not None and unit.weight not in existing.direct:
+        return False
+    return unit.rule.output is not Output.PAIR or unit.out in existing.by_tensor
 
 
 def _inside(scope: str, closed: frozenset[str]) -> bool:
@@ -97,7 +129,7 @@ def _inside(scope: str, closed: frozenset[str]) -> bool:
 
 
 def _between_existing_pairs(index: GraphIndex) -> frozenset[str]:
-    """Nodes that already read a DequantizeLinear or feed a QuantizeLinear: they are somebody's work, and kept."""
+    """Nodes at a DequantizeLinear or QuantizeLinear that nobody can share: they are somebody's work, and kept."""
     kept: set[str] = set()
     for node in index.nodes:
         if node.op_type == "DequantizeLinear":

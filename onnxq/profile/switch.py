@@ -117,6 +117,8 @@ class _Work:
         """Every chain of nodes that rounds something."""
         notes = read_notes(self.source)
         for chain in chains(self.index):
+            if self._in_both(chain):
+                continue
             info = pair_info(self.index, chain, notes)
             if chain.dequantize is None:
                 reason = "what it quantizes is computed on in integers"
@@ -135,6 +137,12 @@ class _Work:
             else:
                 reason = "the float model has no constant in this place to compare with"
                 self.fixed.append(Refusal(str(info.site), reason, "name its nodes as the quantized ones", "profile"))
+
+    def _in_both(self, chain: Chain) -> bool:
+        """True for a pair, or a dequantized constant, that the float model came with too: it is on in both."""
+        if chain.dequantize is None or not all(node.name in self.known for node in chain.nodes):
+            return False
+        return chain.quantize is not None or (chain.source is not None and self.index.is_constant(chain.source))
 
     def _branch(self, chain: Chain, members: set[str]) -> str:
         """An If in the place of the pair."""

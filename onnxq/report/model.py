@@ -91,7 +91,8 @@ class Report:
     source, output: paths as given ("" when only in memory). data: what calibration ran on, in words.
     synthetic: ranges come from made-up inputs; shown as a banner. pairs: Q/DQ pairs written.
     rewrites: what preparation changed, a line each. accounts: what each accuracy pass did, or why it was rolled back or
-    left out. promotion: what was promoted for a wish. kept: pairs the model already had.
+    left out. promotion: what was promoted for a wish. already: how much of the model was quantized before, in words,
+    "" for a float one; kept: the nodes of its pairs.
     saturating: which weights can overflow 16-bit sums, where runs without and with optimizations drifted apart.
     unchecked: why there are no `checks`, "" where there are.
     checked: number of samples behind `checks`; seen: what else they were used for, "" where nothing was chosen on them.
@@ -120,6 +121,7 @@ class Report:
     rewrites: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
     promotion: Promotion | None = None
+    already: str = ""
     kept: tuple[str, ...] = ()
     saturating: str = ""
     warnings: tuple[str, ...] = ()

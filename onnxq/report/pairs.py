@@ -17,7 +17,7 @@ from onnxq.report.terminal import scale_range, show, table, write
 from onnxq.spec import PerBlock, PerChannel
 
 if TYPE_CHECKING:
-    from onnxq.annotate import PairInfo, WeightSums
+    from onnxq.annotate import OperatorInfo, PairInfo, WeightSums
 
 
 class Inspected(Protocol):
@@ -38,6 +38,10 @@ class Inspected(Protocol):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a person must know."""
+
+    @property
+    def operators(self) -> tuple[OperatorInfo, ...]:
+        """Nodes that compute on integers themselves."""
 
     @property
     def weights(self) -> tuple[WeightSums, ...]:
@@ -76,6 +80,7 @@ def inspection_json(found: Inspected) -> str:
             "output": found.output,
             "warnings": found.warnings,
             "pairs": [_pair(pair) for pair in found.pairs],
+            "operators": found.operators,
             "weights": found.weights,
         }
     )
@@ -117,6 +122,12 @@ def _parts(found: Inspected, verbose: bool) -> Iterator[RenderableType]:
         yield _table(found, verbose)
         yield Text("")
         yield Text(_counts(found))
+    if found.operators:
+        yield Text("")
+        yield _operators(found)
+        yield Text("")
+        count = len(found.operators)
+        yield Text(f"{count} operator{'s' if count != 1 else ''} on integers: {_kinds(found)}")
     tables = list(sums_tables(found.weights, None, verbose))
     if tables:
         yield Text("")
@@ -147,6 +158,16 @@ def _row(pair: PairInfo, verbose: bool) -> tuple[str, ...]:
     scale = "at run time" if math.isnan(pair.scale_min) else scale_range(pair.scale_min, pair.scale_max)
     row = (str(pair.site), ",".join(pair.ops), str(pair.bits), pair.scheme, where, scale, str(pair.origin))
     return (*row, str(pair.role), pair.storage, " ".join(pair.nodes)) if verbose else row
+
+
+def _operators(found: Inspected) -> RenderableType:
+    rows = ((one.node, one.op, str(one.bits) if one.bits else "?", ", ".join(one.types)) for one in found.operators)
+    return table(("node", "operator", "bits", "types"), rows, fold=("node", "types"))
+
+
+def _kinds(found: Inspected) -> str:
+    counted = Counter(one.op for one in found.operators)
+    return ", ".join(f"{count} {op}" for op, count in sorted(counted.items()))
 
 
 def _counts(found: Inspected) -> str:

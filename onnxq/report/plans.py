@@ -71,6 +71,8 @@ def _rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
     counts = role_counts(tuple(plan.by_role().items()))
     numbers = "with numbers" if plan.calibrated else "without numbers: calibration adds them"
     yield "plan", Text(f"{len(plan.sites)} sites for {plan.target}" + (f": {counts} ({numbers})" if plan.sites else ""))
+    if plan.existing:
+        yield "existing", Text(f"{len(plan.existing)} pairs that the model came with are kept")
     if plan.prepare:
         yield "prepare", Text(", ".join(plan.prepare))
     if plan.choice:

@@ -29,6 +29,7 @@ def proof_json(proof: Proof) -> str:
             "source": proof.source,
             "holds": proof.holds,
             "build": proof.build,
+            "chosen": proof.chosen,
             "counts": {"kernels": len(proof.kernels), "kinds": proof.by_kind(), "ops": proof.by_op()},
             "nodes": {one.node: _fields(one, _NODE_FIELDS) for one in proof.nodes},
             "sites": {one.site: _fields(one, _SITE_FIELDS) for one in proof.sites},
@@ -81,6 +82,8 @@ def _warnings(proof: Proof) -> Iterator[str]:
 def _parts(proof: Proof, verbose: bool) -> Iterator[RenderableType]:
     build = proof.build
     facts = [build.version or build.engine]
+    if proof.chosen:
+        facts.append(f"{build.engine}: {proof.chosen}")
     if build.capability:
         facts.append(f"compute capability {build.capability}")
     facts.append(f"{build.state} in {seconds(build.seconds)}")

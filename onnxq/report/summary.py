@@ -53,7 +53,8 @@ def show_report(
     if as_json:
         write(report_json(report), stream)
     elif not quiet:
-        show(Group(_title(report), sheet(_rows(report, verbose)), *_warnings(report)), stream, width)
+        already = [Text(report.already)] if report.already else []
+        show(Group(*already, _title(report), sheet(_rows(report, verbose)), *_warnings(report)), stream, width)
 
 
 def refusal_lines(groups: Sequence[tuple[str, Sequence[Refusal]]], verbose: bool) -> Iterator[str]:

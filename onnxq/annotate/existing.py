@@ -1,0 +1,275 @@
+"""The pairs that a model came with, as planning needs them: numbers, readers, and the model without them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from onnx import ModelProto
+
+from onnxq.annotate.bits import Numbers, is_quantizer_clip, is_signed, numbers_of
+from onnxq.annotate.find import Chain, chains, is_dequantize, is_quantize
+from onnxq.annotate.notes import Notes, read_notes
+from onnxq.annotate.read import pair_info, without_clip
+from onnxq.emit import PLAN_KEY
+from onnxq.errors import OnnxqError
+from onnxq.graph import Editor, GraphIndex, NodeRef, index_of
+from onnxq.plan import Plan, SitePlan, from_json
+from onnxq.planner import KEPT, NOTHING, Existing
+from onnxq.sites import Edge, Site, TensorId
+from onnxq.spec import PerTensor, QParams, QuantSpec
+
+_REASON = "the model came with this pair"
+# What may stand between a weight's DequantizeLinear and the node that multiplies by it.
+_MOVES = frozenset({"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Cast"})
+
+
+def find_existing(proto: ModelProto) -> Existing:
+    """The pairs of a prepared model whose numbers are constants, and the model without them.
+
+    Half a pair, at an operator that computes on integers itself, counts as one. Left in the view, and out of the
+    result, is what no reader could share: scales computed at run time or per channel of an activation, a QuantizeLinear
+    and a DequantizeLinear that differ.
+    """
+    index = index_of(proto)
+    if not any(is_dequantize(node) or is_quantize(node) for node in index.nodes):
+        return NOTHING
+    finder = _Finder(index, read_notes(proto), _planned(proto))
+    for chain in chains(index):
+        finder.add(chain)
+    return finder.result()
+
+
+def read_plan_note(proto: ModelProto) -> Plan | None:
+    """The plan in the model's metadata; None where there is none that can be read."""
+    text = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), None)
+    try:
+        return None if text is None else from_json(text, source=PLAN_KEY)
+    except OnnxqError:
+        return None
+
+
+def _planned(proto: ModelProto) -> dict[Site, SitePlan]:
+    """The sites of the plan that the model was written from."""
+    plan = read_plan_note(proto)
+    return {} if plan is None else {site.site: site for site in plan.all_sites}
+
+
+@dataclass(eq=False)
+class _Finder:
+    index: GraphIndex
+    notes: Notes
+    planned: Mapping[Site, SitePlan]
+    sites: dict[Site, SitePlan] = field(default_factory=dict)
+    by_tensor: dict[TensorId, Site] = field(default_factory=dict)
+    by_edge: dict[Edge, Site] = field(default_factory=dict)
+    constants: list[SitePlan] = field(default_factory=list)
+    direct: set[Edge] = field(default_factory=set)
+    weighted: set[str] = field(default_factory=set)
+    taken_out: dict[TensorId, TensorId] = field(default_factory=dict)
+    halves: list[NodeRef] = field(default_factory=list)
+
+    def add(self, chain: Chain) -> None:
+        """Note one chain, if it is a pair that can be taken out of the view."""
+        node = chain.last
+        numbers = numbers_of(self.index, chain)
+        if not is_quantizer_clip(self.index, chain, numbers):
+            chain = without_clip(self.index, chain)
+        if chain.source is None or numbers.scale is None:
+            return
+        made = TensorId(node.outputs[0], node.scope)
+        edges = self.index.consumers(made)
+        if chain.dequantize is None or (chain.quantize is None and not self.index.is_constant(chain.source)):
+            self._add_half(chain, numbers, made, edges)
+            return
+        if self.index.is_constant(chain.source):
+            self.weighted.update(self._multiplying(edges))
+            site = self._site(chain, numbers, edges)
+            self.constants.extend([site] if site is not None else [])
+        elif not self._shareable(chain, numbers, made, edges):
+            return
+        self.taken_out[made] = chain.source
+        self.direct.update(edges)
+
+    def _add_half(self, chain: Chain, numbers: Numbers, made: TensorId, edges: tuple[Edge, ...]) -> None:
+        """Note a node that stands alone between float and an operator on integers: what is float ends or begins there.
+
+        Of a QuantizeLinear other readers get a DequantizeLinear when the plan is carried out.
+        """
+        begins = chain.quantize is None
+        tensor = made if begins else chain.source
+        site = self._site(chain, numbers, edges if begins else ())
+        if tensor is None or site is None or not isinstance(numbers.granularity, PerTensor):
+            return
+        if tensor in self.by_tensor or site.spec.storage not in ("int8", "uint8"):
+            return
+        site = replace(site, site=tensor)
+        self.sites[tensor] = site
+        self.by_tensor[tensor] = tensor
+        self.halves.append(chain.last)
+        if begins:
+            self.by_edge.update(dict.fromkeys(edges, tensor))
+            self.direct.update(edges)
+
+    def _shareable(self, chain: Chain, numbers: Numbers, made: TensorId, edges: tuple[Edge, ...]) -> bool:
+        """Note the pair of a computed tensor. False for one that stays in the view."""
+        quantizer, source = chain.quantize, chain.source
+        if quantizer is None or source is None or not isinstance(numbers.granularity, PerTensor):
+            return False
+        if not self._same_numbers(quantizer, chain.last):
+            return False
+        site = self._site(chain, numbers, edges)
+        if site is None:
+            return False
+        alike = self.sites.get(self.by_tensor.get(source, made))
+        if alike is not None and alike.site.scope == made.scope and _equal(alike, site):
+            # A second DequantizeLinear, or a second pair with the same numbers: one site.
+            site = replace(alike, consumers=(*(alike.consumers or ()), *edges))
+        self.sites[site.site] = site
+        if source not in self.by_tensor and made.scope == source.scope:
+            self.by_tensor[source] = site.site
+        for edge in edges:
+            self.by_edge[edge] = site.site
+            guard = self.index.node(edge.node)
+            if is_guard(guard):
+                behind = TensorId(guard.outputs[0], guard.scope)
+                self.taken_out[behind] = source
+                self.by_edge.update(dict.fromkeys(self.index.consumers(behind), site.site))
+        return True
+
+    def _site(self, chain: Chain, numbers: Numbers, edges: tuple[Edge, ...]) -> SitePlan | None:
+        """The pair as a site with its numbers; None where no QuantSpec says what it is."""
+        info = pair_info(self.index, chain, self.notes)
+        made = TensorId(chain.last.outputs[0], chain.last.scope)
+        known = self.planned.get(info.site)
+        try:
+            spec = QuantSpec(
+                bits=info.bits,
+                signed=is_signed(numbers.storage),
+                symmetric=info.symmetric,
+                narrow_range=known is not None and known.spec.narrow_range,
+                granularity=numbers.granularity,
+                storage=numbers.storage,
+            )
+        except OnnxqError:
+            return None
+        scale = np.asarray(numbers.scale, np.float32)
+        zero = np.zeros(scale.shape, np.int32) if numbers.zero_point is None else numbers.zero_point.astype(np.int32)
+        if isinstance(numbers.granularity, PerTensor):
+            scale, zero = scale.reshape(()), zero.reshape(())
+        base = known if known is not None else SitePlan(site=info.site, role=info.role, spec=spec, reason=_REASON)
+        return replace(
+            base,
+            site=made if self._is_taken(info.site, made, chain) else info.site,
+            role=info.role,
+            spec=spec,
+            qparams=QParams(scale, zero, "the model's own"),
+            rule=base.rule or KEPT,
+            consumers=edges,
+            group="",
+            values=None,
+            sum_orders=(),
+            dequantize=chain.last.name,
+        )
+
+    def _is_taken(self, site: Site, made: TensorId, chain: Chain) -> bool:
+        """True when another pair has this name, or the float constant that a stored weight was once made from."""
+        if site in self.sites:
+            return True
+        if not isinstance(site, TensorId) or chain.quantize is not None:
+            return False
+        return self.index.resolve(site.name, site.scope) not in (None, made, chain.source)
+
+    def _same_numbers(self, quantizer: NodeRef, dequantizer: NodeRef) -> bool:
+        for k in (1, 2):
+            first, second = (self._input(node, k) for node in (quantizer, dequantizer))
+            if first == second:
+                continue
+            one, two = (None if t is None else self.index.constant(t) for t in (first, second))
+            if one is None or two is None or not np.array_equal(one, two):
+                return False
+        return True
+
+    def _input(self, node: NodeRef, k: int) -> TensorId | None:
+        return self.index.resolve(node.inputs[k], node.scope) if k < len(node.inputs) and node.inputs[k] else None
+
+    def _multiplying(self, edges: Iterable[Edge]) -> set[str]:
+        """The nodes that read a dequantized constant, also through what only moves it."""
+        found: set[str] = set()
+        pending = list(edges)
+        while pending:
+            node = self.index.node(pending.pop().node)
+            if node.name in found:
+                continue
+            found.add(node.name)
+            if node.op_type in _MOVES:
+                pending += self.index.consumers(TensorId(node.outputs[0], node.scope))
+        return found
+
+    def _is_given_out(self, tensor: TensorId) -> bool:
+        return not tensor.scope and self.index.is_output(tensor)
+
+    def result(self) -> Existing:
+        """All that was noted, with the view."""
+        makers = [self.index.producer(made) for made in self.taken_out if self._is_given_out(made)]
+        stand_ins = [*self.halves, *(node for node in makers if node is not None)]
+        return Existing(
+            view=_without(self.index, self.taken_out, stand_ins),
+            stand_ins=frozenset(node.name for node in stand_ins),
+            by_tensor={tensor: self.sites[site] for tensor, site in self.by_tensor.items()},
+            by_edge={edge: self.sites[site] for edge, site in self.by_edge.items()},
+            constants=tuple(self.constants),
+            direct=frozenset(self.direct),
+            weighted=frozenset(self.weighted),
+        )
+
+
+def is_guard(node: NodeRef) -> bool:
+    """True for a Clip without bounds: it changes nothing, and keeps engines from fusing its reader."""
+    bounded = any(node.inputs[1:]) or "min" in node.attrs or "max" in node.attrs
+    return node.op_type == "Clip" and not node.domain and not bounded
+
+
+def _equal(one: SitePlan, other: SitePlan) -> bool:
+    return one.spec == other.spec and one.qparams == other.qparams
+
+
+def _without(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand_ins: Iterable[NodeRef]) -> ModelProto:
+    """The model in which readers of these tensors read what each was made from; never run, only looked at.
+
+    stand_ins: nodes that hand on what they read; those that make outputs, which keep their names, are among them.
+    """
+    editor = Editor(index.proto)
+    for made, source in taken_out.items():
+        editor.rewire(made, _trace(taken_out, source).name, consumers=editor.consumers(made), outputs=bool(made.scope))
+    for node in stand_ins:
+        made = TensorId(node.outputs[0], node.scope)
+        _pass_on(editor, node, _trace(taken_out, made).name if made in taken_out else node.inputs[0])
+    editor.remove_unused()
+    return editor.export()
+
+
+def _trace(taken_out: Mapping[TensorId, TensorId], tensor: TensorId) -> TensorId:
+    """What is left of a tensor when pairs that follow each other are out."""
+    while tensor in taken_out:
+        tensor = taken_out[tensor]
+    return tensor
+
+
+def _pass_on(editor: Editor, node: NodeRef, source: str) -> None:
+    """Make the node one that hands `source` on."""
+    editor.set_op(node.name, "Identity")
+    editor.replace_input(Edge(node.name, 0, node.scope), source)
+    for k in range(1, len(node.inputs)):
+        editor.replace_input(Edge(node.name, k, node.scope), "")
+
+
+def already_quantized(pairs: int, operators: int) -> str:
+    """The sentence for a model with so many pairs and integer operators; "" for a float one."""
+    counts = [(pairs, "pair"), (operators, "operator")]
+    told = " and ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count)
+    return f"already quantized: {told} kept" if told else ""
+
+
+__all__ = ["already_quantized", "find_existing", "is_guard", "read_plan_note"]

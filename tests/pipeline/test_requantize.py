@@ -1,0 +1,326 @@
+"""A model that holds pairs already: they and their kernels are kept, and only what is float is quantized."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, numpy_helper, parser
+from onnxruntime.quantization import quantize_dynamic
+
+import onnxq
+from onnxq.annotate import find_pairs, inspect_model
+from onnxq.cli import cli
+from onnxq.config import Config, Rule, load_config
+from onnxq.graph import name_nodes
+from onnxq.plan import Plan, from_json, to_json
+from onnxq.sites import Role, TensorId
+from tests.pipeline.models import EVERYTHING, images, residual
+from tests.pipeline.requantized import assert_kept, by_onnxruntime, kernels, pair_bytes
+from tests.targets.graphs import GRAPHS, model
+
+BALANCED = EVERYTHING.model_copy(update={"effort": "balanced"})
+
+
+def leaving(*nodes: str, config: Config = EVERYTHING) -> Config:
+    """The configuration with these nodes float."""
+    rule = Rule(node=nodes, set={"float": True})  # type: ignore[arg-type]
+    return config.model_copy(update={"rules": (rule, *config.rules)})
+
+
+def samples(proto: onnx.ModelProto, count: int = 8) -> list[dict[str, np.ndarray]]:
+    dims = [dim.dim_value or 1 for dim in proto.graph.input[0].type.tensor_type.shape.dim]
+    rng = np.random.default_rng(1)
+    return [{"x": rng.standard_normal(dims).astype(np.float32)} for _ in range(count)]
+
+
+def quantized(proto: onnx.ModelProto, config: Config = EVERYTHING) -> onnxq.Result:
+    return onnxq.quantize(proto, samples(proto), config, latency=False)
+
+
+def named(name: str) -> onnx.ModelProto:
+    text, weights, _, _ = GRAPHS[name]
+    return model(text, weights=weights)
+
+
+def slim_plan(proto: onnx.ModelProto) -> Plan:
+    """The plan in the file's metadata."""
+    return from_json(next(entry.value for entry in proto.metadata_props if entry.key == "onnxq.plan"))
+
+
+# --- nothing left
+
+
+@pytest.mark.parametrize("target", ["ort", "trt"])
+def test_a_quantized_file_is_refused_and_nothing_is_written(target: str, tmp_path: Path) -> None:
+    onnx.save(residual(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "data.npz", **images())
+    first = ["quantize", tmp_path / "m.onnx", "--data", tmp_path / "data.npz", "--target", target, "-q"]
+    assert CliRunner().invoke(cli, [str(arg) for arg in first]).exit_code == 0
+    made = tmp_path / "m.q.onnx"
+    count = len(find_pairs(onnx.load(made)))
+    again = ["quantize", made, "--data", tmp_path / "data.npz", "--target", target, "-o", tmp_path / "twice.onnx"]
+    done = CliRunner().invoke(cli, [str(arg) for arg in again])
+    assert done.exit_code == 1
+    assert f"already quantized: {count} pairs kept" in " ".join(done.output.split())
+    assert not (tmp_path / "twice.onnx").exists()
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_no_rule_asks_for_more_the_second_time(name: str) -> None:
+    done = quantized(named(name))
+    with pytest.raises(onnxq.OnnxqError, match="already quantized: "):
+        quantized(done.model)
+
+
+@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+def test_a_file_of_onnxruntime_is_refused_too(form: str, tmp_path: Path) -> None:
+    proto = by_onnxruntime(tmp_path, form, per_channel=form == "QDQ")
+    counted = "16 pairs" if form == "QDQ" else "1 pair and 6 operators"
+    with pytest.raises(onnxq.OnnxqError, match=f"already quantized: {counted} kept"):
+        onnxq.quantize(proto, images(), latency=False)
+
+
+# --- partly quantized
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("conv", "conv0"), ("conv", "conv2"), ("gemm-chain", "gemm2"), ("residual-add", "conv2"),
+        ("gate-mul", "conv0"), ("gate-mul", "conv5"), ("concat", "conv1"), ("max-pool", "conv0"), ("move", "conv2"),
+        ("global-average-pool", "globalaveragepool1"),
+    ],
+)  # fmt: skip
+def test_what_is_float_joins_the_pairs_that_are_there(name: str, left: str) -> None:
+    """Quantized in two steps, a network has the kernels that it has quantized in one."""
+    whole = kernels(quantized(named(name)).model)
+    part = quantized(named(name), leaving(left)).model
+    assert kernels(part) != whole
+    done = quantized(part)
+    assert kernels(done.model) == whole
+    assert_kept(part, done.model)
+    assert min(check.sqnr_db[0] for check in done.report.checks) > 20
+
+
+def test_the_passes_of_default_effort_leave_kept_pairs_alone() -> None:
+    part = quantized(residual(), leaving("c/Conv", "y/Gemm")).model
+    done = onnxq.quantize(part, images(), BALANCED, latency=False)
+    assert_kept(part, done.model)
+    assert kernels(done.model) == kernels(quantized(residual()).model)
+    assert {edge.node for site in done.plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()} == {
+        "c/Conv", "y/Gemm",
+    }  # fmt: skip
+
+
+def test_pairs_for_tensorrt_are_joined() -> None:
+    config = load_config("trt-int8", {"activations.observer": "minmax", "effort": "fast"})
+    whole = onnxq.quantize(residual(), images(), config, latency=False)
+    for left in ("a/Conv", "c/Conv", "d/Conv"):
+        part = onnxq.quantize(residual(), images(), leaving(left, config=config), latency=False)
+        done = onnxq.quantize(part.model, images(), config, latency=False)
+        assert_kept(part.model, done.model)
+        assert set(pair_bytes(done.model)) == set(pair_bytes(whole.model))
+
+
+@pytest.mark.parametrize(("form", "per_channel"), [("QDQ", False), ("QDQ", True), ("QOperator", True)])
+def test_what_onnxruntime_left_float_is_quantized(form: str, per_channel: bool, tmp_path: Path) -> None:
+    part = by_onnxruntime(tmp_path, form, per_channel=per_channel, leave=("a/Conv", "c/Conv", "y/Gemm"))
+    done = onnxq.quantize(part, images(), EVERYTHING, latency=False)
+    found = kernels(done.model)
+    assert (found["QLinearConv"], found["QGemm"]) == (3, 1)
+    assert not {"Conv", "Gemm", "Clip"} & set(found)
+    assert_kept(part, done.model)
+    assert done.report.already.startswith("already quantized: ")
+
+
+def test_kernels_that_onnxruntime_makes_between_pairs_by_itself_stay(tmp_path: Path) -> None:
+    """Nothing is put between kept pairs where the plan leaves a node float."""
+    part = by_onnxruntime(tmp_path, "QDQ", leave=("c/Conv", "a/Conv"))
+    config = leaving("c/Conv", config=EVERYTHING)
+    done = onnxq.quantize(part, images(), config, latency=False)
+    assert kernels(done.model)["QLinearConv"] == kernels(part)["QLinearConv"] + 1
+    assert kernels(done.model)["Clip"] == 0
+
+
+MODELOPT = """g (float[1,32,14,14] x) => (float[1,32,14,14] y)
+    <float s = {0.03}, int8 z = {0}, float t = {0.002}, int8 q = {0}> {
+    xq = QuantizeLinear(x, s, z)
+    xd = DequantizeLinear(xq, s, z)
+    wq = QuantizeLinear(w, t, q)
+    wd = DequantizeLinear(wq, t, q)
+    a = Conv <pads=[1,1,1,1], kernel_shape=[3,3]>(xd, wd, b)
+    r = Relu(a)
+    y = Conv <pads=[1,1,1,1], kernel_shape=[3,3]>(r, v, c)
+}"""
+
+
+def test_float_weights_behind_pairs_are_kept_so() -> None:
+    """The style of ModelOpt: the weight is a float initializer that goes through QuantizeLinear in the graph."""
+    proto = model(MODELOPT, weights={"w": (32, 32, 3, 3), "b": (32,), "v": (32, 32, 3, 3), "c": (32,)})
+    config = load_config("trt-int8", {"activations.observer": "minmax"})
+    done = onnxq.quantize(proto, samples(proto), config, latency=False)
+    assert_kept(proto, done.model)
+    assert [str(site.site) for site in done.plan.sites] == ["r", "v"]
+    assert done.report.already == "already quantized: 2 pairs kept"
+    weight = next(tensor for tensor in done.model.graph.initializer if tensor.name == "w")
+    assert weight.data_type == TensorProto.FLOAT
+
+
+def test_weight_only_nodes_stay_weight_only() -> None:
+    text = """g (float[8,256] x) => (float[8,256] y) {
+        i = Relu(x) a = MatMul(i, w) r = Tanh(a) y = MatMul(r, v)
+    }"""
+    proto = model(text, weights={"w": (256, 256), "v": (256, 256)})
+    config = load_config("ort-int4-weights")
+    part = onnxq.quantize(proto, samples(proto), leaving("matmul1", config=config), latency=False).model
+    done = quantized(part)
+    assert_kept(part, done.model)
+    assert [str(site.site) for site in done.plan.sites] == ["i", "w"]
+    assert kernels(done.model)["MatMulNBits"] == kernels(part)["MatMulNBits"] == 1
+    assert kernels(done.model)["MatMulIntegerToFloat"] == 1
+    reasons = {refusal.subject: refusal.reason for refusal in done.plan.refusals}
+    assert "its weight is already quantized" in reasons["matmul3"]
+    packed = onnxq.quantize(part, samples(proto), config, latency=False)
+    assert_kept(part, packed.model)
+    assert [str(site.site) for site in packed.plan.sites] == ["w"]
+
+
+def test_narrow_bits_are_kept_with_their_clips() -> None:
+    narrow = EVERYTHING.model_copy(
+        update={
+            "activations": EVERYTHING.activations.model_copy(update={"bits": 6}),
+            "weights": EVERYTHING.weights.model_copy(update={"bits": 4}),
+        }
+    )
+    part = quantized(named("conv"), leaving("conv2", config=narrow))
+    done = quantized(part.model)
+    assert_kept(part.model, done.model)
+    bits = {str(pair.site): pair.bits for pair in inspect_model(done.model).pairs}
+    assert bits == {"x": 6, "w": 4, "b": 32, "r": 6, "v": 8, "c": 32, "y": 8}
+    assert slim_plan(done.model).site(TensorId("r")).spec.bits == 6
+
+
+def test_operators_that_quantize_as_they_run_are_passed_by(tmp_path: Path) -> None:
+    text = "g (float[N,64] x) => (float[N,64] y) { a = MatMul(x, w) r = Relu(a) y = MatMul(r, v) }"
+    onnx.save(model(text, weights={"w": (64, 64), "v": (64, 64)}), tmp_path / "m.onnx")
+    quantize_dynamic(str(tmp_path / "m.onnx"), str(tmp_path / "q.onnx"), nodes_to_exclude=["matmul2"])
+    proto = onnx.load(tmp_path / "q.onnx")
+    done = quantized(proto)
+    assert done.report.already == "already quantized: 2 operators kept"
+    assert [str(site.site) for site in done.plan.sites] == ["r", "v"]
+    assert {node.op_type for node in proto.graph.node} < {node.op_type for node in done.model.graph.node}
+
+
+# --- the plan and the report
+
+
+def test_the_plan_describes_both() -> None:
+    part = quantized(residual(), leaving("c/Conv"))
+    done = quantized(part.model)
+    kept = {str(site.site) for site in done.plan.existing}
+    assert kept == {str(site.site) for site in part.plan.sites}
+    assert {site.rule for site in done.plan.existing} == {site.rule for site in part.plan.sites}
+    assert not kept & {str(site.site) for site in done.plan.sites}
+    assert from_json(to_json(done.plan)) == done.plan
+    noted = slim_plan(done.model)
+    assert {site.site for site in noted.all_sites} == {site.site for site in quantized(residual()).plan.sites}
+    derived = next(site for site in done.plan.sites if site.role is Role.BIAS)
+    assert derived.derived is not None
+    assert derived.derived[0] in {site.site for site in done.plan.existing}
+
+
+def test_the_plan_is_carried_out_again() -> None:
+    part = quantized(residual(), leaving("c/Conv"))
+    done = quantized(part.model)
+    again = onnxq.apply(part.model, from_json(to_json(done.plan)))
+    assert pair_bytes(again.model) == pair_bytes(done.model)
+    assert kernels(again.model) == kernels(done.model)
+
+
+def test_a_plan_does_not_fit_other_kept_numbers() -> None:
+    part = quantized(residual(), leaving("c/Conv"))
+    plan = quantized(part.model).plan
+    other = onnx.ModelProto.FromString(part.model.SerializeToString())
+    scale = next(tensor for tensor in other.graph.initializer if tensor.name == "r/scale")
+    scale.CopyFrom(numpy_helper.from_array(np.float32(2) * numpy_helper.to_array(scale), "r/scale"))
+    with pytest.raises(onnxq.OnnxqError, match="computed from other weights than this model's"):
+        onnxq.apply(other, plan)
+    own = onnxq.apply(other, plan, new_weights=True)
+    assert_kept(other, own.model)
+    bias = next(site for site in own.plan.sites if site.role is Role.BIAS)
+    was = next(site for site in plan.sites if site.role is Role.BIAS)
+    assert bias.qparams is not None
+    assert was.qparams is not None
+    np.testing.assert_allclose(bias.qparams.scale, 2 * was.qparams.scale, rtol=1e-6)
+
+
+def test_a_rule_cannot_make_a_kept_node_float() -> None:
+    part = quantized(residual(), leaving("c/Conv")).model
+    done = quantized(part, leaving("d/Conv"))
+    reasons = {refusal.subject: refusal.reason for refusal in done.plan.refusals}
+    assert reasons["d/Conv"].startswith("already quantized in the model, and kept so")
+    assert_kept(part, done.model)
+
+
+def test_new_pairs_have_the_type_of_the_old_ones(tmp_path: Path) -> None:
+    """Kernels read and write one type."""
+    signed = EVERYTHING.model_copy(update={"activations": EVERYTHING.activations.model_copy(update={"signed": True})})
+    part = quantized(residual(), leaving("c/Conv", "y/Gemm", config=signed))
+    unsigned = EVERYTHING.model_copy(
+        update={"activations": EVERYTHING.activations.model_copy(update={"scheme": "asymmetric", "signed": False})}
+    )
+    done = quantized(part.model, unsigned)
+    assert {site.spec.signed for site in done.plan.sites if site.role is Role.ACTIVATION} == {True}
+    assert any("like the pairs that the model came with" in warning for warning in done.plan.warnings)
+
+
+def test_pairs_that_the_target_does_not_read_are_named(tmp_path: Path) -> None:
+    part = by_onnxruntime(tmp_path, "QDQ", leave=("a/Conv",))
+    config = load_config("trt-int8", {"activations.observer": "minmax", "effort": "fast"})
+    done = onnxq.quantize(part, images(), config, latency=False)
+    assert_kept(part, done.model)
+    assert any("kept, though trt does not read them" in warning for warning in done.report.warnings)
+    fitting = onnxq.quantize(residual(), images(), leaving("a/Conv", config=config), latency=False)
+    again = onnxq.quantize(fitting.model, images(), config, latency=False)
+    assert not any("does not read them" in warning for warning in again.report.warnings)
+
+
+def test_it_is_said_first(tmp_path: Path) -> None:
+    part = quantized(residual(), leaving("c/Conv"))
+    onnx.save(part.model, tmp_path / "part.onnx")
+    np.savez(tmp_path / "data.npz", **images())
+    (tmp_path / "all.yaml").write_text("target: ort\neffort: fast\nrules:\n  - {op: '*', set: {quantize: true}}\n")
+    asked = ["quantize", "part.onnx", "--data", "data.npz", "--config", "all.yaml", "--no-latency"]
+    args = [str(tmp_path / arg) if arg.endswith(("onnx", "npz", "yaml")) else arg for arg in asked]
+    sentence = f"already quantized: {len(part.plan.sites)} pairs kept"
+    shown = CliRunner().invoke(cli, args)
+    assert shown.exit_code == 0
+    assert shown.stdout.splitlines()[0] == sentence
+    told = CliRunner().invoke(cli, [*args, "--json", "--force"])
+    assert json.loads(told.stdout)["already"] == sentence
+    planned = CliRunner().invoke(cli, ["plan", *args[1:6]])
+    assert re.search(rf"{len(part.plan.sites)} pairs that the model came with", planned.stdout)
+
+
+def test_pairs_inside_branches_are_kept() -> None:
+    text = """g (bool c, float[1,32,8,8] x) => (float[1,32,8,8] y) {
+        y = If(c) <
+            then_branch = t () => (float[1,32,8,8] p) { p = Conv <pads=[1,1,1,1]>(x, w) },
+            else_branch = e () => (float[1,32,8,8] q) { q = Conv <pads=[1,1,1,1]>(x, w) }
+        >
+    }"""
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{text}')
+    weight = np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype(np.float32) / 17
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    value = np.random.default_rng(1).standard_normal((8, 1, 32, 8, 8)).astype(np.float32)
+    feeds = [{"c": np.asarray(k % 2 == 0), "x": one} for k, one in enumerate(value)]
+    first = onnxq.quantize(name_nodes(proto), feeds, EVERYTHING, latency=False)
+    assert len(first.plan.sites) > 2
+    with pytest.raises(onnxq.OnnxqError, match="already quantized: "):
+        onnxq.quantize(first.model, feeds, EVERYTHING, latency=False)
