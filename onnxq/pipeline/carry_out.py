@@ -21,7 +21,7 @@ from onnxq.pipeline.scaled import rescaled
 from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan, from_json
 from onnxq.planner import rebase
-from onnxq.report import Progress, silent
+from onnxq.progress import Progress, silent
 
 
 def read_plan(plan: Plan | str | Path) -> Plan:
@@ -55,15 +55,15 @@ def apply(
     given, the result is also checked against the float model.
     Raises PlanError when the plan does not fit this model or lacks numbers and no data is given.
     """
-    stages = Stages()
+    stages = Stages(progress)
     found = read_plan(plan)
     wished = configured(config, None, options)
     with stages.run("prepare"):
-        prepared = load(model, only=found.prepare, target=found.target)
+        prepared = load(model, only=found.prepare, target=found.target, progress=progress)
         prepared = rescaled(prepared, found.scalings)
         index = GraphIndex(prepared.proto)
         found = rebase(found, index, fingerprint(prepared.proto), new_weights=new_weights)
-        inputs = None if data is None else read_data(prepared, data, wished)
+        inputs = None if data is None else read_data(prepared, data, wished, progress=progress)
     missing = [site for site in found.sites if site.qparams is None]
     if missing:
         needs = [site for site in missing if str(site.role) in ("activation", "output")]

@@ -19,7 +19,8 @@ from onnxq.files import write_text
 from onnxq.graph import GraphIndex, load_model, name_nodes, save_model
 from onnxq.nearest import did_you_mean
 from onnxq.pipeline.run import Options, configured
-from onnxq.report import Progress, difference_json, silent
+from onnxq.progress import Progress, silent
+from onnxq.report import difference_json
 
 ModelSource = str | Path | onnx.ModelProto
 REPORT = "diff.json"
@@ -66,9 +67,10 @@ def diff(
     folder = None if save is None else _folder(Path(save), force)
     loaded = [run for path in load for run in load_results(path)]
     data = inputs_beside(load[0]) if data is None and load else data
-    named, quantized_proto = name_nodes(load_model(model).proto), load_model(quantized).proto
+    with progress("reading the models"):
+        named, quantized_proto = name_nodes(load_model(model).proto), load_model(quantized).proto
     chosen = configured(config, None, Options(samples=samples, seed=seed)).data
-    dataset = load_data(data, GraphIndex(named).inputs, chosen, named)
+    dataset = load_data(data, GraphIndex(named).inputs, chosen, named, progress=progress)
     tolerances = Tolerances(
         min_sqnr=min_sqnr, min_cosine=min_cosine, max_abs=max_abs, min_agreement=min_agreement, min_engines=min_engines
     )  # fmt: skip
@@ -82,9 +84,12 @@ def diff(
         memory_limit=memory_limit or Wish.memory_limit,
         tolerances=tolerances,
     )
-    outcome = compare(named, quantized_proto, dataset, wish, loaded=loaded, stage=progress)
+    outcome = compare(named, quantized_proto, dataset, wish, loaded=loaded, progress=progress)
     found = replace(outcome.difference, float_model=_path(model), quantized_model=_path(quantized))
-    return _saved(found, outcome, folder) if folder is not None else found
+    if folder is None:
+        return found
+    with progress("writing the results"):
+        return _saved(found, outcome, folder)
 
 
 def _known(engines: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from onnxq.engines.prove import TIMEOUT, Wish
 from onnxq.engines.prove import prove as _prove
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.pipeline.run import Options, configured
-from onnxq.report import Progress, silent
+from onnxq.progress import Progress, silent
 
 # Decibels and shares settle within few samples.
 _SAMPLES = 8
@@ -57,7 +57,7 @@ def prove(
     The build runs in a process of its own: what crashes the library, or what it refuses, is a Proof that says so.
     Raises MissingDependencyError without the library, ConfigError for a pattern, engine or shape that fits nothing.
     """
-    dataset = None if data is None else _dataset(model, data, config, samples, seed)
+    dataset = None if data is None else _dataset(model, data, config, samples, seed, progress)
     wish = Wish(
         engine=engine,
         capability=compute_capability,
@@ -71,7 +71,7 @@ def prove(
         force=force,
         reduce=reduce,
         timeout=timeout,
-        stage=progress,
+        progress=progress,
     )
     return _prove(model, wish)
 
@@ -82,9 +82,11 @@ def _dataset(
     config: Config | str | Path | None,
     samples: int | None,
     seed: int | None,
+    progress: Progress,
 ) -> Dataset:
     """The samples that saturation is measured on."""
-    named = name_nodes(read_model(model).proto)
+    with progress("reading the model"):
+        named = name_nodes(read_model(model).proto)
     chosen = configured(config, None, Options(seed=seed)).data
-    dataset = load_data(data, GraphIndex(named).inputs, chosen, named)
+    dataset = load_data(data, GraphIndex(named).inputs, chosen, named, progress=progress)
     return dataset.take(_SAMPLES if samples is None else samples, chosen.seed)

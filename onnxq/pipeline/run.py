@@ -32,7 +32,7 @@ from onnxq.pipeline.scaled import Scene, scale_channels
 from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan, Scaling
 from onnxq.planner import Draft, draft
-from onnxq.report import Progress, silent
+from onnxq.progress import Progress, counted, silent
 from onnxq.runtime import cpu_kind, observe_shapes
 from onnxq.sites import Role
 
@@ -109,11 +109,20 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
     return check_limits(wished)
 
 
-def look(prepared: PreparedModel, inputs: Inputs, config: Config, name: str, *, identified: bool = True) -> Draft:
+def look(
+    prepared: PreparedModel,
+    inputs: Inputs,
+    config: Config,
+    name: str,
+    *,
+    identified: bool = True,
+    progress: Progress = silent,
+) -> Draft:
     """Observe shapes and which bodies run, then draft the placement."""
     index = index_of(prepared.proto)
     enough = _BRANCH_SAMPLES if len(index.scopes) > 1 else _SHAPE_SAMPLES
-    shapes = observe_shapes(prepared.proto, islice(inputs.calibration.samples(), enough))
+    with progress("observing shapes", min(enough, len(inputs.calibration))) as task:
+        shapes = observe_shapes(prepared.proto, counted(islice(inputs.calibration.samples(), enough), task))
     reached = {""} | {tensor.scope for tensor in shapes}
     return draft(
         prepared.proto,
@@ -161,14 +170,14 @@ def quantize(
     seeded synthetic inputs and a warning. config: preset name, YAML file or Config.
     Raises an OnnxqError subclass for everything the caller can mend.
     """
-    stages, budget = Stages(), Budget(options.budget)
+    stages, budget = Stages(progress), Budget(options.budget)
     wished, wish = configured(config, target, options), options.wish()
     with stages.run("prepare"):
-        prepared = load(model, skip=wished.skip, target=wished.target)
-        inputs = read_data(prepared, data, wished, choosing=wish.asked)
+        prepared = load(model, skip=wished.skip, target=wished.target, progress=progress)
+        inputs = read_data(prepared, data, wished, choosing=wish.asked, progress=progress)
         if inputs.synthetic and wish.asked:
             raise ConfigError("data", "no samples were given: made-up inputs say nothing of accuracy", "pass --data")
-        prove_equal(prepared, islice(inputs.trial.samples(), _EQUALITY_SAMPLES))
+        prove_equal(prepared, islice(inputs.trial.samples(), _EQUALITY_SAMPLES), progress=progress)
     budget.prepared()
     prepared, scalings = _scaled(prepared, inputs, wished, options, stages, progress, budget)
     with stages.run("plan"):
@@ -218,7 +227,7 @@ def _scaled(
         scene = Scene(
             calibration=inputs.calibration,
             held=inputs.trial,
-            place=lambda model: look(model, inputs, config, "", identified=False).default(),
+            place=lambda model: look(model, inputs, config, "", identified=False, progress=shown).default(),
             progress=shown,
             batch=config.data.batch,
             memory_limit=options.memory_limit,
@@ -237,7 +246,7 @@ def _placed(
 
     With `attention: auto` the first one quantizes attention and the second does not.
     """
-    drafted = look(prepared, inputs, config, name)
+    drafted = look(prepared, inputs, config, name, progress=progress)
     if config.placement != "measured" or config.mode != "static":
         plain = drafted.default()
         whole = drafted.default(attention=True) if config.attention != "float" else plain
@@ -269,9 +278,10 @@ def make_plan(
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
     wished = configured(config, target, options)
-    prepared = load(model, skip=wished.skip, target=wished.target)
-    inputs = read_data(prepared, data, wished)
-    _, whole, plain = _placed(prepared, inputs, wished, _name(model), progress)
+    prepared = load(model, skip=wished.skip, target=wished.target, progress=progress)
+    inputs = read_data(prepared, data, wished, progress=progress)
+    with progress("planning"):
+        _, whole, plain = _placed(prepared, inputs, wished, _name(model), progress)
     plan = whole if plain is None else plain
     told = (_left_out(wished.effort),) if wished.effort != "fast" else ()
     warnings = (*_warnings(plan, inputs), *unmeasured_cpu(plan, cpu_kind()), *told)
