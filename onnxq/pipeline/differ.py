@@ -65,31 +65,22 @@ def diff(
     """
     _known(engines)
     folder = None if save is None else _folder(Path(save), force)
-    loaded = [run for path in load for run in load_results(path)]
-    data = inputs_beside(load[0]) if data is None and load else data
     with progress("reading the models"):
-        named, quantized_proto = name_nodes(load_model(model).proto), load_model(quantized).proto
+        loaded = [run for path in load for run in load_results(path)]
+        named, other = name_nodes(load_model(model).proto), load_model(quantized).proto
+    data = inputs_beside(load[0]) if data is None and load else data
     chosen = configured(config, None, Options(samples=samples, seed=seed)).data
     dataset = load_data(data, GraphIndex(named).inputs, chosen, named, progress=progress)
     tolerances = Tolerances(
         min_sqnr=min_sqnr, min_cosine=min_cosine, max_abs=max_abs, min_agreement=min_agreement, min_engines=min_engines
     )  # fmt: skip
     wish = Wish(
-        engines=tuple(engines),
-        layers=layers,
-        bisect=bisect,
-        top_k=top_k,
-        keep=keep if folder is not None else 0,
-        threads=threads,
-        memory_limit=memory_limit or Wish.memory_limit,
-        tolerances=tolerances,
-    )
-    outcome = compare(named, quantized_proto, dataset, wish, loaded=loaded, progress=progress)
+        engines=tuple(engines), layers=layers, bisect=bisect, top_k=top_k, keep=keep if folder is not None else 0,
+        threads=threads, memory_limit=memory_limit or Wish.memory_limit, tolerances=tolerances,
+    )  # fmt: skip
+    outcome = compare(named, other, dataset, wish, loaded=loaded, progress=progress)
     found = replace(outcome.difference, float_model=_path(model), quantized_model=_path(quantized))
-    if folder is None:
-        return found
-    with progress("writing the results"):
-        return _saved(found, outcome, folder)
+    return found if folder is None else _saved(found, outcome, folder, progress)
 
 
 def _known(engines: Sequence[str]) -> None:
@@ -122,17 +113,18 @@ def _folder(folder: Path, force: bool) -> Path:
     return folder
 
 
-def _saved(found: Difference, outcome: Outcome, folder: Path) -> Difference:
+def _saved(found: Difference, outcome: Outcome, folder: Path, progress: Progress) -> Difference:
     """Write everything; plain Polygraphy files, so that `polygraphy run` can go on from them."""
-    files = [*outcome.recorder.write(folder, overwrite=True)]
-    bisections = []
-    for piece in outcome.pieces:
-        stem = f"bisect-{piece.bisection.run}"
-        path = folder / f"{stem}.onnx"
-        save_model(piece.proto, path, overwrite=True)
-        save_feeds(folder / f"{stem}.inputs.json", [piece.feeds], overwrite=True)
-        files += [str(path), str(folder / f"{stem}.inputs.json")]
-        bisections.append(replace(piece.bisection, path=str(path)))
+    with progress("writing the results"):
+        files = [*outcome.recorder.write(folder, overwrite=True)]
+        bisections = []
+        for piece in outcome.pieces:
+            stem = f"bisect-{piece.bisection.run}"
+            path = folder / f"{stem}.onnx"
+            save_model(piece.proto, path, overwrite=True)
+            save_feeds(folder / f"{stem}.inputs.json", [piece.feeds], overwrite=True)
+            files += [str(path), str(folder / f"{stem}.inputs.json")]
+            bisections.append(replace(piece.bisection, path=str(path)))
     files.append(str(folder / REPORT))
     count = len(outcome.recorder.inputs)
     notes = found.notes

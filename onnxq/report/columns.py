@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +16,11 @@ from rich.text import Text
 _GAP = 2
 # What a column of names or text keeps however narrow the terminal is.
 _LEAST = 8
+# Names cut to less than this look all alike: they get a line of their own.
+_TELLING = 24
+_INDENT = 2
+# Text in a column narrower than this is hard to read.
+_FEW = 12
 # Where names may lose letters: the place after which most of them still differ is taken.
 _CUTS = (0.5, 0.33, 0.67)
 
@@ -79,6 +85,8 @@ def fitted(shown: RenderableType) -> RenderableType:
 class Rows:
     """A table without borders. right: columns of numbers. names: columns of one line that lose their middle when space
     is short. fold: columns of text, which break between words. Headers break between words too.
+
+    Where little would be left of the names in the first column, each stands on a line above the rest of its row.
     """
 
     columns: Sequence[str]
@@ -93,19 +101,59 @@ class Rows:
         return Measurement(min(_LEAST * len(widths), widest), widest)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widths = self._natural(headers=True)
+        widths = wanted = self._natural(headers=True)
         if sum(widths) + _GAP * (len(widths) - 1) > options.max_width:
             widths = self._squeezed(options.max_width)
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0), show_edge=False)
+        if self.columns[0] in self.names and widths[0] < min(wanted[0], _TELLING):
+            yield from self._stacked(options.max_width)
+            return
+        table = self._table(widths)
+        for row in zip(*(self._cells(k, width) for k, width in enumerate(widths)), strict=True):
+            table.add_row(*row)
+        yield table
+
+    def _table(self, widths: Sequence[int], *, header: bool = True) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_edge=False, show_header=header)
         for name, width in zip(self.columns, widths, strict=True):
             table.add_column(
                 _wrapped(name, width), justify="right" if name in self.right else "left", width=width,
-                no_wrap=name not in self.fold, overflow="ellipsis", vertical="top",
+                no_wrap=name not in self.fold, overflow="ellipsis", vertical="top", header_style="bold",
             )  # fmt: skip
-        cells = [self._cells(k, width) for k, width in enumerate(widths)]
-        for row in zip(*cells, strict=True):
-            table.add_row(*row)
-        yield table
+        return table
+
+    def _stacked(self, width: int) -> RenderResult:
+        """Each name on a line, and below it the rest of its row, further in; what does not fit on lines of its own."""
+        rest = self._only(range(1, len(self.columns)))
+        below: list[str] = []
+        while (last := rest._too_much(width - _INDENT)) is not None:
+            below.insert(0, last)
+            rest = rest._only(k for k, name in enumerate(rest.columns) if name != last)
+        widths = rest._natural(headers=True)
+        if sum(widths) + _GAP * (len(widths) - 1) > width - _INDENT:
+            widths = rest._squeezed(width - _INDENT)
+        cells = list(zip(*(rest._cells(k, one) for k, one in enumerate(widths)), strict=True))
+        yield Text(self.columns[0], style="bold")
+        yield Padding(rest._table(widths), (0, 0, 0, _INDENT))
+        for k, name in enumerate(self._cells(0, width)):
+            line = rest._table(widths, header=False)
+            line.add_row(*cells[k])
+            yield name
+            yield Padding(line, (0, 0, 0, _INDENT))
+            for column in below:
+                text = Text(f"{column}: {self.rows[k][self.columns.index(column)]}")
+                yield Padding(fit_words(text, width - _INDENT), (0, 0, 0, _INDENT))
+
+    def _only(self, columns: Iterable[int]) -> Rows:
+        kept = list(columns)
+        rows = [[row[k] for k in kept] for row in self.rows]
+        return Rows([self.columns[k] for k in kept], rows, self.right, self.names, self.fold)
+
+    def _too_much(self, width: int) -> str | None:
+        """The last column of names or text, where it has to go for the others to fit."""
+        giving = [name for name in self.columns if name in self.names or name in self.fold]
+        natural = zip(self.columns, self._natural(headers=False), strict=True)
+        needs = [min(most, _FEW) if name in giving else most for name, most in natural]
+        return giving[-1] if giving and sum(needs) + _GAP * (len(needs) - 1) > width else None
 
     def _cells(self, k: int, width: int) -> list[Text]:
         column = [row[k] for row in self.rows]

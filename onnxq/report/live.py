@@ -18,12 +18,15 @@ from rich.table import Column
 from rich.text import Text
 
 from onnxq.progress import Progress, Task, silent
+from onnxq.report.columns import shorten
 from onnxq.report.terminal import seconds, write
 
 # Seconds. A command that is done sooner says nothing; later no step stays unnamed for longer.
 PATIENCE = 1.0
 # The first sign of life of a step in a pipe, and those after it.
 _FIRST, _EVERY = 2.0, 10.0
+# What a bar's figures take: 1000/1000 (100%), 10 min 10 s left.
+_COUNT = 36
 # Reading such a file stops every thread of this process for long, so that it has to be announced before.
 _LARGE = 64 * 2**20
 
@@ -78,8 +81,8 @@ class _Step:
             text += f": {self.done}/{self.total}{share}"
             if 0 < self.done < self.total:
                 return f"{text}, {seconds(passed / self.done * (self.total - self.done))} left"
-            return f"{text}, {seconds(passed)} so far" if self.beats else text
-        return f"{text}: {count}{seconds(passed)} so far" if self.beats else text
+            return f"{text}, {seconds(passed)} so far" if passed >= _FIRST else text
+        return f"{text}: {count}{seconds(passed)} so far" if passed >= _FIRST else text
 
     def ended(self, now: float) -> str:
         """The last line of a step that has shown how far it got."""
@@ -93,12 +96,13 @@ class Lines:
 
     The outermost step and those directly in it are named as they begin, others when two seconds have passed without a
     line. Nobody is named after what is in it.
-    clock: monotonic seconds.
+    clock: monotonic seconds. alone: without the thread, lines come only when steps begin, end and advance.
     """
 
     stream: IO[str]
     patience: float = PATIENCE
     clock: Callable[[], float] = time.monotonic
+    alone: bool = False
     _open: list[_Step] = field(default_factory=list)
     _thread: threading.Thread | None = None
 
@@ -125,7 +129,7 @@ class Lines:
                 step.told, step.due = True, now + _FIRST
             self._open.append(step)
             self._look()
-            if self._thread is None:
+            if self._thread is None and not self.alone:
                 self._thread = threading.Thread(target=self._watch, name="onnxq-progress", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
@@ -154,10 +158,11 @@ class Lines:
             if now < step.due:
                 return
             if not self._open[0].told and step is not self._open[0]:
-                self._write(self._open[0].line(now))
+                self._write(self._open[0].description)
             step.beats += step.told
             self._write(step.line(now))
-            step.due = now + (_EVERY if step.beats else _FIRST)
+            alive = step.begun + _FIRST
+            step.due = alive if now < alive else now + _EVERY
             for one in self._open:
                 one.told = True
 
@@ -191,7 +196,8 @@ class Bars:
             shown = self._opened()
             if self._open and self._open[-1][1] == description:
                 shown.update(self._open[-1][0], visible=False)
-            one = shown.add_task("  " * len(self._open) + description, total=total)
+            title = shorten("  " * len(self._open) + description, max(shown.console.width - _COUNT, _COUNT))
+            one = shown.add_task(title, total=total)
             self._open.append((one, description))
         try:
             yield _Row(shown, one)

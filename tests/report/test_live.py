@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 
 
 class Clock:
-    """Time as the test wants it. The thread that writes lines goes by it too, so nothing is written unasked."""
+    """Time as the test wants it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -28,7 +28,7 @@ class Clock:
 
 def lines(patience: float = 1.0) -> tuple[Lines, Clock, io.StringIO]:
     clock, stream = Clock(), io.StringIO()
-    return Lines(stream, patience, clock), clock, stream
+    return Lines(stream, patience, clock, alone=True), clock, stream
 
 
 def alive() -> list[threading.Thread]:
@@ -102,7 +102,8 @@ def test_no_two_seconds_without_a_name() -> None:
                 task.advance()
     said = stream.getvalue().splitlines()[2:]
     assert said[0] == "rounding: 2/100 (2%), 1 min 38 s left"
-    assert len(said) == 12
+    assert said[1] == "rounding: 12/100 (12%), 1 min 28 s left"
+    assert len(said) == 11
     assert said[-1] == "rounding: 100/100 in 1 min 40 s"
 
 
@@ -150,7 +151,17 @@ def test_bars_nest_and_begin_anew() -> None:
             with shown("innermost"):
                 pass
     assert stream.getvalue().count("    innermost") == 2
-    assert "  inner     1/2 (50%)" in stream.getvalue()
+    assert " 1/2 (50%)" in stream.getvalue()
+
+
+def test_bars_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    with Bars(stream, 0.0)("comparing " + "/a/long/folder" * 9 + "/model.onnx", 1200) as task:
+        task.advance(120)
+    assert "comparing /a/long" in stream.getvalue()
+    assert "der/model.onnx" in stream.getvalue()
+    assert "0/1200 (0%), 0.0 s" in stream.getvalue()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OutOfTime, ValueError])
