@@ -162,7 +162,7 @@ class Lines:
             step.beats += step.told
             self._write(step.line(now))
             alive = step.begun + _FIRST
-            step.due = alive if now < alive else now + _EVERY
+            step.due = alive if alive - now > 0.5 else now + _EVERY
             for one in self._open:
                 one.told = True
 

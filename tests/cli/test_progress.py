@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from onnxq import pipeline
 from onnxq.cli import cli
+from onnxq.kernels import build_kernels
 from onnxq.progress import Progress, Task, silent
 from tests.pipeline.models import images, residual
 
@@ -44,6 +45,8 @@ STEPS = {
     "profile": ["reading the models", "reading samples", "putting every pair behind a switch", "profiling"],
     "inspect": ["looking for pairs"],
     "annotate-bits": ["looking for pairs", "writing"],
+    "import-calibration": [*COMMON, "planning", "observing shapes", "calibrating", "writing"],
+    "build-kernels": ["compiling for the CPU, about a minute", "compiling for GPUs with nvcc, some minutes"],
 }  # fmt: skip
 
 
@@ -98,13 +101,24 @@ def run(work: Path, command: str, progress: Progress) -> None:
         pipeline.profile_model(model, quantized, data, by=["stretch"], samples=1, progress=progress)
     elif command == "inspect":
         pipeline.inspect(quantized, progress=progress)
+    elif command == "import-calibration":
+        cache = work / "m.cache"
+        cache.write_text("TRT-8601-EntropyCalibration2\nx: 3c010a14\n")
+        pipeline.import_calibration(cache, model, data, plan_out=work / "i.json", force=True, progress=progress)
+    elif command == "build-kernels":
+        build_kernels(output=work / "kernels", progress=progress)
     else:
         pipeline.annotate_bits(quantized, out=work / "b.onnx", force=True, progress=progress)
 
 
 @pytest.mark.parametrize("command", STEPS)
-def test_every_step_is_announced(work: Path, command: str) -> None:
+def test_every_step_is_announced(work: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
+    if command == "build-kernels":
+        # Without compilers it is done at once.
+        for name in ("PATH", "CXX", "ONNXQ_NVCC"):
+            monkeypatch.setenv(name, str(work))
+        monkeypatch.setattr("onnxq.kernels.build.find_nvrtc", lambda: None)
     if command == "quantize":
         log.begun = json.loads((work / "steps.json").read_text())
     else:
