@@ -37,6 +37,12 @@ settings.register_profile("search", parent=_DEFAULT, derandomize=False, max_exam
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "onnxq"))
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in this process stay silent however slow the machine is, where a test does not ask for progress."""
+    monkeypatch.setattr("onnxq.report.live.PATIENCE", 3600.0)
+
+
 def _installed(package: str) -> Distribution | None:
     return next(iter(distributions(name=package)), None)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
 
 import onnx
 
@@ -14,26 +12,13 @@ from onnxq.calibrate.taps import Array, Taps
 from onnxq.data import Batch, Dataset
 from onnxq.errors import CalibrationError
 from onnxq.observers import Observer, create
+from onnxq.progress import Progress, Task
 from onnxq.runtime import Feeds
 from onnxq.sites import Refusal, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 
 # How many batches are looked at to find out how large the taps get.
 _LOOK_AHEAD = 16
-
-
-class Task(Protocol):
-    """A running stage that is told how far it got."""
-
-    def advance(self, steps: int = 1) -> None:
-        """Count `steps` as done."""
-
-
-class Progress(Protocol):
-    """`with progress("calibrating", 32) as task: … task.advance()`."""
-
-    def __call__(self, description: str, total: int | None = None) -> AbstractContextManager[Task]:
-        """Begin a stage."""
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import onnx
 
-from onnxq.calibrate.activations import Progress, Task, Want, Watch, observe
+from onnxq.calibrate.activations import Want, Watch, observe
 from onnxq.calibrate.constants import bias_numbers, tensor_of, weight_numbers
 from onnxq.data import Dataset
 from onnxq.errors import PlanError
@@ -16,6 +15,7 @@ from onnxq.graph import GraphIndex, index_of
 from onnxq.numerics import qparams_from_range
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.limits import check_numbers
+from onnxq.progress import Progress, silent
 from onnxq.sites import Refusal, Role, Site
 from onnxq.spec import PerTensor, QParams
 
@@ -25,16 +25,6 @@ DEFAULT_MEMORY_LIMIT = 2**30
 _MEASURED = (Role.ACTIVATION, Role.OUTPUT)
 
 
-class _Nobody:
-    def advance(self, steps: int = 1) -> None:
-        """Nobody is looking."""
-
-
-@contextmanager
-def _unseen(description: str, total: int | None = None) -> Iterator[Task]:
-    yield _Nobody()
-
-
 def calibrate(
     proto: onnx.ModelProto,
     plan: Plan,
@@ -42,7 +32,7 @@ def calibrate(
     *,
     batch: int | None = None,
     memory_limit: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Plan:
     """The plan with scale and zero point at every site that had none; given numbers stay.
 
@@ -70,7 +60,7 @@ def calibrate(
             dataset,
             batch=batch,
             memory_limit=limit,
-            progress=progress if progress is not None else _unseen,
+            progress=progress,
         )
     told = f" over {len(dataset)} samples" if dataset is not None and len(dataset) != 1 else ""
     numbers.update(_ranges(missing, wants, watch, told))

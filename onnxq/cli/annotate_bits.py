@@ -62,7 +62,10 @@ def command(
     target = out if out is not None else str(beside(model, ".bits.onnx"))
     check_free(model, target, force=force)
 
-    from onnxq import pipeline, report
+    from onnxq import report
 
-    done = pipeline.annotate_bits(model, out=target, force=force, **wanted)
+    with report.watched(f"annotating {model}", model, quiet=quiet) as progress:
+        from onnxq import pipeline
+
+        done = pipeline.annotate_bits(model, out=target, force=force, progress=progress, **wanted)
     report.show_inspection(done, as_json=as_json, verbose=verbose, quiet=quiet)

@@ -36,11 +36,14 @@ def command(
     target = out if out is not None else str(beside(model, ".q.onnx"))
     check_free(model, target, plan_out, force=force)
 
-    from onnxq import pipeline, report
+    from onnxq import report
 
-    result = pipeline.apply(
-        model, plan, out=target, plan_out=plan_out, force=force, latency=False if no_latency else None,
-        progress=report.silent if quiet else report.progress, **wanted,
-    )  # fmt: skip
+    with report.watched(f"applying {plan} to {model}", model, plan, quiet=quiet) as progress:
+        from onnxq import pipeline
+
+        result = pipeline.apply(
+            model, plan, out=target, plan_out=plan_out, force=force, latency=False if no_latency else None,
+            progress=progress, **wanted,
+        )  # fmt: skip
     report.show_report(result.report, as_json=as_json, verbose=verbose, quiet=quiet)
     return REFUSED if strict and result.report.refusals else 0

@@ -39,9 +39,11 @@ def command(archs: tuple[str, ...], out: str | None, force: bool, as_json: bool,
       onnxq build-kernels --arch 8.6 --arch 9.0
     """
     from onnxq import report
-    from onnxq.kernels import build_kernels
 
-    built = build_kernels(archs, output=None if out is None else Path(out), force=force)
+    with report.watched("building kernels", quiet=quiet) as progress:
+        from onnxq.kernels import build_kernels
+
+        built = build_kernels(archs, output=None if out is None else Path(out), force=force, progress=progress)
     report.show_kernels(built, as_json=as_json, quiet=quiet)
     missing = [one for one in built if one.state == "missing"]
     asked = [one for one in missing if one.kernels == "CUDA"] if archs else []

@@ -89,7 +89,11 @@ _FLOAT = options.FiniteFloat()
 )
 @click.option("--force", is_flag=True, help="Overwrite earlier results in FOLDER.")
 @options.showing
-def command(model: str, quantized: str, as_json: bool, verbose: bool, **wanted: Any) -> None:
+@options.top
+@options.quiet
+def command(
+    model: str, quantized: str, as_json: bool, verbose: bool, top: int | None, quiet: bool, **wanted: Any
+) -> None:
     """Run FLOAT and QUANT on samples and say how far they are apart: ONNX Runtime off, on, and TensorRT.
 
     Exits with 1 when a tolerance is not met, or when an engine that must run does not: one named by --engines, else the
@@ -101,10 +105,13 @@ def command(model: str, quantized: str, as_json: bool, verbose: bool, **wanted: 
       onnxq diff model.onnx model.q.onnx --data samples.npz --layers --bisect --save out
       onnxq diff model.onnx model.q.onnx --load from-the-gpu-machine/results.json
     """  # fmt: skip
-    from onnxq import pipeline, report
+    from onnxq import report
 
-    found = pipeline.diff(model, quantized, progress=report.progress, **wanted)
-    report.show_difference(found, as_json=as_json, verbose=verbose)
+    with report.watched(f"comparing {quantized} with {model}", model, quantized, quiet=quiet) as progress:
+        from onnxq import pipeline
+
+        found = pipeline.diff(model, quantized, progress=progress, **wanted)
+    report.show_difference(found, as_json=as_json, verbose=verbose, top=top, quiet=quiet)
     _demand(found)
 
 

@@ -23,9 +23,10 @@ from onnxq.files import check_free
 @click.option("--apply", "out", metavar="OUT.onnx", help="Carry the plan out at once: the Q/DQ model.")
 @click.option("--force", is_flag=True, help="Overwrite existing output files. The input is never overwritten.")
 @options.showing
+@options.quiet
 def command(
     cache: str, model: str, data: str | None, plan_out: str | None, out: str | None, force: bool, as_json: bool,
-    verbose: bool, **wanted: Any,
+    verbose: bool, quiet: bool, **wanted: Any,
 ) -> None:  # fmt: skip
     """Turn CACHE, the text file of a TensorRT INT8 calibrator, into a plan with those very scales.
 
@@ -41,18 +42,21 @@ def command(
     for given in (model, cache):
         check_free(given, plan_out, out, force=force)
 
-    from onnxq import pipeline, report
+    from onnxq import report
 
-    found = pipeline.import_calibration(
-        cache, model, data, plan_out=plan_out, force=force, progress=report.progress, **wanted
-    )
     applied = None
-    if out is not None:
-        same = {key: wanted[key] for key in ("samples", "seed", "batch", "memory_limit", "ort_library")}
-        config = wanted["config"] or f"{found.plan.target}-int8"
-        applied = pipeline.apply(
-            model, found.plan, data, config, latency=False, out=out, force=force, progress=report.progress, **same
-        ).report
-    report.show_import(found, applied=applied, as_json=as_json, verbose=verbose)
+    with report.watched(f"importing {cache}", model, quiet=quiet) as progress:
+        from onnxq import pipeline
+
+        found = pipeline.import_calibration(
+            cache, model, data, plan_out=plan_out, force=force, progress=progress, **wanted
+        )  # fmt: skip
+        if out is not None:
+            same = {key: wanted[key] for key in ("samples", "seed", "batch", "memory_limit", "ort_library")}
+            config = wanted["config"] or f"{found.plan.target}-int8"
+            applied = pipeline.apply(
+                model, found.plan, data, config, latency=False, out=out, force=force, progress=progress, **same
+            ).report
+    report.show_import(found, applied=applied, as_json=as_json, verbose=verbose, quiet=quiet)
     if applied is not None and not as_json:
-        report.show_report(applied, verbose=verbose)
+        report.show_report(applied, verbose=verbose, quiet=quiet)

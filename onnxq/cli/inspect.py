@@ -10,11 +10,17 @@ from onnxq.cli import options
 @click.command("inspect", short_help="List the Q/DQ pairs of any model, with their bits.")
 @click.argument("model")
 @options.showing
-def command(model: str, as_json: bool, verbose: bool) -> None:
+@options.top
+@options.quiet
+def command(model: str, as_json: bool, verbose: bool, top: int | None, quiet: bool) -> None:
     """List every quantize/dequantize pair of MODEL: its site, bits and scale, and what the bits were read from.
 
     The model may come from any tool.
     """
-    from onnxq import pipeline, report
+    from onnxq import report
 
-    report.show_inspection(pipeline.inspect(model), as_json=as_json, verbose=verbose)
+    with report.watched(f"inspecting {model}", model, quiet=quiet) as progress:
+        from onnxq import pipeline
+
+        found = pipeline.inspect(model, progress=progress)
+    report.show_inspection(found, as_json=as_json, verbose=verbose, top=top, quiet=quiet)

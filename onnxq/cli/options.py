@@ -165,4 +165,8 @@ showing = together(
     click.option("--verbose", "-v", is_flag=True, help="List every site and every refusal."),
 )
 
+top = click.option(
+    "--top", type=click.IntRange(min=1), metavar="N", help="Show no more than N rows of each list, the worst or first."
+)
+
 quiet = click.option("--quiet", "-q", is_flag=True, help="Print only warnings and errors.")

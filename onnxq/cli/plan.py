@@ -20,7 +20,12 @@ from onnxq.files import check_free
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing OUT.json.")
 @options.showing
-def command(model: str, plan_out: str | None, force: bool, as_json: bool, verbose: bool, **wanted: Any) -> None:
+@options.top
+@options.quiet
+def command(
+    model: str, plan_out: str | None, force: bool, as_json: bool, verbose: bool, top: int | None, quiet: bool,
+    **wanted: Any,
+) -> None:  # fmt: skip
     """Show what would be quantized in MODEL, how, by which rule, and what would stay float and why.
 
     A dry run: nothing is calibrated and no model is written. --json prints the plan itself.
@@ -32,7 +37,10 @@ def command(model: str, plan_out: str | None, force: bool, as_json: bool, verbos
     """
     check_free(model, plan_out, force=force)
 
-    from onnxq import pipeline, report
+    from onnxq import report
 
-    made = pipeline.make_plan(model, plan_out=plan_out, force=force, progress=report.progress, **wanted)
-    report.show_plan(made, as_json=as_json, verbose=verbose)
+    with report.watched(f"planning {model}", model, quiet=quiet) as progress:
+        from onnxq import pipeline
+
+        made = pipeline.make_plan(model, plan_out=plan_out, force=force, progress=progress, **wanted)
+    report.show_plan(made, as_json=as_json, verbose=verbose, top=top, quiet=quiet)

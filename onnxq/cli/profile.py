@@ -44,7 +44,11 @@ def _groupings(ctx: click.Context, param: click.Parameter, value: str | None) ->
     help="Threads of ONNX Runtime; 0: all.",
 )
 @options.showing
-def command(model: str, quantized: str | None, as_json: bool, verbose: bool, **wanted: Any) -> None:
+@options.top
+@options.quiet
+def command(
+    model: str, quantized: str | None, as_json: bool, verbose: bool, top: int | None, quiet: bool, **wanted: Any
+) -> None:
     """Switch what is quantized on and off, and measure what it costs at the outputs of FLOAT, worst first.
 
     QUANT is a Q/DQ model made from FLOAT, by any tool. Without it, and without --plan, FLOAT is quantized in memory
@@ -56,7 +60,10 @@ def command(model: str, quantized: str | None, as_json: bool, verbose: bool, **w
       onnxq profile model.onnx model.q.onnx --data samples.npz --by node
       onnxq profile model.onnx --plan plan.json --data samples.npz --json
     """
-    from onnxq import pipeline, report
+    from onnxq import report
 
-    found = pipeline.profile_model(model, quantized, progress=report.progress, **wanted)
-    report.show_profile(found, as_json=as_json, verbose=verbose)
+    with report.watched(f"profiling {quantized or model}", model, quantized, quiet=quiet) as progress:
+        from onnxq import pipeline
+
+        found = pipeline.profile_model(model, quantized, progress=progress, **wanted)
+    report.show_profile(found, as_json=as_json, verbose=verbose, top=top, quiet=quiet)

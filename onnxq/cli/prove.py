@@ -58,7 +58,11 @@ _NAMED = 5
 )
 @click.option("--force", is_flag=True, help="Overwrite earlier results in FOLDER.")
 @options.showing
-def command(model: str, shapes: tuple[str, ...], as_json: bool, verbose: bool, **wanted: Any) -> None:
+@options.top
+@options.quiet
+def command(
+    model: str, shapes: tuple[str, ...], as_json: bool, verbose: bool, top: int | None, quiet: bool, **wanted: Any
+) -> None:
     """Build the engine of MODEL and tell which kernel every pair and every heavy node became, and in which type.
 
     With --engine ort also which weights can overflow the 16-bit sums of x86 CPUs without VNNI; with --data how often
@@ -74,11 +78,14 @@ def command(model: str, shapes: tuple[str, ...], as_json: bool, verbose: bool, *
       onnxq prove model.q.onnx --compare before.json
       onnxq prove model.q.onnx --engine ort --require-exact --data samples.npz
     """
-    from onnxq import pipeline, report
-    from onnxq.engines.profiles import parse_shapes
+    from onnxq import report
 
-    proof = pipeline.prove(model, shapes=parse_shapes(shapes), progress=report.progress, **wanted)
-    report.show_proof(proof, as_json=as_json, verbose=verbose)
+    with report.watched(f"proving {model}", model, quiet=quiet) as progress:
+        from onnxq import pipeline
+        from onnxq.engines.profiles import parse_shapes
+
+        proof = pipeline.prove(model, shapes=parse_shapes(shapes), progress=progress, **wanted)
+    report.show_proof(proof, as_json=as_json, verbose=verbose, top=top, quiet=quiet)
     _demand(proof)
 
 

@@ -44,13 +44,16 @@ def command(
     target = out if out is not None else str(beside(model, ".q.onnx"))
     check_free(model, target, plan_out, force=force)
 
-    from onnxq import pipeline, report
+    from onnxq import report
 
     wished = any(wanted[name] is not None for name in ("min_sqnr", "metric"))
-    result = pipeline.quantize(
-        model, out=target, plan_out=plan_out, force=force, latency=False if no_latency else None,
-        progress=report.silent if quiet else report.progress, **wanted,
-    )  # fmt: skip
+    with report.watched(f"quantizing {model}", model, quiet=quiet) as progress:
+        from onnxq import pipeline
+
+        result = pipeline.quantize(
+            model, out=target, plan_out=plan_out, force=force, latency=False if no_latency else None,
+            progress=progress, **wanted,
+        )  # fmt: skip
     report.show_report(result.report, as_json=as_json, verbose=verbose, quiet=quiet)
     if result.report.promotion is not None and not result.report.promotion.met and wished:
         click.echo(f"error: {result.report.promotion.line()}\n  the model is written all the same", err=True)

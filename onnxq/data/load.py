@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,16 @@ from onnxq.data.spool import named, spool
 from onnxq.data.synthetic import SAMPLES, synthetic
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
+from onnxq.progress import Progress, silent
 
 
 def load_data(
-    source: Any, inputs: Sequence[ValueInfo], config: DataConfig | None = None, model: onnx.ModelProto | None = None
+    source: Any,
+    inputs: Sequence[ValueInfo],
+    config: DataConfig | None = None,
+    model: onnx.ModelProto | None = None,
+    *,
+    progress: Progress = silent,
 ) -> Dataset:
     """Samples for a model with these inputs.
 
@@ -36,18 +42,20 @@ def load_data(
     """
     wished = config or DataConfig()
     if source is None:
-        return synthetic(inputs, samples=wished.samples or SAMPLES, seed=wished.seed, model=model)
+        with progress("making up samples"):
+            return synthetic(inputs, samples=wished.samples or SAMPLES, seed=wished.seed, model=model)
     if isinstance(source, Dataset):
         return _same_inputs(source, inputs)
     if not inputs:
         raise DataError("data", "the model has no inputs to feed", "leave --data out")
-    opened, title = _open(source, inputs, wished)
-    return _chosen(opened, title, inputs, wished)
+    with progress("reading samples") as task:
+        opened, title = _open(source, inputs, wished, task.advance)
+        return _chosen(opened, title, inputs, wished)
 
 
-def _open(source: Any, inputs: Sequence[ValueInfo], config: DataConfig) -> tuple[Source, str]:
+def _open(source: Any, inputs: Sequence[ValueInfo], config: DataConfig, tick: Callable[[], None]) -> tuple[Source, str]:
     if isinstance(source, (str, os.PathLike)):
-        return _open_path(str(source), inputs, config)
+        return _open_path(str(source), inputs, config, tick)
     if isinstance(source, np.ndarray) or (hasattr(source, "__array__") and not isinstance(source, Mapping)):
         return ArraySource(named(source, inputs, "data"), inputs, "data"), "array"
     if isinstance(source, Mapping):
@@ -56,15 +64,17 @@ def _open(source: Any, inputs: Sequence[ValueInfo], config: DataConfig) -> tuple
         items = [(f"item {k}", named(one, inputs, f"item {k}")) for k, one in enumerate(source)]
         return JoinedSource([ArraySource(item, inputs, where, feed=True) for where, item in items]), "samples"
     if isinstance(source, Iterable):
-        return spool(source, inputs, "data", config.samples), "stream"
+        return spool(source, inputs, "data", config.samples, tick), "stream"
     if callable(source):
-        return _open(source(), inputs, config)
+        return _open(source(), inputs, config, tick)
     raise DataError(
         "data", f"is a {type(source).__name__}", "give a path, arrays by input name, or an iterable of {name: array}"
     )
 
 
-def _open_path(text: str, inputs: Sequence[ValueInfo], config: DataConfig) -> tuple[Source, str]:
+def _open_path(
+    text: str, inputs: Sequence[ValueInfo], config: DataConfig, tick: Callable[[], None]
+) -> tuple[Source, str]:
     script, colon, function = text.rpartition(":")
     if not (colon and script.endswith(".py")):
         script, function = text, DEFAULT_FUNCTION
@@ -78,8 +88,8 @@ def _open_path(text: str, inputs: Sequence[ValueInfo], config: DataConfig) -> tu
     if isinstance(given, Dataset):
         raise DataError(title, "returns a Dataset", "return arrays by input name or an iterable of {name: array}")
     if isinstance(given, Iterable) and not isinstance(given, (str, os.PathLike, Mapping, list, tuple, np.ndarray)):
-        return spool(given, inputs, title, config.samples), title
-    return _open(given, inputs, config)[0], title
+        return spool(given, inputs, title, config.samples, tick), title
+    return _open(given, inputs, config, tick)[0], title
 
 
 def _chosen(source: Source, title: str, inputs: Sequence[ValueInfo], config: DataConfig) -> Dataset:

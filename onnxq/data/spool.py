@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,16 @@ def _array(value: Any, where: str) -> Array:
     return array
 
 
-def spool(items: Iterable[Any], inputs: Sequence[ValueInfo], where: str, limit: int | None) -> JoinedSource:
+def spool(
+    items: Iterable[Any],
+    inputs: Sequence[ValueInfo],
+    where: str,
+    limit: int | None,
+    tick: Callable[[], None] = lambda: None,
+) -> JoinedSource:
     """Go through the items once and keep them; no further than `limit` samples, so an endless stream ends.
 
+    tick: called for each item.
     Raises DataError for an item that does not fit, one that the code behind the items raised, or when there is none.
     """
     parts: list[ArraySource] = []
@@ -59,6 +66,7 @@ def spool(items: Iterable[Any], inputs: Sequence[ValueInfo], where: str, limit: 
         kept = store.keep(named(item, inputs, label))
         parts.append(ArraySource(kept, inputs, label, feed=True))
         count += len(parts[-1])
+        tick()
         if limit is not None and count >= limit:
             break
     if not parts:

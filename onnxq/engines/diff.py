@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -21,12 +21,13 @@ from onnxq.engines.diff_inside import Inner, Inside, Spot, open_inner, read_insi
 from onnxq.engines.diff_layers import Place
 from onnxq.engines.diff_levels import level_of
 from onnxq.engines.diff_measure import SAME_DB, Array, Tally, parts, unmet
-from onnxq.engines.diff_model import FLOAT, OFF, ON, Difference, Error, OutputDiff, Parting, Run, Tolerances
+from onnxq.engines.diff_model import FLOAT, OFF, ON, Difference, Error, OutputDiff, Parting, Run, Tolerances, run_label
 from onnxq.engines.diff_polygraphy import Loaded, Recorder, infer, polygraphy
-from onnxq.engines.diff_runs import Engines, Stage, engine_text
+from onnxq.engines.diff_runs import Engines, engine_text
 from onnxq.engines.saturation.cause import find_cause
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
+from onnxq.progress import Progress, silent
 from onnxq.sites import Refusal, TensorId
 
 
@@ -52,19 +53,6 @@ class Wish:
         return self.layers or self.bisect
 
 
-class Task:
-    """A stage that nobody looks at."""
-
-    def advance(self, steps: int = 1) -> None:
-        """Count `steps` as done."""
-
-
-@contextmanager
-def silent(_description: str, _total: int | None = None) -> Iterator[Any]:
-    """The default Stage."""
-    yield Task()
-
-
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """The account, the recorded samples and the pieces that bisection cut out."""
@@ -81,7 +69,7 @@ def compare(
     wish: Wish = Wish(),
     *,
     loaded: Sequence[Loaded] = (),
-    stage: Stage = silent,
+    progress: Progress = silent,
 ) -> Outcome:
     """Run float in ORT (optimizations off), quantized in ORT (off, on) and TensorRT, and sum up the differences.
 
@@ -90,10 +78,11 @@ def compare(
     samples, MissingDependencyError without Polygraphy or ONNX Runtime.
     """
     polygraphy()
-    float_index, index = GraphIndex(name_nodes(float_proto)), GraphIndex(infer_shapes(name_nodes(quantized)))
-    check_pair(float_index, index)
+    with progress("indexing both models"):
+        float_index, index = GraphIndex(name_nodes(float_proto)), GraphIndex(infer_shapes(name_nodes(quantized)))
+        check_pair(float_index, index)
     with tempfile.TemporaryDirectory(prefix="onnxq-diff-") as folder:
-        engines = Engines(float_index, index, dataset, wish.engines, wish.threads, Path(folder), stage)
+        engines = Engines(float_index, index, dataset, wish.engines, wish.threads, Path(folder), progress)
         work = _Work(engines, wish, recorder=Recorder(wish.keep))
         outputs = work.outputs(loaded)
         inside = work.inside() if wish.inside else Inside()
@@ -163,7 +152,7 @@ class _Work:
         self.sums = sums = _OutputSums(names, self.wish.top_k, {name: _output_step(self.index, name) for name in names})
         with self.engines.running(alone=not loaded) as runners:
             self.loaded = _labelled(loaded, self.engines.names)
-            with self.engines.stage("compare outputs", len(self.dataset)) as task:
+            with self.engines.progress("comparing outputs", len(self.dataset)) as task:
                 for at, feeds in enumerate(self.dataset.samples()):
                     values = {runner.name: infer(runner, feeds) for runner in runners}
                     if self.recorder.wants(at):
@@ -188,7 +177,9 @@ class _Work:
             count, where = seen.get(run, 0), self.loaded[run].path if run in self.loaded else ""
             self.runs.append(Run(name=run, engine=f"from {where}" if where else engine_text(run), samples=count))
             if where and count < len(self.dataset):
-                self.notes.append(f"{run}: only the first {count} of {len(self.dataset)} samples are in {where}")
+                self.notes.append(
+                    f"{run_label(run)}: only the first {count} of {len(self.dataset)} samples are in {where}"
+                )
 
     def _same_samples(self, sums: _OutputSums) -> None:
         """The float run in a results file must answer as float does here."""
@@ -208,23 +199,26 @@ class _Work:
         """Every matching tensor inside."""
         first, threads = self.dataset[0], self.wish.threads
         if OFF not in self.engines.names:
-            return Inside(skipped=(Refusal("layers", f"they are compared with {OFF}, which did not run"),))
-        self.inner = inner = open_inner(
-            self.engines.float_index, self.index, first, fused=ON in self.engines.names, threads=threads
-        )  # fmt: skip
+            return Inside(
+                skipped=(Refusal("layers", f"they are compared with the model run {run_label(OFF)}, which failed"),)
+            )
+        with self.engines.progress("having ONNX Runtime optimize the model"):
+            self.inner = inner = open_inner(
+                self.engines.float_index, self.index, first, fused=ON in self.engines.names, threads=threads
+            )  # fmt: skip
         with ExitStack() as stack:
             others = self.engines.inner(stack)
-            task = stack.enter_context(self.engines.stage("compare layers", None))
             return read_inside(
                 inner, self.dataset.samples, first, others=others, threads=threads,
-                memory_limit=self.wish.memory_limit, tick=task.advance,
+                memory_limit=self.wish.memory_limit,
+                begin=lambda rounds: self.engines.progress("comparing layers", rounds * len(self.dataset)),
             )  # fmt: skip
 
     def alone(self, spots: Sequence[Spot]) -> Iterator[Spot]:
         """Where nothing parts on the way through: a kernel that parts when it is fed the same as without fusions."""
         if self.inner is None or self.inner.fused is None or any(spot.parting.run == ON for spot in spots):
             return
-        with self.engines.stage("check each kernel alone", None) as task:
+        with self.engines.progress("checking each kernel alone") as task:
             found = check_kernels(self.inner, self.dataset[0], threads=self.wish.threads, tick=task.advance)
         if found.spot is not None:
             yield found.spot
@@ -236,10 +230,11 @@ class _Work:
         if spot.parting.run != ON:
             return spot
         feeds = self.dataset[spot.sample]
-        found = find_cause(
-            self.index, spot.place, feeds, lambda: read_on(self.inner, self.index, spot.place, feeds),
-            threads=self.wish.threads,
-        )  # fmt: skip
+        with self.engines.progress("looking for the cause"):
+            found = find_cause(
+                self.index, spot.place, feeds, lambda: read_on(self.inner, self.index, spot.place, feeds),
+                threads=self.wish.threads,
+            )  # fmt: skip
         return replace(spot, parting=replace(spot.parting, saturating=found))
 
     def bisections(self, spots: Iterable[Spot]) -> Iterator[Found]:
@@ -248,7 +243,7 @@ class _Work:
             run, rival = spot.parting.run, self.engines.rivals.get(spot.parting.run)
             if rival is None or run not in self.engines.names:
                 continue
-            with self.engines.stage(f"bisect {run}", None) as task:
+            with self.engines.progress(f"bisecting ({run_label(run)})") as task:
                 found = bisect(
                     self.index, spot.place.tensor, self.dataset[spot.sample], rival, run=run,
                     level=spot.place.level, step=spot.step, threads=self.wish.threads, tick=task.advance,
@@ -257,8 +252,8 @@ class _Work:
                 yield found
             else:
                 self.notes.append(
-                    f"{run}: no piece of the network up to {spot.parting.tensor} parts when it is given the same "
-                    "inputs; the difference adds up from roundings"
+                    f"{run_label(run)}: no piece of the network up to {spot.parting.tensor} parts when it is given "
+                    "the same inputs; the difference adds up from roundings"
                 )
 
     def failing_pieces(self) -> Iterator[Found]:
@@ -267,7 +262,7 @@ class _Work:
             rival = self.engines.rivals.get(run)
             if rival is None or OFF not in self.engines.names:
                 continue
-            with self.engines.stage(f"bisect the failure of {run}", None) as task:
+            with self.engines.progress(f"bisecting the failure ({run_label(run)})") as task:
                 for tensor in named_tensors(self.index, str(error)):
                     found = bisect(
                         self.index, tensor, self.dataset[0], rival, run=run, failing=True,
@@ -347,7 +342,9 @@ def _first_spots(work: _Work, inside: Inside, outputs: Sequence[OutputDiff]) -> 
             worst = work.sums.worst_sample(output.name, error.run) if work.sums is not None else 0
             found[error.run] = Spot(parting, Place(output.name, None), _output_step(work.index, output.name), worst)
             if work.wish.inside and inside.layers:
-                work.notes.append(f"{error.run}: output {output.name} parts though no tensor read inside does")
+                work.notes.append(
+                    f"{run_label(error.run)}: output {output.name} parts though no tensor read inside does"
+                )
     return tuple(found.values())
 
 

@@ -18,7 +18,7 @@ from onnxq.engines.diff_extract import Parts
 from onnxq.engines.diff_inside import Inner, Spot
 from onnxq.engines.diff_layers import Place, Row, rows
 from onnxq.engines.diff_measure import Tally, parts
-from onnxq.engines.diff_model import OFF, ON, Error, Parting
+from onnxq.engines.diff_model import OFF, ON, Error, Parting, run_label
 from onnxq.errors import ModelError
 from onnxq.runtime import Session
 
@@ -42,8 +42,8 @@ class Alone:
         whole = f"to 1 level on at most {100 * self.share:.2g}% of a tensor's values" if self.levels else "exactly"
         real = "exactly" if math.isinf(self.sqnr_db) else f"to {self.sqnr_db:.0f} dB"
         return (
-            f"{ON}: each of {self.kernels} kernels alone, fed what {OFF} computes, agrees with it: quantized results "
-            f"{whole}, float ones {real}"
+            f"{run_label(ON)}: each of {self.kernels} kernels alone, fed the same, agrees with the file: "
+            f"quantized results {whole}, float ones {real}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 from onnxq.engines.diff_layers import Place, Row, reached, rows
 from onnxq.engines.diff_levels import Level, level_of
 from onnxq.engines.diff_measure import Tally, parts
-from onnxq.engines.diff_model import FLOAT, OFF, ON, Error, LayerDiff, Parting
+from onnxq.engines.diff_model import FLOAT, OFF, ON, Error, LayerDiff, Parting, run_label
 from onnxq.engines.diff_polygraphy import Feeds, active, infer, ort_runner
 from onnxq.errors import OnnxqError
 from onnxq.graph import GraphIndex, name_nodes
+from onnxq.progress import Task, silent
 from onnxq.runtime import Session, ShapeProbe, optimized_graph, tap
 from onnxq.sites import Refusal, TensorId
 
@@ -79,7 +81,9 @@ def open_inner(float_index: GraphIndex, index: GraphIndex, feeds: Feeds, *, fuse
     except (OnnxqError, OSError, ValueError) as error:
         inner.fused = None
         fix = "the outputs are compared all the same"
-        inner.skipped.append(Refusal("layers of " + ON, f"the graph ORT makes cannot be read back ({error})", fix))
+        inner.skipped.append(
+            Refusal(f"layers {run_label(ON)}", f"the graph ORT makes cannot be read back ({error})", fix)
+        )
     return inner
 
 
@@ -94,7 +98,7 @@ def _layout_notes(quantized: onnx.ModelProto, fused: onnx.ModelProto, feeds: Fee
         found = tally.error(ON, ON).sqnr_db
         if found < _EQUAL_DB:
             yield (
-                f"layers of {ON} are read after ORT's fusions, before it lays tensors out anew; that last step "
+                f"layers {run_label(ON)} are read after ORT's fusions, before it lays tensors out anew; that last step "
                 f"(float kernels that sum in another order) alone moves output {name} by {found:.1f} dB"
             )
 
@@ -125,19 +129,22 @@ def read_inside(
     top_k: int = 0,
     threads: int = 0,
     memory_limit: int = 2**30,
-    tick: Callable[[], None] = lambda: None,
+    begin: Callable[[int], AbstractContextManager[Task]] = lambda rounds: silent(""),
 ) -> Inside:
     """Run float and quantized model (and `others`, active runners that give inner tensors by name) over the samples.
 
     memory_limit: bytes of tensors held of one sample, all runs together; more samples are read again for more tensors.
+    begin: begins a step of so many rounds over the samples.
     """
     made = rows(inner.float_index, inner.index)
     if not made:
         return Inside(skipped=tuple(inner.skipped), notes=tuple(inner.notes))
     sums = _Sums(top_k)
     names = {runner.name for runner in others}
-    for group in grouped(inner.index.proto, made, first, memory_limit // (3 + len(names))):
-        _read_group(inner, group, samples, others, sums, threads, tick)
+    groups = list(grouped(inner.index.proto, made, first, memory_limit // (3 + len(names))))
+    with begin(len(groups)) as task:
+        for group in groups:
+            _read_group(inner, group, samples, others, sums, threads, task.advance)
     return _summed(inner, made, sums, [*((ON,) if inner.fused is not None else ()), *sorted(names)])
 
 

@@ -9,6 +9,16 @@ from onnxq.annotate import WeightSums
 from onnxq.sites import Refusal
 
 FLOAT, OFF, ON, TRT = "float", "ort-off", "ort-on", "trt"
+_LABELS = {OFF: "as the file says", ON: "as ORT runs it"}
+
+
+def run_label(run: str) -> str:
+    """What people read for a run's name: without ORT's optimizations "as the file says", with them "as ORT runs it"."""
+    for name, label in _LABELS.items():
+        # Runs loaded from files carry the file's name behind their own.
+        if run == name or run.startswith(f"{name} ("):
+            return label + run.removeprefix(name)
+    return run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +141,7 @@ class Unmet:
     def __str__(self) -> str:
         sign = "at most" if self.measure == "max abs error" else "at least"
         value = "nothing comparable" if math.isnan(self.value) else f"{self.value:.6g}"
-        return f"{self.run}: {self.measure} is {value}, {sign} {self.wanted:g} is wanted"
+        return f"{run_label(self.run)}: {self.measure} is {value}, {sign} {self.wanted:g} is wanted"
 
 
 @dataclass(frozen=True, kw_only=True)

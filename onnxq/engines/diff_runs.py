@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from onnxq.engines.diff_model import FLOAT, OFF, ON, TRT
 from onnxq.engines.diff_polygraphy import Feeds, active, infer, ort_runner
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.graph import GraphIndex
+from onnxq.progress import Progress
 from onnxq.runtime import Session
 from onnxq.runtime.engine import engine
 from onnxq.sites import Refusal
 
 ENGINES = ("ort", "trt")
 _FIX = {ON: "without optimizations it may run all the same: keep what the message names float with a rule"}
-Stage = Callable[[str, int | None], AbstractContextManager[Any]]
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class Engines:
     wanted: tuple[str, ...]
     threads: int
     folder: Path
-    stage: Stage
+    progress: Progress
     names: list[str] = field(default_factory=list)
     skipped: list[Refusal] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -112,10 +112,11 @@ class Engines:
 
     def _made(self, name: str) -> Any:
         if name == TRT:
-            with self.stage("build the TensorRT engine", None):
+            with self.progress("building the TensorRT engine"):
                 return diff_trt.trt_runner(TRT, self._build("outputs"))
         proto = (self.float_index if name == FLOAT else self.index).proto
-        return ort_runner(name, Session(proto, optimize=name == ON, threads=self.threads))
+        with self.progress(f"loading {'the float' if name == FLOAT else 'the quantized'} model into ONNX Runtime"):
+            return ort_runner(name, Session(proto, optimize=name == ON, threads=self.threads))
 
     def _build(self, name: str, *, layers: bool = False) -> Path:
         if not self._shapes:
@@ -129,7 +130,7 @@ class Engines:
         if TRT not in self.names:
             return []
         try:
-            with self.stage("build the TensorRT engine for its layers", None):
+            with self.progress("building the TensorRT engine for its layers"):
                 runner = diff_trt.trt_runner(TRT, self._build("layers", layers=True))
             stack.enter_context(active([runner]))
         except OnnxqError as error:
@@ -168,7 +169,7 @@ def engine_text(run: str) -> str:
         return diff_trt.version()
     how = {
         FLOAT: "float model, optimizations off",
-        OFF: "optimizations off: as the file says",
-        ON: "all optimizations: as users run it",
+        OFF: "optimizations off",
+        ON: "all optimizations",
     }[run]
     return f"ONNX Runtime {engine().__version__}, {how}"

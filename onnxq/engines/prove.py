@@ -6,11 +6,10 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -36,6 +35,7 @@ from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.graph import GraphIndex, infer_shapes, inline_functions, name_nodes, save_model
 from onnxq.nearest import did_you_mean
 from onnxq.plan import from_json
+from onnxq.progress import Progress, Task, silent
 from onnxq.runtime import open_libraries
 from onnxq.sites import Refusal
 
@@ -55,7 +55,6 @@ TIMEOUT = 600.0
 _REDUCE_SECONDS, _PART_SECONDS = 180.0, 60.0
 _CACHE = "timing.cache"
 REDUCED = "reduced.onnx"
-Stage = Callable[[str, int | None], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,21 +76,23 @@ class Wish:
     force: bool = False
     reduce: bool = False
     timeout: float = TIMEOUT
-    stage: Stage | None = None
+    progress: Progress = silent
 
 
 def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
     """Build and judge. Raises OnnxqError for a wish that cannot be had; a build that fails is a Proof all the same."""
-    inspection = None if wish.engine is not None else _inspected(source)
+    with wish.progress("reading the model"):
+        inspection = None if wish.engine is not None else _inspected(source)
     engine, chosen = wish.engine or "", ""
     if inspection is not None:
         engine, chosen = choose_engine(inspection.model, wish.capability)
         wish = replace(wish, engine=engine)
     capability = _capability(wish, engine)
     before = None if wish.compare is None else read_proof(wish.compare)
-    inspection = inspection or _inspected(source)
-    proto = infer_shapes(inspection.model)
-    index = GraphIndex(proto)
+    with wish.progress("reading the model"):
+        inspection = inspection or _inspected(source)
+        proto = infer_shapes(inspection.model)
+        index = GraphIndex(proto)
     required = _required(index, wish.require_int8)
     files = _Files(wish)
     shapes, note = ({}, "") if engine == ORT else profile(proto, index, wish.shapes)
@@ -100,19 +101,22 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
     job = Job(library=library, capability=capability, shapes=shapes, cache=files.cache, operators=operators)
     with tempfile.TemporaryDirectory(prefix="onnxq-") as name:
         folder = Path(name)
-        outcome = able(builds.build(inspection.model, job, folder, timeout=wish.timeout), library, install)
+        with wish.progress(f"building with {_PACKAGES[engine][0]}, for at most {wish.timeout:g} s"):
+            outcome = able(builds.build(inspection.model, job, folder, timeout=wish.timeout), library, install)
         if outcome.state == "usage":
             raise ConfigError(f"compute capability {wish.capability}", outcome.reason, "choose one of these")
-        kernels = _kernels(engine, outcome, proto, folder)
-        weights = _weights(engine, index, kernels, folder)
-        saved = files.keep(folder, outcome)
-        warnings = [*inspection.warnings, *filter(None, [note]), *_otherwise(engine, outcome, folder)]
+        with wish.progress("reading what was built"):
+            kernels = _kernels(engine, outcome, proto, folder)
+            weights = _weights(engine, index, kernels, folder)
+            saved = files.keep(folder, outcome)
+            warnings = [*inspection.warnings, *filter(None, [note]), *_otherwise(engine, outcome, folder)]
     reduced = None
     if wish.reduce and outcome.state != BUILT:
         reduced, saved = _reduced(index, job, outcome, wish, files, saved)
     build = _build(engine, capability, outcome, shapes, reduced, saved)
     why = Why(engine, index, inspection.pairs, _refusals(proto), capability)
-    nodes, sites = judge(index, inspection, kernels, why) if outcome.state == BUILT else ((), ())
+    with wish.progress("telling kernels from nodes and pairs"):
+        nodes, sites = judge(index, inspection, kernels, why) if outcome.state == BUILT else ((), ())
     types = {one.node: one.type for one in nodes}
     proof = Proof(
         source=inspection.source,
@@ -140,10 +144,8 @@ def _cost(proto: onnx.ModelProto, weights: Sequence[WeightSums], wish: Wish) -> 
     if wish.dataset is None:
         return None
     nodes = frozenset(one.node for one in weights if one.saturates)
-    stage = nullcontext() if wish.stage is None else wish.stage("count sums that saturate", len(wish.dataset))
-    with stage as task:
-        tick = (lambda: None) if task is None else task.advance
-        found = measure(proto, wish.dataset.samples(), nodes=nodes, threads=wish.threads, on_sample=tick)
+    with wish.progress("counting sums that saturate", len(wish.dataset)) as task:
+        found = measure(proto, wish.dataset.samples(), nodes=nodes, threads=wish.threads, on_sample=task.advance)
     return replace(found, data=wish.dataset.describe(), synthetic=wish.dataset.synthetic)
 
 
@@ -316,7 +318,8 @@ def _reduced(
             outcome = builds.build(part, replace(job, shapes=shapes, cache=""), folder, timeout=timeout)
         return _alike(outcome, whole)
 
-    found = reduce(index, fails, seconds=_REDUCE_SECONDS, hint=whole.node)
+    with wish.progress(f"looking for the smallest part that fails, for at most {_REDUCE_SECONDS:g} s") as task:
+        found = reduce(index, lambda part: _tried(fails, part, task), seconds=_REDUCE_SECONDS, hint=whole.node)
     if found is None:
         return None, saved
     model, reduced = found
@@ -325,6 +328,12 @@ def _reduced(
         save_model(model, path, overwrite=True)
         return replace(reduced, path=str(path)), (*saved, str(path))
     return reduced, saved
+
+
+def _tried(fails: Callable[[onnx.ModelProto], bool], part: onnx.ModelProto, task: Task) -> bool:
+    failed = fails(part)
+    task.advance()
+    return failed
 
 
 def _alike(outcome: Outcome, whole: Outcome) -> bool:

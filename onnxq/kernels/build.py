@@ -13,6 +13,7 @@ from onnxq.kernels import cache as store
 from onnxq.kernels.device import ARCHS, arch_number, build_cubin, build_fatbin
 from onnxq.kernels.host import PORTABLE, build_host
 from onnxq.kernels.nvrtc import find_nvrtc
+from onnxq.progress import Progress, counted, silent
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ class Built:
     reason: str = ""
 
 
-def build_kernels(archs: Sequence[str] = (), *, output: Path | None = None, force: bool = False) -> tuple[Built, ...]:
+def build_kernels(
+    archs: Sequence[str] = (), *, output: Path | None = None, force: bool = False, progress: Progress = silent
+) -> tuple[Built, ...]:
     """Build the CPU twin and the CUDA kernels; what cannot be built is told, not raised.
 
     archs: GPUs, as "sm_90" or "9.0"; none: all that nvcc knows of ARCHS. Without nvcc NVRTC compiles them one by one.
@@ -43,13 +46,17 @@ def build_kernels(archs: Sequence[str] = (), *, output: Path | None = None, forc
         except OSError as error:
             raise OutputError(str(output), error.strerror or str(error), "choose another folder") from error
     march = "native" if output is None else PORTABLE
-    host = _timed("CPU", lambda: build_host(output, march=march, force=force))
-    device = _timed("CUDA", lambda: build_fatbin(numbers, output, force=force))
+    with progress("compiling for the CPU, about a minute"):
+        host = _timed("CPU", lambda: build_host(output, march=march, force=force))
+    with progress("compiling for GPUs with nvcc, some minutes"):
+        device = _timed("CUDA", lambda: build_fatbin(numbers, output, force=force))
     compiler = find_nvrtc() if device.state == "missing" else None
     if compiler is None:
         return host, device
     wanted = numbers or tuple(one for one in ARCHS if one in compiler.archs)
-    return host, *(_timed("CUDA", partial(build_cubin, compiler, one, output, force=force)) for one in wanted)
+    with progress("compiling for GPUs with NVRTC", len(wanted)) as task:
+        builds = [partial(build_cubin, compiler, one, output, force=force) for one in wanted]
+        return host, *(_timed("CUDA", build) for build in counted(builds, task))
 
 
 def _timed(kernels: str, build: Callable[[], store.Entry]) -> Built:

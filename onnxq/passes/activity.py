@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from onnxq.calibrate import DEFAULT_MEMORY_LIMIT, Progress
+from onnxq.calibrate import DEFAULT_MEMORY_LIMIT
 from onnxq.calibrate.taps import Taps
 from onnxq.data import Batch, Dataset, attended
 from onnxq.passes.smooth_core import Seen
+from onnxq.progress import Progress
 from onnxq.runtime import Feeds
 from onnxq.sites import TensorId
 

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.calibrate import Progress
 from onnxq.data import attended
 from onnxq.graph import GraphIndex, at_opset
 from onnxq.graph.scopes import bodies
@@ -18,6 +17,7 @@ from onnxq.numerics import dequantize, fake_quant_weight
 from onnxq.passes.sweep import sweep
 from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.plan import Plan, SitePlan
+from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.sites import Edge, Site
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
-from onnxq.calibrate import Progress, calibrate
+from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import tensor_of
 from onnxq.data import attended
 from onnxq.graph import GraphIndex, NodeRef, at_opset, index_of
@@ -24,6 +24,7 @@ from onnxq.passes.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.ranges_core import WORTH, Array, Ranges, chosen, noise, power, rounded
 from onnxq.passes.sweep_walk import Walk
 from onnxq.plan import Plan, SitePlan
+from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.sites import Role, Site
 from onnxq.spec import PerTensor, QParams

@@ -17,7 +17,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.calibrate import Progress
 from onnxq.emit import emit
 from onnxq.graph import GraphIndex, NodeRef, at_opset, structural_ids
 from onnxq.numerics import (
@@ -49,6 +48,7 @@ from onnxq.passes.sweep_seen import Seen, Wanted, gathered
 from onnxq.passes.sweep_walk import Changes, Walk
 from onnxq.passes.view import View
 from onnxq.plan import BiasPlan, Plan, SitePlan
+from onnxq.progress import Progress
 from onnxq.runtime import Feeds
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, QParams

@@ -18,7 +18,7 @@ from onnxq.pipeline import carry_out, run
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.run import Options
 from onnxq.plan import Plan, to_json
-from onnxq.report import Progress, silent
+from onnxq.progress import Progress, silent
 
 if TYPE_CHECKING:
     from onnxq.interop import Imported
@@ -85,7 +85,8 @@ def quantize(
         ort_library=ort_library,
     )  # fmt: skip
     result = run.quantize(model, data, config, target=target, options=options, progress=progress)
-    return _written(result, out, plan_out, force, external_data, bits_attribute)
+    with progress("writing"):
+        return _written(result, out, plan_out, force, external_data, bits_attribute)
 
 
 def apply(
@@ -130,7 +131,8 @@ def apply(
     result = carry_out.apply(
         model, plan, data, new_weights=new_weights, config=config, options=options, progress=progress
     )
-    return _written(result, out, plan_out, force, external_data, bits_attribute)
+    with progress("writing"):
+        return _written(result, out, plan_out, force, external_data, bits_attribute)
 
 
 def make_plan(
@@ -157,7 +159,8 @@ def make_plan(
     options = Options(samples=samples, seed=seed, placement=placement, cpu=cpu, ort_library=ort_library)
     plan = run.make_plan(model, data, config, target=target, options=options, progress=progress)
     if plan_out is not None:
-        write_text(Path(plan_out), to_json(plan), overwrite=force)
+        with progress("writing"):
+            write_text(Path(plan_out), to_json(plan), overwrite=force)
     return plan
 
 
@@ -197,16 +200,18 @@ def import_calibration(
         cache, model, data, config, target=target, allow_missing=allow_missing, options=options, progress=progress
     )
     if plan_out is not None:
-        write_text(Path(plan_out), to_json(found.plan), overwrite=force)
+        with progress("writing"):
+            write_text(Path(plan_out), to_json(found.plan), overwrite=force)
     return found
 
 
-def inspect(model: ModelSource) -> Inspection:
+def inspect(model: ModelSource, *, progress: Progress = silent) -> Inspection:
     """List every quantize/dequantize pair with its site, bits, scheme, granularity and scale, from any tool.
 
     Raises ModelError for a file that cannot be read.
     """
-    return annotate.inspect_model(model)
+    with progress("looking for pairs"):
+        return annotate.inspect_model(model)
 
 
 def annotate_bits(
@@ -219,6 +224,7 @@ def annotate_bits(
     out: str | Path | None = None,
     force: bool = False,
     external_data: bool = False,
+    progress: Progress = silent,
 ) -> Inspection:
     """Write the number of bits of every pair into the model, keyed by node name.
 
@@ -227,10 +233,12 @@ def annotate_bits(
     Raises ConfigError for a pattern that matches no pair, ModelError for a file that cannot be read.
     """
     _free(force, model, out)
-    known = None if plan is None else carry_out.read_plan(plan)
-    done = annotate.annotate_model(model, given=given, plan=known, rename=rename, bits_attribute=bits_attribute)
+    with progress("looking for pairs"):
+        known = None if plan is None else carry_out.read_plan(plan)
+        done = annotate.annotate_model(model, given=given, plan=known, rename=rename, bits_attribute=bits_attribute)
     if out is not None:
-        save_model(done.model, Path(out), external=external_data or None, overwrite=force)
+        with progress("writing"):
+            save_model(done.model, Path(out), external=external_data or None, overwrite=force)
         done = replace(done, output=str(out))
     return done
 

@@ -9,6 +9,7 @@ from onnxq.data import Dataset
 from onnxq.pipeline.judging import plan_errors
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.plan import Plan
+from onnxq.progress import Progress, silent
 from onnxq.sites import Refusal
 
 # What integers in attention may cost in SQNR. A decibel is well inside the spread of a few held-back samples.
@@ -30,13 +31,16 @@ def without_attention(whole: Plan, plain: Plan) -> Plan:
     )  # fmt: skip
 
 
-def settle_attention(prepared: PreparedModel, whole: Plan, plain: Plan, held: Dataset) -> Plan:
+def settle_attention(
+    prepared: PreparedModel, whole: Plan, plain: Plan, held: Dataset, progress: Progress = silent
+) -> Plan:
     """`whole`, with attention quantized, if it answers as well as `plain`, without; else `plain` with its numbers.
 
     whole: calibrated. plain: the same choice without attention; its sites are among those of `whole`.
     """
     plain = without_attention(whole, plain)
-    found = {name: plan_errors(prepared, plan, held) for name, plan in (("quantized", whole), ("float", plain))}
+    both = {"quantized": whole, "float": plain}
+    found = {name: plan_errors(prepared, plan, held, progress=progress) for name, plan in both.items()}
     worst = {name: min((output.sqnr_db for output in outputs), default=math.inf) for name, outputs in found.items()}
     kept = [
         b.sqnr_db >= min(a.sqnr_db - _MAY_COST_DB, _GOOD_DB)

@@ -18,7 +18,7 @@ from onnxq.passes.bits_core import Weight, mean_bits, spend
 from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.pipeline.sweeping import other_views
 from onnxq.plan import Plan, SitePlan
-from onnxq.report import Progress
+from onnxq.progress import Progress
 from onnxq.sites import Role, Site, TensorId
 from onnxq.spec import QuantSpec
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from onnxq.data import Dataset
-from onnxq.report import Progress, Task, duration
+from onnxq.progress import OutOfTime, Progress, Task
+from onnxq.report import duration
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -24,10 +25,6 @@ S = TypeVar("S")
 _END, _LEAST_END = 2.0, 0.3
 # Beginning something with less than this is of no use.
 _USELESS = 0.2
-
-
-class OutOfTime(Exception):
-    """A pass has used up its share. Not an OnnxqError: nothing is wrong, and nobody but the budget may catch it."""
 
 
 @dataclass(eq=False)

@@ -25,7 +25,7 @@ from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan, from_json
 from onnxq.plan.limits import check_specs
 from onnxq.planner import Existing, rebase
-from onnxq.report import Progress, silent
+from onnxq.progress import Progress, silent
 from onnxq.runtime import operator_libraries
 from onnxq.sites import Role
 
@@ -83,32 +83,32 @@ def _apply(
     options: Options,
     progress: Progress,
 ) -> Result:
-    stages = Stages()
+    stages = Stages(progress)
     with stages.run("prepare"):
-        prepared = load(model, only=found.prepare, target=found.target)
+        prepared = load(model, only=found.prepare, target=found.target, progress=progress)
         prepared = rescaled(prepared, found.scalings)
         index = GraphIndex(prepared.proto)
         found = rebase(found, index, fingerprint(prepared.proto), new_weights=new_weights)
         check_specs(found, index)
         found = _with_own_numbers(found, find_existing(prepared.proto))
-        inputs = None if data is None else read_data(prepared, data, wished)
+        inputs = None if data is None else read_data(prepared, data, wished, progress=progress)
     with stages.run("calibrate"):
         found, lines = renew_numbers(
             prepared, found, inputs, wished, memory_limit=options.memory_limit, progress=progress
         )
     if inputs is None and found.sites and all(site.role is Role.WEIGHT for site in found.sites):
-        inputs, wished = _make_inputs(prepared, wished)
+        inputs, wished = _make_inputs(prepared, wished, progress)
     with stages.run("emit"):
         quantized = realise(prepared, found)
     done = finish(prepared, found, quantized, inputs, wished, stages, source=model)
     return replace(done, report=replace(done.report, warnings=(*done.report.warnings, *lines)))
 
 
-def _make_inputs(prepared: PreparedModel, config: Config) -> tuple[Inputs | None, Config]:
+def _make_inputs(prepared: PreparedModel, config: Config, progress: Progress) -> tuple[Inputs | None, Config]:
     """Seeded inputs for a check that nothing was chosen on, and the configuration without timing; None if none fit."""
     try:
         quiet = config.verify.model_copy(update={"latency": False})
-        return read_data(prepared, None, config), config.model_copy(update={"verify": quiet})
+        return read_data(prepared, None, config, progress=progress), config.model_copy(update={"verify": quiet})
     except OnnxqError:
         return None, config
 

@@ -19,7 +19,8 @@ from onnxq.files import write_text
 from onnxq.graph import GraphIndex, load_model, name_nodes, save_model
 from onnxq.nearest import did_you_mean
 from onnxq.pipeline.run import Options, configured
-from onnxq.report import Progress, difference_json, silent
+from onnxq.progress import Progress, silent
+from onnxq.report import difference_json
 from onnxq.runtime import operator_libraries
 
 ModelSource = str | Path | onnx.ModelProto
@@ -71,19 +72,20 @@ def diff(
     )  # fmt: skip
     _check_numbers(tolerances, memory_limit, top_k=(top_k, 1), keep=(keep, 1), threads=(threads, 0))
     folder = None if save is None else _folder(Path(save), force)
-    loaded = [run for path in load for run in load_results(path)]
+    with progress("reading the models"):
+        loaded = [run for path in load for run in load_results(path)]
+        named, other = name_nodes(load_model(model).proto), load_model(quantized).proto
     data = inputs_beside(load[0]) if data is None and load else data
-    named, quantized_proto = name_nodes(load_model(model).proto), load_model(quantized).proto
     chosen = configured(config, None, Options(samples=samples, seed=seed, ort_library=ort_library))
     wish = Wish(
         engines=tuple(engines), layers=layers, bisect=bisect, top_k=top_k, keep=keep if folder is not None else 0,
         threads=threads, memory_limit=memory_limit or Wish.memory_limit, tolerances=tolerances,
     )  # fmt: skip
     with operator_libraries(chosen.runtime.libraries):
-        dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named)
-        outcome = compare(named, quantized_proto, dataset, wish, loaded=loaded, stage=progress)
+        dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
+        outcome = compare(named, other, dataset, wish, loaded=loaded, progress=progress)
     found = replace(outcome.difference, float_model=_path(model), quantized_model=_path(quantized))
-    return found if folder is None else _saved(found, outcome, folder)
+    return found if folder is None else _saved(found, outcome, folder, progress)
 
 
 def _check_numbers(tolerances: Tolerances, memory_limit: int | None, **counts: tuple[int, int]) -> None:
@@ -125,17 +127,18 @@ def _folder(folder: Path, force: bool) -> Path:
     return folder
 
 
-def _saved(found: Difference, outcome: Outcome, folder: Path) -> Difference:
+def _saved(found: Difference, outcome: Outcome, folder: Path, progress: Progress) -> Difference:
     """Write everything; plain Polygraphy files, so that `polygraphy run` can go on from them."""
-    files = [*outcome.recorder.write(folder, overwrite=True)]
-    bisections = []
-    for piece in outcome.pieces:
-        stem = f"bisect-{piece.bisection.run}"
-        path = folder / f"{stem}.onnx"
-        save_model(piece.proto, path, overwrite=True)
-        save_feeds(folder / f"{stem}.inputs.json", [piece.feeds], overwrite=True)
-        files += [str(path), str(folder / f"{stem}.inputs.json")]
-        bisections.append(replace(piece.bisection, path=str(path)))
+    with progress("writing the results"):
+        files = [*outcome.recorder.write(folder, overwrite=True)]
+        bisections = []
+        for piece in outcome.pieces:
+            stem = f"bisect-{piece.bisection.run}"
+            path = folder / f"{stem}.onnx"
+            save_model(piece.proto, path, overwrite=True)
+            save_feeds(folder / f"{stem}.inputs.json", [piece.feeds], overwrite=True)
+            files += [str(path), str(folder / f"{stem}.inputs.json")]
+            bisections.append(replace(piece.bisection, path=str(path)))
     files.append(str(folder / REPORT))
     count = len(outcome.recorder.inputs)
     notes = found.notes

@@ -19,6 +19,7 @@ from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan
+from onnxq.progress import counted
 from onnxq.report import Promotion, Report, duration, saturation_summary, site_line
 from onnxq.report.model import DRIFT_DB
 from onnxq.runtime import cpu_kind
@@ -48,8 +49,7 @@ def finish(
     trial, timing = None, None
     if inputs is not None:
         with stages.run("check"):
-            samples, threads = budget.while_left("check", inputs.held.samples()), config.verify.threads
-            trial = check.try_out(prepared.named, model, samples, threads=threads, optimized=engine.times_itself)
+            trial = _checked(prepared, model, inputs, config, stages, budget, optimized=engine.times_itself)
         if config.verify.latency and engine.times_itself and plan.sites:
             if budget.left() + budget.reserve < _TIMING_SECONDS:
                 budget.lines.append("timing: left out, the budget leaves no time for it")
@@ -90,6 +90,22 @@ def finish(
         stages=tuple(stages.done),
     )
     return Result(model, plan, account)
+
+
+def _checked(
+    prepared: PreparedModel,
+    model: onnx.ModelProto,
+    inputs: Inputs,
+    config: Config,
+    stages: Stages,
+    budget: Budget,
+    *,
+    optimized: bool,
+) -> check.Trial:
+    """Float and quantized model on the samples held back, as far as the budget goes."""
+    with stages.progress("running float and quantized model", len(inputs.held)) as task:
+        samples = counted(budget.while_left("check", inputs.held.samples()), task)
+        return check.try_out(prepared.named, model, samples, threads=config.verify.threads, optimized=optimized)
 
 
 def unmeasured_cpu(plan: Plan, kind: str) -> tuple[str, ...]:

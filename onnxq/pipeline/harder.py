@@ -11,7 +11,7 @@ from onnxq.graph import filled
 from onnxq.passes.handed import registered, taken
 from onnxq.passes.sweep import NARROW_BITS, Swept, sweep
 from onnxq.plan import Plan
-from onnxq.report import Progress
+from onnxq.progress import Progress
 from onnxq.runtime import Feeds
 from onnxq.sites import Role
 

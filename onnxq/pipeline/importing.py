@@ -19,7 +19,7 @@ from onnxq.pipeline.inputs import Inputs, read_data
 from onnxq.pipeline.prepared import PreparedModel, load
 from onnxq.pipeline.run import DEFAULT_OPTIONS, Options, configured, look
 from onnxq.plan import Plan
-from onnxq.report import Progress, silent
+from onnxq.progress import Progress, silent
 from onnxq.runtime import operator_libraries
 from onnxq.sites import Refusal
 
@@ -56,12 +56,13 @@ def _import(
     progress: Progress,
 ) -> Imported:
     name = Path(model).name if isinstance(model, (str, Path)) else "model"
-    trial = _attempt(scales, load(model, skip=wished.skip, target=wished.target), None, data, wished, name)
+    prepared = load(model, skip=wished.skip, target=wished.target, progress=progress)
+    trial = _attempt(scales, prepared, read_data(prepared, data, wished, progress=progress), wished, name, progress)
     notes: tuple[str, ...] = ()
     made = sorted(frozenset(trial.prepared.passes) & _MAKES_TENSORS)
     if made and _made_by_us(trial):
-        prepared = load(model, skip=(*wished.skip, *made), target=wished.target)
-        other = _attempt(scales, prepared, trial.inputs, data, wished, name)
+        prepared = load(model, skip=(*wished.skip, *made), target=wished.target, progress=progress)
+        other = _attempt(scales, prepared, trial.inputs, wished, name, progress)
         if len(other.found.missing) < len(trial.found.missing):
             trial = other
             notes = (f"prepared without {', '.join(made)}, which makes tensors that TensorRT did not have",)
@@ -69,7 +70,7 @@ def _import(
         raise _lacking(scales, trial.found)
     absent = tuple(replace(one, done="calibrated on the samples") for one in trial.found.absent)
     if trial.found.missing and data is None:
-        trial, absent = _without(trial, wished, scales, name)
+        trial, absent = _without(trial, wished, scales, name, progress)
     found, inputs = trial.found, trial.inputs
     plan = calibrate(
         trial.prepared.proto,
@@ -105,11 +106,12 @@ class _Trial:
 
 
 def _attempt(
-    cache: Cache, prepared: PreparedModel, inputs: Inputs | None, data: object, config: Config, name: str
+    cache: Cache, prepared: PreparedModel, inputs: Inputs, config: Config, name: str, progress: Progress
 ) -> _Trial:
-    inputs = read_data(prepared, data, config) if inputs is None else inputs
-    plan = look(prepared, inputs, config, name).default(attention=config.attention == "quantized")
-    return _Trial(prepared, inputs, plan, match(cache, plan, prepared.before, GraphIndex(prepared.proto)))
+    with progress("planning"):
+        drafted = look(prepared, inputs, config, name, progress=progress)
+        plan = drafted.default(attention=config.attention == "quantized")
+        return _Trial(prepared, inputs, plan, match(cache, plan, prepared.before, GraphIndex(prepared.proto)))
 
 
 def _made_by_us(trial: _Trial) -> bool:
@@ -157,7 +159,9 @@ def _lacking(cache: Cache, found: Findings) -> CalibrationError:
     )
 
 
-def _without(trial: _Trial, config: Config, cache: Cache, name: str) -> tuple[_Trial, tuple[Absent, ...]]:
+def _without(
+    trial: _Trial, config: Config, cache: Cache, name: str, progress: Progress
+) -> tuple[_Trial, tuple[Absent, ...]]:
     """The plan with float in place of whatever reads a tensor without a scale, as TensorRT itself does.
 
     Leaving nodes float can move pairs to other tensors, so it is repeated; every round takes nodes out.
@@ -174,7 +178,7 @@ def _without(trial: _Trial, config: Config, cache: Cache, name: str) -> tuple[_T
             nodes = ", ".join(consumers_of((site,), index))
             absent.setdefault(one.site, replace(one, done=f"left float: {nodes}"))
         left |= {node: tensor for node, tensor in readers.items() if node not in left}
-        trial = _attempt(cache, trial.prepared, trial.inputs, None, _floating(config, left), name)
+        trial = _attempt(cache, trial.prepared, trial.inputs, _floating(config, left), name, progress)
     refusals = tuple(Refusal(node, _REASON, "calibrate it with --data", "no-scale") for node in left)
     others = tuple(refusal for refusal in trial.plan.refusals if refusal.subject not in left)
     plan = replace(trial.plan, refusals=(*others, *refusals))

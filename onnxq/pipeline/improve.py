@@ -23,7 +23,8 @@ from onnxq.pipeline.sweeping import NAME as SWEEP
 from onnxq.pipeline.sweeping import Trial, swept
 from onnxq.plan import Plan
 from onnxq.planner import Draft
-from onnxq.report import Progress, Promotion
+from onnxq.progress import Progress
+from onnxq.report import Promotion
 from onnxq.sites import Role
 
 # Shares of the time that is left, where there is a budget.
@@ -135,7 +136,7 @@ def _settled(prepared: PreparedModel, plan: Plan, plain: Plan | None, scene: Imp
     if plain is None:
         return plan
     with scene.stages.run("attention"):
-        return settle_attention(prepared, plan, plain, scene.inputs.trial)
+        return settle_attention(prepared, plan, plain, scene.inputs.trial, scene.progress)
 
 
 def _swept(prepared: PreparedModel, plan: Plan, scene: Improving, name: str) -> Better:
@@ -160,7 +161,7 @@ def _best(before: PreparedModel, held: Better, bare: Plan, scene: Improving, nam
     again, plan = _swept(before, bare, scene, name)
     if plan is bare:
         return held
-    trial = Trial(before, scene.inputs.trial)
+    trial = Trial(before, scene.inputs.trial, scene.progress)
     return (again, plan) if trial.score(plan) > trial.score(held[1]) else held
 
 
@@ -170,7 +171,8 @@ def _bare(prepared: PreparedModel, plan: Plan, scene: Improving) -> Plan:
         replace(site, qparams=None, values=None) if site.role in (Role.WEIGHT, Role.BIAS) else site
         for site in plan.sites
     )
-    return calibrate(prepared.proto, replace(plan, sites=sites, biases=()), scene.inputs.calibration)
+    bare = replace(plan, sites=sites, biases=())
+    return calibrate(prepared.proto, bare, scene.inputs.calibration, progress=scene.progress)
 
 
 def _promoted(prepared: PreparedModel, plan: Plan, draft: Draft, scene: Improving) -> Outcome:

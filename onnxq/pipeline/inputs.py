@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +10,7 @@ from onnxq.config import Config
 from onnxq.data import Dataset, extremes, load_data
 from onnxq.pipeline.judging import judges_of
 from onnxq.pipeline.prepared import PreparedModel
+from onnxq.progress import Progress, counted, silent
 from onnxq.verify import Array
 
 _MOST_HELD = 16
@@ -43,12 +44,14 @@ class Inputs:
         return judges_of(self.calibration, self.trial, self.seed)
 
 
-def read_data(prepared: PreparedModel, data: object, config: Config, *, choosing: bool = False) -> Inputs:
+def read_data(
+    prepared: PreparedModel, data: object, config: Config, *, choosing: bool = False, progress: Progress = silent
+) -> Inputs:
     """Load the samples; hold some back for the check, and others for what has to be chosen.
 
     choosing: something is, whatever the configuration says.
     """
-    dataset = load_data(data, prepared.before.inputs, config.data, prepared.named)
+    dataset = load_data(data, prepared.before.inputs, config.data, prepared.named, progress=progress)
     count, holdout, seed = len(dataset), config.verify.holdout, config.data.seed
     usual = min(_MOST_HELD, count // 8)
     if holdout is None:
@@ -58,7 +61,10 @@ def read_data(prepared: PreparedModel, data: object, config: Config, *, choosing
     choice = max(1, usual, min(2, count // 4)) if (choosing or _chooses(config)) and holdout else 0
     # The loudest of 32 frames decides what a recording is clipped at: silero_vad has 18 dB with it, 14 without.
     wanted = holdout + choice
-    keep = extremes(dataset.samples()) if dataset.spare < wanted and count <= _FEW and not dataset.synthetic else ()
+    keep: Collection[int] = ()
+    if dataset.spare < wanted and count <= _FEW and not dataset.synthetic:
+        with progress("looking for the extreme samples", count) as task:
+            keep = extremes(counted(dataset.samples(), task))
     calibration, held = dataset.split(wanted, seed, keep)
     trial = held
     if choice and len(held) > 1:

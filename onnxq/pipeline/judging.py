@@ -16,6 +16,7 @@ from onnxq.passes.sweep import NARROW_BITS
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.realise import paired, realise
 from onnxq.plan import Plan
+from onnxq.progress import Progress, counted, silent
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.targets import target
@@ -105,22 +106,29 @@ def trial_session(prepared: PreparedModel, plan: Plan) -> Session:
         return Session(weights_dequantized(paired(prepared, plan)), optimize=False)
 
 
-def plan_errors(prepared: PreparedModel, plan: Plan, held: Dataset) -> tuple[OutputError, ...]:
+def plan_errors(
+    prepared: PreparedModel, plan: Plan, held: Dataset, *, progress: Progress = silent
+) -> tuple[OutputError, ...]:
     """Outputs of the model that the plan gives, as `trial_session` runs it, against the prepared float model's."""
     errors = _known.setdefault(held, _Known()).errors
     key = (id(prepared.proto), id(plan))
     if key not in errors:
-        found = compare({"": (recorded(prepared.proto, held), trial_session(prepared, plan))}, held.samples())[""]
+        with progress("judging", len(held)) as task:
+            pair = recorded(prepared.proto, held), trial_session(prepared, plan)
+            found = compare({"": pair}, counted(held.samples(), task))[""]
         errors[key] = (prepared.proto, plan, found)
         if len(errors) > _PLANS:
             errors.popitem(last=False)
     return errors[key][2]
 
 
-def sample_errors(prepared: PreparedModel, plan: Plan, held: Dataset) -> list[tuple[OutputError, ...]]:
+def sample_errors(
+    prepared: PreparedModel, plan: Plan, held: Dataset, *, progress: Progress = silent
+) -> list[tuple[OutputError, ...]]:
     """`plan_errors` of each sample alone, in their order."""
-    pair = recorded(prepared.proto, held), trial_session(prepared, plan)
-    return [compare({"": pair}, [feeds])[""] for feeds in held.samples()]
+    with progress("judging sample by sample", len(held)) as task:
+        pair = recorded(prepared.proto, held), trial_session(prepared, plan)
+        return [compare({"": pair}, [feeds])[""] for feeds in counted(held.samples(), task)]
 
 
 def few_bits(plan: Plan) -> bool:

@@ -15,7 +15,7 @@ from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.realise import realise
 from onnxq.plan import Plan
 from onnxq.planner import Choice, Draft
-from onnxq.report import Progress, silent
+from onnxq.progress import Progress, silent
 from onnxq.runtime import Session, cpu_kind, latency
 from onnxq.sites import Refusal
 from onnxq.verify import Array, compare

@@ -29,6 +29,7 @@ from onnxq.graph import (
 from onnxq.graph.half import computes_in_half, widen_half
 from onnxq.nearest import did_you_mean
 from onnxq.passes import PASSES, PassReport, prepare
+from onnxq.progress import Progress, counted, silent
 from onnxq.runtime import Session
 from onnxq.verify import Array, OutputError, compare
 
@@ -100,11 +101,24 @@ def check_skip(config: Config) -> None:
 
 
 def load(
-    source: object, *, skip: Iterable[str] = (), only: Iterable[str] | None = None, target: str = "ort"
+    source: object,
+    *,
+    skip: Iterable[str] = (),
+    only: Iterable[str] | None = None,
+    target: str = "ort",
+    progress: Progress = silent,
 ) -> PreparedModel:
     """Load and prepare for a target. `skip` leaves passes out; `only` runs no others (a plan carried out again)."""
-    model = load_model(source)  # type: ignore[arg-type]
-    named = name_nodes(hold(model.proto))
+    with progress("reading the model"):
+        model = load_model(source)  # type: ignore[arg-type]
+        named = name_nodes(hold(model.proto))
+    with progress("simplifying the graph"):
+        return _prepared(model, named, skip, only, target)
+
+
+def _prepared(
+    model: Model, named: onnx.ModelProto, skip: Iterable[str], only: Iterable[str] | None, target: str
+) -> PreparedModel:
     proto = inline_functions(named) if named.functions else named
     dense = store_densely(proto)
     upgraded = at_opset(dense, _MINIMUM_OPSET)
@@ -125,11 +139,14 @@ def load(
     return PreparedModel(model, GraphIndex(named), named, infer_shapes(hold(result.proto)), tuple(reports))
 
 
-def prove_equal(prepared: PreparedModel, samples: Iterable[Mapping[str, Array]]) -> tuple[OutputError, ...]:
+def prove_equal(
+    prepared: PreparedModel, samples: Iterable[Mapping[str, Array]], *, progress: Progress = silent
+) -> tuple[OutputError, ...]:
     """Run the model before and after preparation; VerificationError when a rewrite changed its function."""
-    before = Session(prepared.named, optimize=False)
-    after = Session(prepared.proto, optimize=False)
-    found = compare({"prepare": (before, after)}, samples)["prepare"]
+    with progress("comparing the simplified model with the original") as task:
+        before = Session(prepared.named, optimize=False)
+        after = Session(prepared.proto, optimize=False)
+        found = compare({"prepare": (before, after)}, counted(samples, task))["prepare"]
     half = _WIDEN in prepared.passes or computes_in_half(prepared.proto)
     enough = _EQUIVALENT_HALF_DB if half else EQUIVALENT_DB
     for output in found:

@@ -23,7 +23,7 @@ from onnxq.pipeline.scaled import rescaled
 from onnxq.plan import Plan, from_json
 from onnxq.planner import rebase
 from onnxq.profile import KINDS, Profile, profile_pairs
-from onnxq.report import Progress, silent
+from onnxq.progress import Progress, silent
 from onnxq.runtime import operator_libraries
 
 ModelSource = str | Path | onnx.ModelProto
@@ -84,8 +84,10 @@ def _profile(
         quantized, what = result.model, f"quantized as {settings.source or settings.target} says"
     else:
         what = str(plan if quantized is None else quantized)
-    prepared, proto = _both(model, quantized, plan)
-    dataset = load_data(data, prepared.before.inputs, settings.data, prepared.named).take(count, settings.data.seed)
+    with progress("reading the models"):
+        prepared, proto = _both(model, quantized, plan, progress)
+    given = load_data(data, prepared.before.inputs, settings.data, prepared.named, progress=progress)
+    dataset = given.take(count, settings.data.seed)
     found = profile_pairs(prepared.proto, proto, dataset, kinds=by, threads=threads, progress=progress)
     return replace(
         found,
@@ -97,14 +99,14 @@ def _profile(
 
 
 def _both(
-    model: ModelSource, quantized: ModelSource | None, plan: Plan | str | Path | None
+    model: ModelSource, quantized: ModelSource | None, plan: Plan | str | Path | None, progress: Progress
 ) -> tuple[PreparedModel, onnx.ModelProto]:
     """The float model as the quantized one was made from it, and the quantized one."""
     if quantized is None:
         given = read_plan(plan) if plan is not None else None
         if given is None or not given.calibrated:
             raise PlanError("plan", "it has no numbers yet", "use one that `onnxq quantize --plan` wrote")
-        prepared = rescaled(load(model, only=given.prepare, target=given.target), given.scalings)
+        prepared = rescaled(load(model, only=given.prepare, target=given.target, progress=progress), given.scalings)
         rebased = rebase(given, GraphIndex(prepared.proto), fingerprint(prepared.proto))
         renewed, _ = renew_numbers(prepared, rebased, None, Config(), progress=silent)
         return prepared, realise(prepared, renewed)
@@ -112,6 +114,7 @@ def _both(
     held = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
     if not held:
         # Another tool's: what it did to the model first is not known, so nodes are compared as they are in the file.
-        return load(model, only=()), proto
+        return load(model, only=(), progress=progress), proto
     noted = from_json(held, source=PLAN_KEY)
-    return rescaled(load(model, only=noted.prepare, target=noted.target), noted.scalings), proto
+    prepared = load(model, only=noted.prepare, target=noted.target, progress=progress)
+    return rescaled(prepared, noted.scalings), proto

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
-from onnxq.pipeline.budget import OutOfTime
 from onnxq.pipeline.candidates import FLOAT, UINT16, Candidate, Ways, finished, operators_of
 from onnxq.pipeline.judging import plan_errors, recorded
 from onnxq.pipeline.metric import Drop, Metric
@@ -24,7 +23,8 @@ from onnxq.pipeline.realise import paired, realise
 from onnxq.plan import Plan
 from onnxq.planner import Draft
 from onnxq.profile import Errors, Switchboard, measure, switchboard
-from onnxq.report import LOST_DB, Progress, Promotion, PromotionStep
+from onnxq.progress import OutOfTime, Progress
+from onnxq.report import LOST_DB, Promotion, PromotionStep
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.targets import target
@@ -131,7 +131,7 @@ def _check(plan: Plan, wish: Wish) -> None:
 
 def _good(ground: Ground, plan: Plan) -> bool:
     """True when no output is lost, as the file answers; the search looks at it with its own switches."""
-    found = plan_errors(ground.prepared, plan, ground.trial)
+    found = plan_errors(ground.prepared, plan, ground.trial, progress=ground.progress)
     return min((one.sqnr_db for one in found), default=math.inf) >= LOST_DB
 
 
@@ -175,7 +175,8 @@ def _by_metric(search: _Search, wish: Wish, metric: Metric) -> Outcome:
     """Steps by SQNR; the metric looked at after 1, 2, 4, … of them, then halfway between the last two."""
     ground = search.ground
     optimize = target(search.plan.target).times_itself
-    float_value = metric(ground.prepared.named, optimize=optimize, threads=ground.threads)
+    with ground.progress(f"running {metric.name} on the float model"):
+        float_value = metric(ground.prepared.named, optimize=optimize, threads=ground.threads)
     least = wish.max_drop.least(float_value)
     values: dict[int, float] = {}
     steps: list[_Step] = []
@@ -183,8 +184,9 @@ def _by_metric(search: _Search, wish: Wish, metric: Metric) -> Outcome:
 
     def value(count: int) -> float:
         if count not in values:
-            model = realise(ground.prepared, search.finished(steps[count - 1].keys if count else frozenset()))
-            values[count] = metric(model, optimize=optimize, threads=ground.threads)
+            with ground.progress(f"running {metric.name} with {count} promoted"):
+                model = realise(ground.prepared, search.finished(steps[count - 1].keys if count else frozenset()))
+                values[count] = metric(model, optimize=optimize, threads=ground.threads)
         return values[count]
 
     low, high, jump = -1, 0, 1
@@ -217,10 +219,10 @@ class _Search:
     def __init__(self, ground: Ground, plan: Plan, to: str) -> None:
         self.ground, self.plan = ground, plan
         self.ways = Ways(ground.draft, plan, to, ground.attention)
-        self.board: Switchboard = switchboard(
-            ground.prepared.proto, paired(ground.prepared, plan), threads=ground.threads
-        )
-        self.reference = Session(ground.prepared.proto, optimize=False, threads=ground.threads)
+        with ground.progress("putting every pair behind a switch"):
+            model = paired(ground.prepared, plan)
+            self.board: Switchboard = switchboard(ground.prepared.proto, model, threads=ground.threads)
+            self.reference = Session(ground.prepared.proto, optimize=False, threads=ground.threads)
         self.scan = ground.calibration.take(_SCAN_SAMPLES, ground.seed)
         self.count = len(operators_of(ground.draft, plan))
         self.late = False

@@ -16,7 +16,7 @@ from onnxq.engines.prove import prove as _prove
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.pipeline.run import Options, configured
-from onnxq.report import Progress, silent
+from onnxq.progress import Progress, silent
 from onnxq.runtime import operator_libraries
 
 # Decibels and shares settle within few samples.
@@ -69,22 +69,12 @@ def prove(
     wished = configured(config, None, Options(seed=seed, ort_library=ort_library))
     if ort_library and engine not in (ORT, None):
         raise ConfigError("ort_library", "is for ONNX Runtime, and another engine was asked for", "leave it out")
-    dataset = None if data is None else _dataset(model, data, wished, samples)
+    dataset = None if data is None else _dataset(model, data, wished, samples, progress)
     wish = Wish(
-        engine=engine,
-        capability=compute_capability,
-        require_int8=tuple(require_int8),
-        require_exact=require_exact,
-        dataset=dataset,
-        threads=threads,
-        shapes=dict(shapes or {}),
-        compare=compare,
-        save=None if save is None else Path(save),
-        force=force,
-        reduce=reduce,
-        timeout=timeout,
-        stage=progress,
-    )
+        engine=engine, capability=compute_capability, require_int8=tuple(require_int8), require_exact=require_exact,
+        dataset=dataset, threads=threads, shapes=dict(shapes or {}), compare=compare,
+        save=None if save is None else Path(save), force=force, reduce=reduce, timeout=timeout, progress=progress,
+    )  # fmt: skip
     with operator_libraries(wished.runtime.libraries):
         return _prove(model, wish)
 
@@ -94,9 +84,11 @@ def _dataset(
     data: object,
     config: Config,
     samples: int | None,
+    progress: Progress,
 ) -> Dataset:
     """The samples that saturation is measured on."""
-    named = name_nodes(read_model(model).proto)
+    with progress("reading the model"):
+        named = name_nodes(read_model(model).proto)
     chosen = config.data
-    dataset = load_data(data, GraphIndex(named).inputs, chosen, named)
+    dataset = load_data(data, GraphIndex(named).inputs, chosen, named, progress=progress)
     return dataset.take(_SAMPLES if samples is None else samples, chosen.seed)

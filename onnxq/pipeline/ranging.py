@@ -12,7 +12,7 @@ from onnxq.pipeline.observed import MEASURED, list_replaced
 from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.pipeline.sweeping import Trial, enough
 from onnxq.plan import Plan
-from onnxq.report import Progress
+from onnxq.progress import Progress
 
 NAME = "ranges"
 # Errors of layers are judged on few samples: they have many positions each.
@@ -39,7 +39,7 @@ def ranged(
     done = choose_ranges(prepared.proto, plan, few.samples(), judges.samples(), progress=progress)
     if not done.taken:
         return reported(prepared, PassReport(NAME, ("nothing to gain",))), plan
-    judge = Trial(prepared, judges_of(calibration, trial, seed) if outputs is None else outputs)
+    judge = Trial(prepared, judges_of(calibration, trial, seed) if outputs is None else outputs, progress)
     before, after = (judge.score(before_rounding(one)) for one in (plan, done.plan))
     if not after > before - _NOISE_DB:
         line = f"rolled back: the outputs fell from {before:.1f} to {after:.1f} dB in a trial"

@@ -51,8 +51,9 @@ def relieved(ground: Ground, plan: Plan) -> Relieved:
 
 def _step(ground: Ground, draft: Draft, plan: Plan) -> tuple[Plan, Draft, str] | None:
     prepared, few = ground.prepared, ground.calibration.take(_SAMPLES, ground.seed)
-    board = switchboard(prepared.proto, paired(prepared, plan), threads=ground.threads)
-    reference = Session(prepared.proto, optimize=False, threads=ground.threads)
+    with ground.progress("putting every pair behind a switch"):
+        board = switchboard(prepared.proto, paired(prepared, plan), threads=ground.threads)
+        reference = Session(prepared.proto, optimize=False, threads=ground.threads)
     pairs = [one for one in board.switches if one.role is not Role.WEIGHT and one.role is not Role.BIAS]
 
     def noises(settings: Sequence[Setting], judging: bool = False) -> list[float]:

@@ -34,7 +34,7 @@ from onnxq.pipeline.stages import Stages
 from onnxq.pipeline.unrun import find_obstacle, plan_unrun, quantize_unrun
 from onnxq.plan import Plan, Scaling
 from onnxq.planner import Draft, draft
-from onnxq.report import Progress, silent
+from onnxq.progress import Progress, counted, silent
 from onnxq.runtime import cpu_kind, observe_shapes, operator_libraries
 from onnxq.sites import Role
 
@@ -122,11 +122,20 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
     return check_limits(wished)
 
 
-def look(prepared: PreparedModel, inputs: Inputs, config: Config, name: str, *, identified: bool = True) -> Draft:
+def look(
+    prepared: PreparedModel,
+    inputs: Inputs,
+    config: Config,
+    name: str,
+    *,
+    identified: bool = True,
+    progress: Progress = silent,
+) -> Draft:
     """Observe shapes and which bodies run, then draft the placement."""
     index = index_of(prepared.proto)
     enough = _BRANCH_SAMPLES if len(index.scopes) > 1 else _SHAPE_SAMPLES
-    shapes = observe_shapes(prepared.proto, islice(inputs.calibration.samples(), enough))
+    with progress("observing shapes", min(enough, len(inputs.calibration))) as task:
+        shapes = observe_shapes(prepared.proto, counted(islice(inputs.calibration.samples(), enough), task))
     reached = {""} | {tensor.scope for tensor in shapes}
     return draft(
         prepared.proto,
@@ -183,12 +192,12 @@ def quantize(
 def _quantize(
     model: str | Path | onnx.ModelProto, data: object, wished: Config, wish: Wish, options: Options, progress: Progress
 ) -> Result:
-    stages, budget = Stages(), Budget(options.budget)
+    stages, budget = Stages(progress), Budget(options.budget)
     with stages.run("prepare"):
-        prepared = load(model, skip=wished.skip, target=wished.target)
+        prepared = load(model, skip=wished.skip, target=wished.target, progress=progress)
         obstacle = find_obstacle(prepared, wished, measuring=data is not None or wish.asked)
         if obstacle is None:
-            inputs = _read_inputs(prepared, data, wished, wish)
+            inputs = _read_inputs(prepared, data, wished, wish, progress)
     if obstacle is not None:
         return quantize_unrun(prepared, wished, stages, source=model, name=_name(model), obstacle=obstacle)
     budget.prepared()
@@ -212,12 +221,12 @@ def _quantize(
     return finish(prepared, plan, quantized, inputs, wished, stages, source=model, promotion=promotion, budget=budget)
 
 
-def _read_inputs(prepared: PreparedModel, data: object, config: Config, wish: Wish) -> Inputs:
+def _read_inputs(prepared: PreparedModel, data: object, config: Config, wish: Wish, progress: Progress) -> Inputs:
     """The samples, on the first of which preparation is proved to have changed nothing."""
-    inputs = read_data(prepared, data, config, choosing=wish.asked)
+    inputs = read_data(prepared, data, config, choosing=wish.asked, progress=progress)
     if inputs.synthetic and wish.asked:
         raise ConfigError("data", "no samples were given: made-up inputs say nothing of accuracy", "pass --data")
-    prove_equal(prepared, islice(inputs.trial.samples(), _EQUALITY_SAMPLES))
+    prove_equal(prepared, islice(inputs.trial.samples(), _EQUALITY_SAMPLES), progress=progress)
     return inputs
 
 
@@ -261,7 +270,7 @@ def _scaled(
         scene = Scene(
             calibration=inputs.calibration,
             held=inputs.trial,
-            place=lambda model: look(model, inputs, config, "", identified=False).default(),
+            place=lambda model: look(model, inputs, config, "", identified=False, progress=shown).default(),
             progress=shown,
             batch=config.data.batch,
             memory_limit=options.memory_limit,
@@ -280,7 +289,7 @@ def _placed(
 
     With `attention: auto` the first one quantizes attention and the second does not.
     """
-    drafted = look(prepared, inputs, config, name)
+    drafted = look(prepared, inputs, config, name, progress=progress)
     if config.placement != "measured" or config.mode != "static":
         plain = drafted.default()
         whole = drafted.default(attention=True) if config.attention != "float" else plain
@@ -317,11 +326,12 @@ def make_plan(
 
 
 def _make_plan(model: str | Path | onnx.ModelProto, data: object, wished: Config, progress: Progress) -> Plan:
-    prepared = load(model, skip=wished.skip, target=wished.target)
+    prepared = load(model, skip=wished.skip, target=wished.target, progress=progress)
     if (obstacle := find_obstacle(prepared, wished, measuring=data is not None)) is not None:
         return plan_unrun(prepared, wished, _name(model), obstacle)
-    inputs = read_data(prepared, data, wished)
-    _, whole, plain = _placed(prepared, inputs, wished, _name(model), progress)
+    inputs = read_data(prepared, data, wished, progress=progress)
+    with progress("planning"):
+        _, whole, plain = _placed(prepared, inputs, wished, _name(model), progress)
     plan = whole if plain is None else plain
     told = (_left_out(wished.effort),) if wished.effort != "fast" else ()
     # Made-up inputs only gave shapes here: there are no ranges yet that could be wrong.

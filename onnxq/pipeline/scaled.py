@@ -21,7 +21,7 @@ from onnxq.passes.smooth import quantized_groups, smoothed, smoothing_factors
 from onnxq.pipeline.judging import before_rounding, recorded, trial_session
 from onnxq.pipeline.prepared import EQUIVALENT_DB, PreparedModel, reported
 from onnxq.plan import Plan, Scaling
-from onnxq.report import Progress
+from onnxq.progress import Progress, counted
 from onnxq.runtime import Session
 from onnxq.sites import Refusal, TensorId
 from onnxq.verify import Array, OutputError, compare
@@ -183,10 +183,12 @@ def _trial(prepared: PreparedModel, scene: Scene, few: Dataset, reference: onnx.
     """
     try:
         plan = before_rounding(scene.place(prepared))
-        done = calibrate(prepared.proto, plan, few, memory_limit=scene.memory_limit)
+        done = calibrate(prepared.proto, plan, few, memory_limit=scene.memory_limit, progress=scene.progress)
         if not done.sites or not done.calibrated:
             return None
-        found = compare({"": (recorded(reference, few), trial_session(prepared, done))}, few.samples())[""]
+        with scene.progress("judging", len(few)) as task:
+            pair = recorded(reference, few), trial_session(prepared, done)
+            found = compare({"": pair}, counted(few.samples(), task))[""]
     except OnnxqError:
         return None
     return min((min(one.sqnr_db, 200.0) for one in found), default=None)
@@ -194,5 +196,6 @@ def _trial(prepared: PreparedModel, scene: Scene, few: Dataset, reference: onnx.
 
 def _difference(reference: onnx.ModelProto, after: onnx.ModelProto, scene: Scene) -> tuple[OutputError, ...]:
     """Both float models on held-back samples, output by output."""
-    pair = (recorded(reference, scene.held), Session(after, optimize=False))
-    return compare({"": pair}, islice(scene.held.samples(), _PROOF))[""]
+    with scene.progress("comparing with the model before", min(_PROOF, len(scene.held))) as task:
+        pair = (recorded(reference, scene.held), Session(after, optimize=False))
+        return compare({"": pair}, counted(islice(scene.held.samples(), _PROOF), task))[""]

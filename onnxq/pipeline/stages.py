@@ -1,4 +1,4 @@
-"""Shared by every command: wall time and peak memory by stage."""
+"""Shared by every command: the stages of a run, announced as they begin, with wall time and peak memory."""
 
 from __future__ import annotations
 
@@ -10,20 +10,41 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from onnxq.progress import Progress, silent
 from onnxq.report import StageCost
+
+_TITLES = {
+    "prepare": "preparing the model",
+    "scale channels": "scaling channels",
+    "plan": "planning",
+    "calibrate": "calibrating",
+    "ranges": "choosing ranges",
+    "relieve": "looking for operators to leave float",
+    "bits": "spreading bits over the weights",
+    "attention": "trying attention in integers",
+    "sweep": "sweeping",
+    "sweep without attention": "sweeping without attention",
+    "sweep after promotion": "sweeping after promotion",
+    "promote": "promoting what costs most",
+    "emit": "making the quantized model",
+    "check": "checking the quantized model",
+    "time": "timing float and quantized model, about 8 s",
+}
 
 
 @dataclass
 class Stages:
-    """Collects what each stage cost."""
+    """Collects what each stage cost. progress: who is told of each before it begins."""
 
+    progress: Progress = silent
     done: list[StageCost] = field(default_factory=list)
 
     @contextmanager
     def run(self, name: str) -> Iterator[None]:
         """Time the block as stage `name`."""
         start = time.perf_counter()
-        yield
+        with self.progress(_TITLES.get(name, name)):
+            yield
         self.done.append(StageCost(name=name, seconds=time.perf_counter() - start, peak_bytes=peak_bytes()))
 
 

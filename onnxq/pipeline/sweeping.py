@@ -18,7 +18,7 @@ from onnxq.pipeline.judging import few_bits, judges_of, plan_errors, sample_erro
 from onnxq.pipeline.observed import list_replaced
 from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.plan import Plan
-from onnxq.report import Progress
+from onnxq.progress import Progress, silent
 from onnxq.runtime import Feeds
 from onnxq.sites import Role
 from onnxq.verify import OutputError
@@ -46,17 +46,18 @@ class Trial:
 
     prepared: PreparedModel
     held: Dataset
+    progress: Progress = silent
 
     def score(self, plan: Plan) -> float:
         """Mean SQNR of the outputs in dB, of the model as the file says."""
-        return _mean_db(plan_errors(self.prepared, plan, self.held))
+        return _mean_db(plan_errors(self.prepared, plan, self.held, progress=self.progress))
 
     def worse(self, plan: Plan, than: Plan) -> bool:
         """True where the samples, one by one, agree that `plan` answers worse: by more than their standard error.
 
         `score` may hang on one sample alone: one letter of a line of text that is read otherwise.
         """
-        each = [sample_errors(self.prepared, one, self.held) for one in (plan, than)]
+        each = [sample_errors(self.prepared, one, self.held, progress=self.progress) for one in (plan, than)]
         gains = [_mean_db(one) - _mean_db(other) for one, other in zip(*each, strict=True)]
         error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
         return statistics.fmean(gains) < -error
@@ -81,7 +82,7 @@ def swept(
     if effort not in _SAMPLES or NAME in skip or calibration.synthetic:
         return prepared, plan
     few = enough(calibration, plan, effort, seed)
-    trial = Trial(prepared, judges_of(calibration, held, seed) if outputs is None else outputs)
+    trial = Trial(prepared, judges_of(calibration, held, seed) if outputs is None else outputs, progress)
     before = trial.score(plan)
     others = other_views(list(few.samples()), plan, skip)
     first = sweep(prepared.proto, plan, few.samples(), others=others, progress=progress)
@@ -101,7 +102,7 @@ def swept(
     found, more = done.plan, ""
     if effort == "high":
         # What a longer search gains on its own samples does not hold on others, so those alone judge it.
-        judge = Trial(prepared, held)
+        judge = Trial(prepared, held, progress)
         begun = judge.score(done.plan)
         found, reached, more = harder(prepared.proto, judge.score, plan, done, begun, few, others, progress)
         after = trial.score(found) if reached != begun else after

@@ -32,8 +32,8 @@ def drop_stale(plan: Plan) -> tuple[Plan, dict[Site, str]]:
         if is_stale(site) and site.qparams is not None:
             cause = f"its scale was computed for {site.qparams.computed_for}, and the plan says {site.spec.levels}"
             lines[site.site] = cause
-    numbers = {site.site: site.qparams for site in plan.sites if site.site not in lines}
-    specs = {site.site: site.spec for site in plan.sites}
+    numbers = {site.site: site.qparams for site in plan.all_sites if site.site not in lines}
+    specs = {site.site: site.spec for site in plan.all_sites}
     sites = []
     for site in plan.sites:
         if site.site in lines:
@@ -70,7 +70,7 @@ def _follow(site: SitePlan, x: QParams | None, w: QParams | None, weight: QuantS
 
 def _check_groups(plan: Plan) -> None:
     first: dict[str, SitePlan] = {}
-    for site in plan.sites:
+    for site in plan.all_sites:
         if not site.group or site.role in (Role.WEIGHT, Role.BIAS):
             continue
         other = first.setdefault(site.group, site)

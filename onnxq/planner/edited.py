@@ -21,9 +21,14 @@ _WIDE_OPSET, _HALF_OPSET = 21, 19
 _WIDE = ("int4", "uint4", "int16", "uint16")
 
 
-def drop_orphans(sites: tuple[SitePlan, ...]) -> tuple[tuple[SitePlan, ...], tuple[str, ...]]:
-    """The sites without biases whose input or weight was taken out of the plan, and a line for each."""
-    known = {site.site for site in sites}
+def drop_orphans(
+    sites: tuple[SitePlan, ...], existing: Iterable[SitePlan]
+) -> tuple[tuple[SitePlan, ...], tuple[str, ...]]:
+    """The sites without biases whose input or weight was taken out of the plan, and a line for each.
+
+    existing: pairs that the model came with, from which biases may derive too.
+    """
+    known = {site.site for site in (*existing, *sites)}
     lines = []
     for site in sites:
         gone = [str(part) for part in site.derived or () if part not in known]

@@ -35,9 +35,9 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
     found, moved = _find_sites(plan, index, anchors)
     moved |= {site.site: site.site for site in plan.existing}
     edges = _EdgeMap(index, anchors, plan)
-    sites, orphans = drop_orphans(tuple(_moved(site, where, moved, edges) for site, where in found))
-    sites = check_sites(sites, index)
     existing = tuple(_moved(site, site.site, moved, edges) for site in plan.existing)
+    sites, orphans = drop_orphans(tuple(_moved(site, where, moved, edges) for site, where in found), existing)
+    sites = check_sites(sites, index)
     weights = site_weights(sites, index) if plan.lasting else now.weights
     biases = tuple(replace(bias, edge=edges.edge(bias.edge)) for bias in plan.biases)
     if plan.weights != weights:

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnxq.calibrate import Progress
 from onnxq.data import attended
 from onnxq.profile.switch import Switch, Switchboard
+from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.verify import Array, Comparison
 

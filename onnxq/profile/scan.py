@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnxq.calibrate import Progress
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.nearest import did_you_mean
 from onnxq.profile.measure import Setting, measure
 from onnxq.profile.model import KINDS, GroupCost, OutputCost, Profile, Reach, decibel
 from onnxq.profile.switch import Switch, Switchboard, switchboard
+from onnxq.progress import Progress
 from onnxq.runtime import Session
 from onnxq.sites import Role
 
@@ -109,7 +109,9 @@ def profile_pairs(
     float_model: prepared as `quantized` was, nodes named alike. Streaming: one session, only sums are kept.
     Raises ModelError and DataError from the runs, ConfigError for a kind that does not exist.
     """
-    board = switchboard(float_model, quantized, threads=threads)
+    with progress("putting every pair behind a switch"):
+        board = switchboard(float_model, quantized, threads=threads)
+        reference = Session(float_model, optimize=False, threads=threads)
     groups = groups_of(board.switches, kinds)
     everything: Setting = frozenset(board.switches)
     steps = _steps(board)
@@ -117,7 +119,6 @@ def profile_pairs(
     for group in groups:
         settings += [frozenset(group.switches), everything.difference(group.switches)]
     settings += [setting for _, setting in steps]
-    reference = Session(float_model, optimize=False, threads=threads)
     errors = measure(board, reference, samples.samples(), settings, progress=progress, count=len(samples))
     off, on, rest = errors[0], errors[1], errors[2:]
     whole = decibel(on.noise())

@@ -8,8 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from onnxq.progress import Progress, Task, silent
 from onnxq.report.document import report_json, to_json
-from onnxq.report.live import Progress, Task, progress, silent
+from onnxq.report.live import display, watched
 from onnxq.report.model import LOST_DB, Latency, OpCount, OutputCheck, Report, SiteLine, StageCost
 from onnxq.report.plans import show_plan, site_line, spec_text
 from onnxq.report.promotions import Promotion, PromotionStep
@@ -54,12 +55,12 @@ __all__ = [
     "StageCost",
     "Task",
     "difference_json",
+    "display",
     "duration",
     "import_json",
     "inspection_json",
     "kernels_json",
     "profile_json",
-    "progress",
     "proof_json",
     "report_json",
     "saturation_summary",
@@ -75,6 +76,7 @@ __all__ = [
     "site_line",
     "spec_text",
     "to_json",
+    "watched",
 ]
 
 

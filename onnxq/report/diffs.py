@@ -12,10 +12,10 @@ from typing import IO
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxq.engines.diff_model import FLOAT, Difference, Error, LayerDiff, Parting
+from onnxq.engines.diff_model import FLOAT, OFF, Difference, Error, LayerDiff, Parting, run_label
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import saturation_cause
-from onnxq.report.terminal import decibel, sheet, show, table, write
+from onnxq.report.terminal import decibel, first_rows, sheet, show, table, write
 
 _WORST = 5
 SYNTHETIC = "no samples were given: the models were compared on made-up inputs, so give --data for numbers that count"
@@ -32,20 +32,26 @@ def show_difference(
     *,
     as_json: bool = False,
     verbose: bool = False,
+    top: int | None = None,
+    quiet: bool = False,
     stream: IO[str] | None = None,
     errors: IO[str] | None = None,
     width: int | None = None,
 ) -> None:
-    """Print the comparison to `stream` (stdout) as tables or JSON; with JSON the warnings go to `errors` (stderr)."""
+    """Print the comparison to `stream` (stdout) as tables or JSON; with JSON the warnings go to `errors` (stderr).
+
+    top: layers to list, those that lost most. quiet: only the warnings, to `errors`.
+    """
     warnings = list(_warnings(found))
     if as_json:
         write(difference_json(found), stream)
+    if as_json or quiet:
         if warnings:
             show(Group(*warnings), sys.stderr if errors is None else errors, width)
         return
-    parts: list[RenderableType] = [_title(found), sheet(_rows(found, verbose))]
+    parts: list[RenderableType] = [_title(found), sheet(_rows(found, verbose, top))]
     if found.layers:
-        parts += [Text(""), _layers(found, verbose)]
+        parts += [Text(""), *_layers(found, verbose, top)]
     show(Group(*parts, *warnings), stream, width)
 
 
@@ -54,8 +60,8 @@ def _title(found: Difference) -> Text:
     return Text(f"{names[1]} against {names[0]}", style="bold").append(f"  ({found.data})" if found.data else "")
 
 
-def _rows(found: Difference, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
-    yield "runs", table(("run", "engine", "samples"), ((r.name, r.engine, str(r.samples)) for r in found.runs))
+def _rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tuple[str, RenderableType]]:
+    yield "runs", _runs(found)
     if found.outputs:
         yield "outputs", _outputs(found)
     yield "engines", Text(_engines(found))
@@ -64,33 +70,41 @@ def _rows(found: Difference, verbose: bool) -> Iterator[tuple[str, RenderableTyp
         what = f"part by themselves at {piece.output} ({_apart(piece.sqnr_db, piece.levels)})"
         if piece.failure:
             what = f"cannot run by themselves ({piece.failure})"
-        text = f"{piece.run}: {len(piece.nodes)} nodes {what}: {names}"
+        text = f"{run_label(piece.run)}: {len(piece.nodes)} nodes {what}: {names}"
         yield "bisected", Text(text + (f"\nwritten to {piece.path}" if piece.path else ""))
     if found.worst:
         by_name = {layer.name: layer for layer in found.layers}
         worst = [by_name[name] for name in found.worst if name in by_name]
         if worst:
-            shown = worst if verbose else worst[:_WORST]
-            yield "worst", Text("\n".join(f"{one.name} ({one.op}): -{one.drop_db:.1f} dB" for one in shown))
+            shown, more = first_rows(worst, top, None if verbose else _WORST)
+            lines = [f"{one.name} ({one.op}): -{one.drop_db:.1f} dB" for one in shown]
+            yield "worst", Text("\n".join([*lines, *filter(None, [more])]))
     if found.skipped:
-        lines = (f"{s.subject}: {s.reason}" + (f"\n    fix: {s.fix}" if s.fix else "") for s in found.skipped)
-        yield "not run", Text("\n".join(lines))
+        reasons = (
+            f"{run_label(s.subject)}: {s.reason}" + (f"\n    fix: {s.fix}" if s.fix else "") for s in found.skipped
+        )
+        yield "not run", Text("\n".join(reasons))
     if found.notes:
         yield "notes", Text("\n".join(found.notes))
     if found.saved:
         yield "saved", Text("\n".join(found.saved))
 
 
+def _runs(found: Difference) -> RenderableType:
+    rows = ((run_label(run.name), run.engine, str(run.samples)) for run in found.runs)
+    return table(("run", "engine", "samples"), rows, right=("samples",), fold=("run", "engine"))
+
+
 def _outputs(found: Difference) -> RenderableType:
-    top = f"top-{found.top_k}"
-    columns = ("output", "run", "SQNR", "cosine", "max abs", "max rel", top, "vs ort-off")
+    best = f"top-{found.top_k}"
+    columns = ("output", "run", "SQNR", "cosine", "max abs", "max rel", best, f"against {run_label(OFF)}")
     rows = []
     for output in found.outputs:
         against = {error.run: error for error in output.engines}
         for error in output.accuracy:
             other = against.get(error.run)
-            rows.append((output.name, error.run, *_numbers(error), decibel(other.sqnr_db) if other else ""))
-    return table(columns, rows, right=columns[2:], fold=("output",))
+            rows.append((output.name, run_label(error.run), *_numbers(error), decibel(other.sqnr_db) if other else ""))
+    return table(columns, rows, right=columns[2:], names=("output",), fold=("run",))
 
 
 def _numbers(error: Error) -> tuple[str, str, str, str, str]:
@@ -107,13 +121,14 @@ def _engines(found: Difference) -> str:
     runs = [run.name for run in found.runs]
     if found.parted:
         return "\n".join(
-            f"{part.run} parts from {part.against} first at {part.tensor} ({part.op} {part.node}): "
+            f"{run_label(part.run)}: parts from what the file says first at {part.tensor} ({part.op} {part.node}): "
             f"{_apart(part.sqnr_db, part.levels)}{_cause(part)}"
             for part in found.parted
         )
     compared = {error.run for output in found.outputs for error in output.engines}
     if not compared:
-        return f"only one engine ran ({', '.join(run for run in runs if run != FLOAT)}): nothing to compare it with"
+        names = ", ".join(run_label(run) for run in runs if run != FLOAT)
+        return f"only one engine ran ({names}): nothing to compare it with"
     return "all agree within rounding"
 
 
@@ -126,16 +141,28 @@ def _apart(sqnr_db: float, levels: float) -> str:
     return decibel(sqnr_db) + ("" if math.isnan(levels) else f", up to {levels:.0f} levels")
 
 
-def _layers(found: Difference, verbose: bool) -> RenderableType:
+def _layers(found: Difference, verbose: bool, top: int | None) -> Iterator[RenderableType]:
+    layers, more = _most_lost(found, top)
     runs = list(dict.fromkeys(error.run for layer in found.layers for error in layer.accuracy))
     others = list(dict.fromkeys(error.run for layer in found.layers for error in layer.engines))
-    columns: tuple[str, ...] = ("tensor", "op", *(f"SQNR {run}" for run in runs), "drop")
-    columns += (*(f"{run} vs off" for run in others), "levels")
+    columns: tuple[str, ...] = ("tensor", "op", *(f"SQNR {run_label(run)}" for run in runs), "drop")
+    columns += (*(f"{run_label(run)} against {run_label(OFF)}" for run in others), "levels")
     if verbose:
         columns += ("cosine", "max abs", "max rel", "read at")
-    rows = (_layer(layer, runs, others, verbose) for layer in found.layers)
-    fold = ("tensor", "read at") if verbose else ("tensor",)
-    return table(columns, rows, right=[c for c in columns if c not in ("tensor", "op", "read at")], fold=fold)
+    rows = (_layer(layer, runs, others, verbose) for layer in layers)
+    right = [c for c in columns if c not in ("tensor", "op", "read at")]
+    yield table(columns, rows, right=right, names=("tensor", "read at"))
+    if more:
+        yield Text(more, style="dim")
+
+
+def _most_lost(found: Difference, top: int | None) -> tuple[Sequence[LayerDiff], str]:
+    """The layers to list, in the order of the network, and how many there are beside them."""
+    order = {name: k for k, name in enumerate(found.worst)}
+    ranked = sorted(found.layers, key=lambda layer: order.get(layer.name, len(order)))
+    shown, more = first_rows(ranked, top)
+    chosen = {layer.name for layer in shown}
+    return [layer for layer in found.layers if layer.name in chosen], more
 
 
 def _layer(layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose: bool) -> tuple[str, ...]:
@@ -157,7 +184,7 @@ def _layer(layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose
 def _warnings(found: Difference) -> Iterator[RenderableType]:
     for part in found.parted:
         yield Text(
-            f"warning: {part.run} computes something else than {part.against} from {part.tensor} on "
+            f"warning: {run_label(part.run)}: something else than the file says is computed from {part.tensor} on "
             f"({_apart(part.sqnr_db, part.levels)}){_cause(part)}",
             style="bold red",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import PurePath
@@ -36,20 +37,38 @@ def show_import(
     applied: Report | None = None,
     as_json: bool = False,
     verbose: bool = False,
+    quiet: bool = False,
     stream: IO[str] | None = None,
+    errors: IO[str] | None = None,
     width: int | None = None,
 ) -> None:
-    """Print the import to `stream` (stdout). verbose: every line of the cache and every site."""
+    """Print the import to `stream` (stdout). verbose: every line of the cache and every site.
+
+    quiet: only the notes, to `errors` (stderr).
+    """
+    notes = [Text(f"note: {note}", style="yellow") for note in (*found.notes, *found.plan.warnings)]
     if as_json:
         write(import_json(found, applied), stream)
+        return
+    if quiet:
+        if notes:
+            show(Group(*notes), sys.stderr if errors is None else errors, width)
         return
     parts: list[RenderableType] = [Text(f"{PurePath(found.cache).name}  ({found.header})", style="bold")]
     if verbose and found.matched:
         columns = ("site", "scale", "line", "name in the cache", "through")
-        parts += [table(columns, map(_match, found.matched), right=columns[1:3], fold=columns), Text("")]
+        parts += [
+            table(
+                columns,
+                map(_match, found.matched),
+                right=columns[1:3],
+                names=("site", "name in the cache"),
+                fold=("through",),
+            ),
+            Text(""),
+        ]
     parts.append(sheet(_rows(found, verbose)))
-    parts += [Text(f"note: {note}", style="yellow") for note in (*found.notes, *found.plan.warnings)]
-    show(Group(*parts), stream, width)
+    show(Group(*parts, *notes), stream, width)
 
 
 def _rows(found: Imported, verbose: bool) -> Iterator[tuple[str, RenderableType]]:

@@ -35,7 +35,7 @@ def show_kernels(
     made = [one for one in built if one.state != "missing"]
     if made and not quiet:
         columns = ("kernels", "for", "state", "made by", "KiB", "s", "file")
-        show(table(columns, map(_row, made), right=("KiB", "s"), fold=("for", "file")), stream, width)
+        show(table(columns, map(_row, made), right=("KiB", "s"), names=("file",), fold=("for",)), stream, width)
     for one in built:
         if one.state == "missing":
             quietly = sys.stderr if errors is None else errors

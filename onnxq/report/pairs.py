@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from rich.console import Group, RenderableType
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import saturation_summary, sums_tables
-from onnxq.report.terminal import scale_range, show, table, write
+from onnxq.report.terminal import first_rows, scale_range, show, table, write
 from onnxq.spec import PerBlock, PerChannel
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def show_inspection(
     *,
     as_json: bool = False,
     verbose: bool = False,
+    top: int | None = None,
     quiet: bool = False,
     stream: IO[str] | None = None,
     errors: IO[str] | None = None,
@@ -60,12 +61,12 @@ def show_inspection(
 ) -> None:
     """Print the pairs to `stream` (stdout) as a table or JSON; with `quiet` only the warnings, to `errors` (stderr).
 
-    verbose: also role, type and node names.
+    verbose: also role, type and node names. top: rows of each table.
     """
     if as_json:
         write(inspection_json(found), stream)
     elif not quiet:
-        show(Group(*_parts(found, verbose)), stream, width)
+        show(Group(*_parts(found, verbose, top)), stream, width)
     if as_json or quiet:
         for warning in found.warnings:
             show(Text(f"warning: {warning}"), sys.stderr if errors is None else errors, width)
@@ -115,11 +116,14 @@ def _kind(pair: PairInfo) -> str:
     return "channel" if isinstance(pair.granularity, PerChannel) else "tensor"
 
 
-def _parts(found: Inspected, verbose: bool) -> Iterator[RenderableType]:
+def _parts(found: Inspected, verbose: bool, top: int | None) -> Iterator[RenderableType]:
     if not found.pairs:
         yield Text(f"{found.source or 'the model'} holds no quantize/dequantize pair")
     else:
-        yield _table(found, verbose)
+        pairs, more = first_rows(found.pairs, top)
+        yield _table(pairs, verbose)
+        if more:
+            yield Text(more, style="dim")
         yield Text("")
         yield Text(_counts(found))
     if found.operators:
@@ -128,7 +132,7 @@ def _parts(found: Inspected, verbose: bool) -> Iterator[RenderableType]:
         yield Text("")
         count = len(found.operators)
         yield Text(f"{count} operator{'s' if count != 1 else ''} on integers: {_kinds(found)}")
-    tables = list(sums_tables(found.weights, None, verbose))
+    tables = list(sums_tables(found.weights, None, verbose, top))
     if tables:
         yield Text("")
         yield from tables
@@ -141,11 +145,11 @@ def _parts(found: Inspected, verbose: bool) -> Iterator[RenderableType]:
         yield Text(f"warning: {warning}", style="yellow")
 
 
-def _table(found: Inspected, verbose: bool) -> RenderableType:
+def _table(pairs: Sequence[PairInfo], verbose: bool) -> RenderableType:
     more = ("role", "type", "nodes") if verbose else ()
     columns = ("site", "op", "bits", "scheme", "granularity", "scale", "origin", *more)
-    rows = (_row(pair, verbose) for pair in found.pairs)
-    return table(columns, rows, right=("bits",), fold=("site", "op", "nodes"))
+    rows = (_row(pair, verbose) for pair in pairs)
+    return table(columns, rows, right=("bits",), names=("site",), fold=("op", "granularity", "origin", "nodes"))
 
 
 def _row(pair: PairInfo, verbose: bool) -> tuple[str, ...]:
@@ -162,7 +166,7 @@ def _row(pair: PairInfo, verbose: bool) -> tuple[str, ...]:
 
 def _operators(found: Inspected) -> RenderableType:
     rows = ((one.node, one.op, str(one.bits) if one.bits else "?", ", ".join(one.types)) for one in found.operators)
-    return table(("node", "operator", "bits", "types"), rows, fold=("node", "types"))
+    return table(("node", "operator", "bits", "types"), rows, names=("node",), fold=("types",))
 
 
 def _kinds(found: Inspected) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import IO
 
@@ -11,7 +12,7 @@ from rich.text import Text
 from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.report.model import Report, SiteLine
 from onnxq.report.summary import refusal_lines, role_counts
-from onnxq.report.terminal import scale_range, sheet, show, table, write
+from onnxq.report.terminal import first_rows, scale_range, sheet, show, table, write
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
 
@@ -42,17 +43,32 @@ def site_line(site: SitePlan) -> SiteLine:
 
 
 def show_plan(
-    plan: Plan, *, as_json: bool = False, verbose: bool = False, stream: IO[str] | None = None, width: int | None = None
+    plan: Plan,
+    *,
+    as_json: bool = False,
+    verbose: bool = False,
+    top: int | None = None,
+    quiet: bool = False,
+    stream: IO[str] | None = None,
+    width: int | None = None,
 ) -> None:
-    """Print the plan to `stream` (stdout), as tables or as the JSON that `apply` reads."""
+    """Print the plan to `stream` (stdout), as tables or as the JSON that `apply` reads.
+
+    top: sites to list. quiet: only the warnings, to stderr.
+    """
+    warnings = [Text(f"warning: {warning}", style="yellow") for warning in plan.warnings]
     if as_json:
         write(to_json(plan), stream)
-        return
-    show(Group(*_parts(plan, verbose)), stream, width)
+    elif quiet:
+        if warnings:
+            show(Group(*warnings), sys.stderr, width)
+    else:
+        show(Group(*_parts(plan, verbose, top), *warnings), stream, width)
 
 
-def _parts(plan: Plan, verbose: bool) -> Iterator[RenderableType]:
-    lines = [site_line(site) for site in plan.sites]
+def _parts(plan: Plan, verbose: bool, top: int | None) -> Iterator[RenderableType]:
+    sites, more = first_rows(plan.sites, top)
+    lines = [site_line(site) for site in sites]
     columns: tuple[str, ...] = ("site", "role", "spec", "rule")
     if plan.sites and plan.calibrated:
         columns = ("site", "role", "spec", "scale", "rule")
@@ -60,11 +76,11 @@ def _parts(plan: Plan, verbose: bool) -> Iterator[RenderableType]:
         columns = (*columns, "reason")
     if lines:
         rows = (tuple(str(getattr(line, column)) for column in columns) for line in lines)
-        yield table(columns, rows, fold=("site", "rule", "reason"))
+        yield table(columns, rows, names=("site",), fold=("spec", "rule", "reason"))
+        if more:
+            yield Text(more, style="dim")
         yield Text("")
     yield sheet(_rows(plan, verbose))
-    for warning in plan.warnings:
-        yield Text(f"warning: {warning}", style="yellow")
 
 
 def _rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]]:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from onnxq.profile import KINDS, GroupCost, Profile
 from onnxq.report.document import SCHEMA, to_json
-from onnxq.report.terminal import decibel, sheet, show, table, write
+from onnxq.report.terminal import decibel, first_rows, sheet, show, table, write
 
 _SHOWN = 12
 _TITLES = {"node": "nodes, each with all it reads", "stretch": "stretches of neighbouring nodes", "site": "sites"}
@@ -31,14 +31,20 @@ def show_profile(
     *,
     as_json: bool = False,
     verbose: bool = False,
+    top: int | None = None,
+    quiet: bool = False,
     stream: IO[str] | None = None,
     errors: IO[str] | None = None,
     width: int | None = None,
 ) -> None:
-    """Print to `stream` (stdout) as tables, worst first, or as JSON; with JSON warnings go to `errors` (stderr)."""
+    """Print to `stream` (stdout) as tables, worst first, or as JSON; with JSON warnings go to `errors` (stderr).
+
+    top: rows of each table. quiet: only the warnings, to `errors`.
+    """
     warnings = list(_warnings(found))
     if as_json:
         write(profile_json(found), stream)
+    if as_json or quiet:
         if warnings:
             show(Group(*warnings), sys.stderr if errors is None else errors, width)
         return
@@ -46,11 +52,12 @@ def show_profile(
     for kind in KINDS:
         costs = found.of(kind)
         if costs:
-            parts += [Text(""), Text(_TITLES[kind], style="bold"), _costs(costs, verbose)]
+            parts += [Text(""), Text(_TITLES[kind], style="bold"), *_costs(costs, verbose, top)]
     if found.reach:
-        steps = ((step.node, decibel(step.sqnr_db)) for step in found.reach)
+        reached, more = first_rows(found.reach, top)
+        steps = ((step.node, decibel(step.sqnr_db)) for step in reached)
         parts += [Text(""), Text("reach: quantized from the start up to a node", style="bold")]
-        parts.append(table(("node", "SQNR"), steps, right=("SQNR",), fold=("node",)))
+        parts += [table(("node", "SQNR"), steps, right=("SQNR",), names=("node",)), *_more(more)]
     show(Group(*parts, *warnings), stream, width)
 
 
@@ -66,23 +73,29 @@ def _rows(found: Profile) -> Iterator[tuple[str, RenderableType]]:
     if len(found.outputs) > 1:
         yield (
             "outputs",
-            table(("output", "SQNR"), ((o.name, decibel(o.sqnr_db)) for o in found.outputs), right=("SQNR",)),
+            table(
+                ("output", "SQNR"),
+                ((o.name, decibel(o.sqnr_db)) for o in found.outputs),
+                right=("SQNR",),
+                names=("output",),
+            ),
         )
     yield "read", Text("alone: only it is quantized; without: all but it; gain: what leaving it float would bring back")
 
 
-def _costs(costs: Sequence[GroupCost], verbose: bool) -> RenderableType:
+def _more(line: str) -> tuple[RenderableType, ...]:
+    return (Text(line, style="dim"),) if line else ()
+
+
+def _costs(costs: Sequence[GroupCost], verbose: bool, top: int | None) -> tuple[RenderableType, ...]:
     columns = ("name", "op", "pairs", "alone", "without", "gain")
-    shown = costs if verbose else costs[:_SHOWN]
+    shown, more = first_rows(costs, top, None if verbose else _SHOWN)
     rows = [
         (c.name, "/".join(c.ops[:3]) + ("/…" if len(c.ops) > 3 else ""), str(len(c.sites)), decibel(c.alone_db),
          decibel(c.without_db), "n/a" if math.isnan(c.gain_db) else f"{c.gain_db:+.2f} dB")
         for c in shown
     ]  # fmt: skip
-    made = table(columns, rows, right=columns[2:], fold=("name",))
-    if len(shown) < len(costs):
-        return Group(made, Text(f"and {len(costs) - len(shown)} more; -v lists them all", style="dim"))
-    return made
+    return table(columns, rows, right=columns[2:], names=("name",)), *_more(more)
 
 
 def _warnings(found: Profile) -> Iterator[RenderableType]:

@@ -69,6 +69,6 @@ def promotion_rows(found: Promotion) -> RenderableType:
     )
     where = f"before and after on {found.samples} samples kept for choosing" if found.samples else ""
     made = table(
-        ("site", "to", "operators", "before", "after"), rows, right=("operators", "before", "after"), fold=("site",)
+        ("site", "to", "operators", "before", "after"), rows, right=("operators", "before", "after"), names=("site",)
     )
     return Group(Text(found.line(), style=style), made, Text(where, style="dim"))

@@ -14,7 +14,7 @@ from rich.text import Text
 from onnxq.engines.proof import BUILT, FUSED, INT8, NodeProof, Proof, Tensor
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import cost_lines, saturation_summary, sums_tables
-from onnxq.report.terminal import seconds, sheet, show, size, table, write
+from onnxq.report.terminal import first_rows, seconds, sheet, show, size, table, write
 
 _SHOWN = 12
 _NODE_FIELDS = ("op", "type", "kernel", "kind", "types", "kernels", "reason")
@@ -55,21 +55,25 @@ def show_proof(
     *,
     as_json: bool = False,
     verbose: bool = False,
+    top: int | None = None,
+    quiet: bool = False,
     stream: IO[str] | None = None,
     errors: IO[str] | None = None,
     width: int | None = None,
 ) -> None:
     """Print the proof to `stream` (stdout) as tables or JSON; with JSON the warnings go to `errors` (stderr).
 
-    verbose: every pair and every kernel, not only the pairs that did not fuse.
+    verbose: every pair and every kernel, not only the pairs that did not fuse. top: rows of each table, of nodes those
+    not in int8 first. quiet: only the warnings, to `errors`.
     """
     warnings = [Text(f"warning: {warning}", style="yellow") for warning in _warnings(proof)]
     if as_json:
         write(proof_json(proof), stream)
+    if as_json or quiet:
         if warnings:
             show(Group(*warnings), sys.stderr if errors is None else errors, width)
         return
-    show(Group(*_parts(proof, verbose), *warnings), stream, width)
+    show(Group(*_parts(proof, verbose, top), *warnings), stream, width)
 
 
 def _warnings(proof: Proof) -> Iterator[str]:
@@ -79,7 +83,7 @@ def _warnings(proof: Proof) -> Iterator[str]:
         yield told if proof.cost is not None else f"{told}; --data says how often they do"
 
 
-def _parts(proof: Proof, verbose: bool) -> Iterator[RenderableType]:
+def _parts(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
     build = proof.build
     facts = [build.version or build.engine]
     if proof.chosen:
@@ -90,30 +94,41 @@ def _parts(proof: Proof, verbose: bool) -> Iterator[RenderableType]:
     name = PurePath(proof.source).name or "model"
     yield Text(name, style="bold").append(f"  ({', '.join(facts)})", style="dim")
     if build.state == BUILT:
-        yield from _tables(proof, verbose)
+        yield from _tables(proof, verbose, top)
     yield sheet(_rows(proof, verbose))
 
 
-def _tables(proof: Proof, verbose: bool) -> Iterator[RenderableType]:
+def _tables(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
     if proof.nodes:
-        rows = ((one.node, one.op, one.type, one.kind, one.types) for one in proof.nodes)
-        yield table(("node", "op", "type", "kernel", "reads -> writes"), rows, fold=("node", "reads -> writes"))
-        yield Text("")
+        nodes = proof.nodes if top is None else sorted(proof.nodes, key=lambda one: one.type == INT8)
+        shown, more = first_rows(nodes, top)
+        rows = ((one.node, one.op, one.type, one.kind, one.types) for one in shown)
+        columns = ("node", "op", "type", "kernel", "reads -> writes")
+        yield table(columns, rows, names=("node", "kernel"), fold=("reads -> writes",))
+        yield from _end(more)
     pairs = [one for one in proof.sites if verbose or one.state != FUSED]
     if pairs:
-        cells = ((one.site, one.role, one.state, one.rule, one.reason) for one in pairs)
-        yield table(("pair", "role", "state", "rule", "why"), cells, fold=("pair", "rule", "why"))
-        yield Text("")
-    yield from sums_tables(proof.weights, proof.cost, verbose)
+        loose, more = first_rows(pairs, top)
+        cells = [(one.site, one.role, one.state, one.rule, one.reason) for one in loose]
+        yield table(("pair", "role", "state", "rule", "why"), cells, names=("pair",), fold=("rule", "why"))
+        yield from _end(more)
+    yield from sums_tables(proof.weights, proof.cost, verbose, top)
     if verbose and proof.kernels:
+        kernels, more = first_rows(proof.kernels, top)
         lines = (
             (kernel.name, kernel.kind, _types(kernel.inputs), _types(kernel.weights), _types(kernel.outputs),
              " ".join(kernel.nodes))
-            for kernel in proof.kernels
+            for kernel in kernels
         )  # fmt: skip
-        columns = ("kernel", "kind", "inputs", "constants", "outputs", "nodes")
-        yield table(columns, lines, fold=columns)
-        yield Text("")
+        titles = ("kernel", "kind", "inputs", "constants", "outputs", "nodes")
+        yield table(titles, lines, names=titles[:2], fold=titles[2:])
+        yield from _end(more)
+
+
+def _end(more: str) -> Iterator[RenderableType]:
+    if more:
+        yield Text(more, style="dim")
+    yield Text("")
 
 
 def _types(tensors: Sequence[Tensor]) -> str:

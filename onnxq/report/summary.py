@@ -28,6 +28,7 @@ SYNTHETIC = (
 SYNTHETIC_CHECK = (
     "no samples were given: the check ran on made-up inputs, so give --data to see the accuracy that counts"
 )
+_FILE, _RUN = "as the file says", "as ORT runs it"
 _CPUS = {"any": "any x86", **CPU_KINDS}
 _PLURALS = {"activation": "activations", "weight": "weights", "bias": "biases", "output": "outputs"}
 
@@ -115,7 +116,7 @@ def _rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableType]]
         yield "time", _stages(report, verbose)
     if verbose and report.sites:
         rows = ((s.site, s.role, s.spec, s.scale, s.rule) for s in report.sites)
-        yield "sites", table(("site", "role", "spec", "scale", "rule"), rows, fold=("site", "rule"))
+        yield "sites", table(("site", "role", "spec", "scale", "rule"), rows, names=("site",), fold=("spec", "rule"))
 
 
 def _latency(report: Report) -> Text:
@@ -132,7 +133,11 @@ def _latency(report: Report) -> Text:
 
 
 def _checks(report: Report) -> RenderableType:
-    columns = ("output", "SQNR off", "SQNR on", "cosine off", "cosine on", "off vs on")
+    columns = (
+        "output",
+        *(f"{what} {how}" for what in ("SQNR", "cosine") for how in (_FILE, _RUN)),
+        "one against the other",
+    )
     rows = (
         (
             check.name,
@@ -148,8 +153,8 @@ def _checks(report: Report) -> RenderableType:
         how = f"also used for {report.seen}" if report.seen else "held back, nothing was chosen on them"
         how = how if plural or report.seen else "held back, nothing was chosen on it"
         held = f"against float on {report.checked} sample{plural} ({how}); "
-    legend = Text(f"{held}ORT's optimizations off and on", style="dim")
-    return Group(table(columns, rows, right=columns[1:], fold=("output",)), legend)
+    legend = Text(f"{held}{_FILE}: ORT's optimizations off; {_RUN}: all of them on", style="dim")
+    return Group(table(columns, rows, right=columns[1:], names=("output",)), legend)
 
 
 def _listed(lines: Sequence[str], verbose: bool) -> Text:

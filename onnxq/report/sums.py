@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from onnxq.report.terminal import decibel, table
+from onnxq.report.terminal import decibel, first_rows, table
 
 if TYPE_CHECKING:
     from onnxq.annotate import WeightSums
@@ -43,14 +43,17 @@ def _names(weights: Sequence[WeightSums]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def sums_tables(weights: Sequence[WeightSums], cost: Cost | None, verbose: bool) -> Iterator[RenderableType]:
+def sums_tables(
+    weights: Sequence[WeightSums], cost: Cost | None, verbose: bool, top: int | None = None
+) -> Iterator[RenderableType]:
     """The weights that can overflow, verbose: all that were judged; with samples how often they did."""
     found = [one for one in weights if verbose or one.saturates]
     if not found:
         return
     counted = {one.node: one for one in cost.nodes} if cost is not None else {}
     rows = []
-    for one in found if verbose else found[:_SHOWN]:
+    shown, more = first_rows(found, top, None if verbose else _SHOWN)
+    for one in shown:
         seen = counted.get(one.node)
         often = () if cost is None else (f"{100 * seen.share:.3g}%" if seen is not None else "",)
         note = (one.exact,) if verbose else ()
@@ -60,9 +63,9 @@ def sums_tables(weights: Sequence[WeightSums], cost: Cost | None, verbose: bool)
     columns = ("node", "op", "weight", "rows", "sums", *(("saturated",) if cost is not None else ()))
     columns += ("exact",) if verbose else ()
     right = ("rows", "sums", "saturated")
-    yield table(columns, rows, right=[name for name in right if name in columns], fold=("node", "weight", "exact"))
-    if len(found) > len(rows):
-        yield Text(f"and {len(found) - len(rows)} more weights; -v lists them all")
+    yield table(columns, rows, right=right, names=("node", "weight"), fold=("exact",))
+    if more:
+        yield Text(more, style="dim")
     yield Text("")
 
 

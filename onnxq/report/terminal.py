@@ -6,12 +6,14 @@ import io
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from typing import IO
+from typing import IO, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.table import Table
-from rich.text import Text
 
+from onnxq.report.columns import Rows, fitted
+
+T = TypeVar("T")
 _PIPED_WIDTH = 100_000
 
 
@@ -20,7 +22,7 @@ def show(renderable: RenderableType, stream: IO[str] | None = None, width: int |
 
     width: wrap at so many columns whatever the stream is.
     """
-    stream = sys.stdout if stream is None else stream
+    stream, renderable = sys.stdout if stream is None else stream, fitted(renderable)
     terminal = Console(file=stream, highlight=False, emoji=False, markup=False, width=width)
     if terminal.is_terminal:
         terminal.print(renderable)
@@ -42,21 +44,30 @@ def write(text: str, stream: IO[str] | None = None) -> None:
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = (), fold: Iterable[str] = ()
-) -> Table:
-    """A table without borders. right: columns of numbers. fold: columns that break over lines when space is short."""
-    numbers, folding = set(right), set(fold)
-    out = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_edge=False)
-    for name in columns:
-        out.add_column(
-            name,
-            justify="right" if name in numbers else "left",
-            overflow="fold",
-            no_wrap=bool(folding) and name not in folding,
-        )
-    for row in rows:
-        out.add_row(*(Text(cell) for cell in row))
-    return out
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Iterable[str] = (),
+    names: Iterable[str] = (),
+    fold: Iterable[str] = (),
+) -> Rows:
+    """A table without borders. right: columns of numbers. names, fold: columns that give way when space is short.
+
+    names lose their middle; text in `fold` breaks between words.
+    """
+    return Rows(tuple(columns), [tuple(row) for row in rows], frozenset(right), frozenset(names), frozenset(fold))
+
+
+def first_rows(rows: Sequence[T], top: int | None, otherwise: int | None = None) -> tuple[Sequence[T], str]:
+    """The rows to show, and a line that says how many more there are, "" for none.
+
+    top: how many a person asked for; otherwise: how many without that, None for all.
+    """
+    most = otherwise if top is None else top
+    if most is None or len(rows) <= most:
+        return rows, ""
+    hint = "a larger --top shows them" if top is not None else "-v lists them all"
+    return rows[:most], f"and {len(rows) - most} more; {hint}"
 
 
 def sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
@@ -65,7 +76,7 @@ def sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     out.add_column(no_wrap=True, style="bold")
     out.add_column(overflow="fold")
     for label, content in rows:
-        out.add_row(label, content)
+        out.add_row(label, fitted(content))
     return out
 
 

@@ -205,7 +205,11 @@ def test_inspect_fits_a_narrow_terminal(tmp_path):
     show_inspection(inspect_model(tmp_path / "m.onnx"), stream=stream, width=80)
     lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    assert "".join(line.split("  ")[0].strip() for line in lines[1:-2]) == long
+    (site,) = [line.split()[0] for line in lines if "encoder" in line]
+    head, tail = site.split("…")
+    assert long.startswith(head)
+    assert long.endswith(tail)
+    assert len(site) >= 24
 
 
 def test_annotate_bits_writes_beside_the_model_and_says_so(tmp_path):

@@ -51,13 +51,13 @@ def test_a_sound_model(folder: Path) -> None:
         (["--min-cosine", "0.999999"], "cosine"),
         (["--max-abs", "0.001"], "max abs error"),
         (["--top-k", "20", "--min-agreement", "1"], "top-k agreement"),
-        (["--min-engines", "500"], "SQNR in dB against ort-off"),
+        (["--min-engines", "500"], "SQNR in dB against what the file says"),
     ],
 )
 def test_an_unmet_tolerance_fails_and_says_which(folder: Path, options: list[str], measure: str) -> None:
     done = run(folder, *options)
     assert done.exit_code == 1
-    assert "error: output y: ort-" in done.stderr
+    assert "error: output y: as " in done.stderr
     assert measure in done.stderr
     assert "is wanted" in done.stderr
     assert "outputs" in done.stdout  # The account is shown all the same.
@@ -73,9 +73,9 @@ def test_a_disagreement_is_shown_bisected_and_written(folder: Path, tmp_path: Pa
     save = tmp_path / "out"
     done = run(folder, "--layers", "--bisect", "--save", str(save), quantized="wrong.onnx")
     assert done.exit_code == 0, done.output
-    assert "ort-on parts from ort-off first at y" in done.stdout
+    assert "as ORT runs it: parts from what the file says first at y" in done.stdout
     assert "node_y (MatMul)" in done.stdout
-    assert "warning: ort-on computes something else" in done.stdout
+    assert "warning: as ORT runs it: something else than the file says is computed" in done.stdout
     assert sorted(path.name for path in save.iterdir()) == [
         "bisect-ort-on.inputs.json", "bisect-ort-on.onnx", "diff.json", "inputs.json", "results.json"
     ]  # fmt: skip
@@ -95,7 +95,7 @@ def test_json_is_one_document(folder: Path) -> None:
     assert "node_y" in found["bisections"][0]["nodes"]
     assert [layer["name"] for layer in found["layers"]] == ["a", "r", "b", "s", "y"]
     assert found["unmet"][0]["run"] == "ort-on"
-    assert found["messages"][0].startswith("ort-on: SQNR in dB is")
+    assert found["messages"][0].startswith("as ORT runs it: SQNR in dB is")
     assert "error: output y" in done.stderr
 
 

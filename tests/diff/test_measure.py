@@ -116,7 +116,7 @@ def output(**changes: float) -> OutputDiff:
         (Tolerances(min_cosine=0.995), "cosine"),
         (Tolerances(max_abs=0.4), "max abs error"),
         (Tolerances(min_agreement=0.95), "top-k agreement"),
-        (Tolerances(min_engines=13), "SQNR in dB against ort-off"),
+        (Tolerances(min_engines=13), "SQNR in dB against what the file says"),
     ],
 )
 def test_an_unmet_tolerance_names_output_run_and_value(tolerances: Tolerances, measure: str) -> None:

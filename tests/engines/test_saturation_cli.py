@@ -181,8 +181,8 @@ def test_diff_names_the_weights_that_saturate(folder, options):
     told = run(*args)
     assert told.exit_code == 0, told.output
     cause = "saturates: 30 rows of the weight of product overflow 16-bit sums on x86 CPUs without VNNI"
-    assert cause in next(line for line in told.stdout.splitlines() if "parts from ort-off" in line)
-    assert cause in next(line for line in told.stdout.splitlines() if line.startswith("warning: ort-on"))
+    assert cause in next(line for line in told.stdout.splitlines() if "parts from what the file says" in line)
+    assert cause in next(line for line in told.stdout.splitlines() if line.startswith("warning: as ORT runs it"))
     (parted,) = json.loads(run(*args, "--json").stdout)["parted"]
     assert [one["node"] for one in parted["saturating"]] == ["product"]
 
@@ -204,5 +204,5 @@ def test_diff_blames_no_weight_for_another_fault(folder, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "Session", wrong)
     args = ("diff", folder / "float.onnx", folder / "bad.onnx", "--data", folder / "x.npz", "--engines", "ort")
     told = run(*args)
-    assert "ort-on parts from ort-off" in told.stdout
+    assert "as ORT runs it: parts from what the file says" in told.stdout
     assert "saturates" not in told.stdout

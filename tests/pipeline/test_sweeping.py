@@ -21,7 +21,7 @@ from onnxq.pipeline import sweeping
 from onnxq.pipeline.prepared import PreparedModel, load
 from onnxq.pipeline.realise import realise
 from onnxq.plan import Plan, from_json, to_json
-from onnxq.report import silent
+from onnxq.progress import Progress, silent
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.verify import OutputError
@@ -170,8 +170,10 @@ def test_one_sample_that_says_worse_is_chance(monkeypatch: pytest.MonkeyPatch) -
     assert not trial.worse(plan, plan)
     real = sweeping.sample_errors
 
-    def one_lost(prepared: PreparedModel, judged: Plan, held: Dataset) -> list[tuple[OutputError, ...]]:
-        found = real(prepared, judged, held)
+    def one_lost(
+        prepared: PreparedModel, judged: Plan, held: Dataset, **how: Progress
+    ) -> list[tuple[OutputError, ...]]:
+        found = real(prepared, judged, held, **how)
         lost = tuple(replace(one, sqnr_db=-10.0) for one in found[3])
         return [*found[:3], lost, *found[4:]] if judged is swept else found
 

@@ -1,0 +1,205 @@
+"""Tables and text that fit a terminal: names too long for their place lose their middle and never break over lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+# Between two columns.
+_GAP = 2
+# What a column of names or text keeps however narrow the terminal is.
+_LEAST = 8
+# Names cut to less than this look all alike: they get a line of their own.
+_TELLING = 24
+_INDENT = 2
+# Text in a column narrower than this is hard to read.
+_FEW = 12
+# Where names may lose letters: the place after which most of them still differ is taken.
+_CUTS = (0.5, 0.33, 0.67)
+
+
+def shorten(name: str, width: int, cut: float = 0.5) -> str:
+    """The name in `width` columns: whole, or with "…" in the place of its middle; `cut`: the part kept before it."""
+    if cell_len(name) <= width:
+        return name
+    head = int((width - 1) * cut)
+    return f"{_first(name, head)}…{_first(name[::-1], width - 1 - head)[::-1]}"
+
+
+def _first(name: str, width: int) -> str:
+    """As many letters as fit; some are two columns wide."""
+    end = width
+    while cell_len(name[:end]) > width:
+        end -= 1
+    return name[: max(end, 0)]
+
+
+def fit_words(text: Text, width: int) -> Text:
+    """The text with words longer than `width` shortened, so that it breaks between words only."""
+    if max(map(cell_len, text.plain.split()), default=0) <= width:
+        return text
+    lines = []
+    for line in text.split("\n", allow_blank=True):
+        words = line.split(" ", allow_blank=True)
+        lines.append(Text(" ").join(_fit_word(word, width) for word in words))
+    return Text("\n", style=text.style).join(lines)
+
+
+def _fit_word(word: Text, width: int) -> Text:
+    short = shorten(word.plain, width)
+    if short == word.plain:
+        return word
+    head, tail = short.split("…", 1)
+    return word[: len(head)].append("…").append_text(word[len(word) - len(tail) :] if tail else Text())
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """Text of which no word breaks over lines."""
+
+    text: Text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        widest = Measurement.get(console, options, self.text).maximum
+        return Measurement(min(_LEAST, widest), widest)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield fit_words(self.text, options.max_width)
+
+
+def fitted(shown: RenderableType) -> RenderableType:
+    """The same, with every text in it fitted."""
+    if isinstance(shown, Text):
+        return Fitted(shown)
+    return Group(*map(fitted, shown.renderables)) if isinstance(shown, Group) else shown
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A table without borders. right: columns of numbers. names: columns of one line that lose their middle when space
+    is short. fold: columns of text, which break between words. Headers break between words too.
+
+    Where little would be left of the names in the first column, each stands on a line above the rest of its row.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+    fold: frozenset[str] = frozenset()
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        widths = self._natural(headers=True)
+        widest = min(sum(widths) + _GAP * (len(widths) - 1), options.max_width)
+        return Measurement(min(_LEAST * len(widths), widest), widest)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = wanted = self._natural(headers=True)
+        if sum(widths) + _GAP * (len(widths) - 1) > options.max_width:
+            widths = self._squeezed(options.max_width)
+        if self.columns[0] in self.names and widths[0] < min(wanted[0], _TELLING):
+            yield from self._stacked(options.max_width)
+            return
+        table = self._table(widths)
+        for row in zip(*(self._cells(k, width) for k, width in enumerate(widths)), strict=True):
+            table.add_row(*row)
+        yield table
+
+    def _table(self, widths: Sequence[int], *, header: bool = True) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_edge=False, show_header=header)
+        for name, width in zip(self.columns, widths, strict=True):
+            table.add_column(
+                _wrapped(name, width), justify="right" if name in self.right else "left", width=width,
+                no_wrap=name not in self.fold, overflow="ellipsis", vertical="top", header_style="bold",
+            )  # fmt: skip
+        return table
+
+    def _stacked(self, width: int) -> RenderResult:
+        """Each name on a line, and below it the rest of its row, further in; what does not fit on lines of its own."""
+        rest = self._only(range(1, len(self.columns)))
+        below: list[str] = []
+        while (last := rest._too_much(width - _INDENT)) is not None:
+            below.insert(0, last)
+            rest = rest._only(k for k, name in enumerate(rest.columns) if name != last)
+        widths = rest._natural(headers=True)
+        if sum(widths) + _GAP * (len(widths) - 1) > width - _INDENT:
+            widths = rest._squeezed(width - _INDENT)
+        cells = list(zip(*(rest._cells(k, one) for k, one in enumerate(widths)), strict=True))
+        yield Text(self.columns[0], style="bold")
+        yield Padding(rest._table(widths), (0, 0, 0, _INDENT))
+        for k, name in enumerate(self._cells(0, width)):
+            line = rest._table(widths, header=False)
+            line.add_row(*cells[k])
+            yield name
+            yield Padding(line, (0, 0, 0, _INDENT))
+            for column in below:
+                text = Text(f"{column}: {self.rows[k][self.columns.index(column)]}")
+                yield Padding(fit_words(text, width - _INDENT), (0, 0, 0, _INDENT))
+
+    def _only(self, columns: Iterable[int]) -> Rows:
+        kept = list(columns)
+        rows = [[row[k] for k in kept] for row in self.rows]
+        return Rows([self.columns[k] for k in kept], rows, self.right, self.names, self.fold)
+
+    def _too_much(self, width: int) -> str | None:
+        """The last column of names or text, where it has to go for the others to fit."""
+        giving = [name for name in self.columns if name in self.names or name in self.fold]
+        natural = zip(self.columns, self._natural(headers=False), strict=True)
+        needs = [min(most, _FEW) if name in giving else most for name, most in natural]
+        return giving[-1] if giving and sum(needs) + _GAP * (len(needs) - 1) > width else None
+
+    def _cells(self, k: int, width: int) -> list[Text]:
+        column = [row[k] for row in self.rows]
+        if self.columns[k] in self.names:
+            return [Text(name) for name in _shortened(column, width)]
+        return [fit_words(Text(cell), width) if self.columns[k] in self.fold else Text(cell) for cell in column]
+
+    def _natural(self, *, headers: bool) -> list[int]:
+        """What each column takes if nothing is cut. headers: on one line."""
+        widths = []
+        for k, name in enumerate(self.columns):
+            words = [name] if headers else name.split()
+            lines = (line for row in self.rows for line in row[k].split("\n"))
+            widths.append(max([*map(cell_len, words), *map(cell_len, lines)], default=0))
+        return widths
+
+    def _squeezed(self, width: int) -> list[int]:
+        """Widths that fit: numbers keep what they need, names and text share the rest."""
+        widths = self._natural(headers=False)
+        giving = {k: widths[k] for k, name in enumerate(self.columns) if name in self.names or name in self.fold}
+        rest = width - _GAP * (len(widths) - 1) - sum(w for k, w in enumerate(widths) if k not in giving)
+        shares = _share(rest, giving)
+        return [shares.get(k, w) for k, w in enumerate(widths)]
+
+
+def _share(rest: int, wanted: Mapping[int, int]) -> dict[int, int]:
+    """`rest` shared out: who wants little gets it, the others the same each."""
+    found: dict[int, int] = {}
+    for done, (k, want) in enumerate(sorted(wanted.items(), key=lambda one: one[1])):
+        found[k] = min(want, max(rest // (len(wanted) - done), _LEAST))
+        rest -= found[k]
+    return found
+
+
+def _wrapped(header: str, width: int) -> Text:
+    lines: list[str] = []
+    for word in header.split():
+        if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return Text("\n".join(lines))
+
+
+def _shortened(names: Iterable[str], width: int) -> list[str]:
+    """The names cut where most of them still differ."""
+    column = list(names)
+    tried = [[shorten(name, width, cut) for name in column] for cut in _CUTS]
+    return max(tried, key=lambda one: len(set(one)))

@@ -1,0 +1,193 @@
+"""Tables and text at 80 columns: names lose their middle, never break; a pipe gets all; `--top` says what it hides."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+from rich.cells import cell_len
+from rich.text import Text
+
+from onnxq import pipeline, report
+from onnxq.engines.diff_model import OFF, ON, Difference, Error, LayerDiff, OutputDiff, Run
+from onnxq.profile import GroupCost, Profile, Reach
+from onnxq.report.columns import fit_words, shorten
+from onnxq.report.terminal import first_rows, show, table
+
+LAYERS, WIDTH = 6, 80
+PREFIX = "/model/decoder/language_model/layers"
+
+
+def names(kind: str) -> list[str]:
+    """As PyTorch's exporters make them."""
+    return [f"{PREFIX}.{k}/self_attn/q_proj/{kind}" for k in range(LAYERS)]
+
+
+Made = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """By command, what it found out of matrix products with long names."""
+    rng, nodes, weights, before = np.random.default_rng(0), [], [], "x"
+    for node, out in zip(names("MatMul"), names("MatMul_output_0"), strict=True):
+        weights.append(numpy_helper.from_array(rng.standard_normal((64, 64)).astype(np.float32) / 8, f"{node}.weight"))
+        nodes.append(helper.make_node("MatMul", [before, f"{node}.weight"], [out], name=node))
+        before = out
+    nodes[-1].output[0] = "y"
+    ends = [helper.make_tensor_value_info(name, 1, [8, 64]) for name in "xy"]
+    proto = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], weights), ir_version=10)
+    proto.opset_import[0].version = 21
+    folder = tmp_path_factory.mktemp("columns")
+    onnx.save(proto, folder / "m.onnx")
+    (folder / "c.yaml").write_text("rules:\n  - {op: MatMul, set: {quantize: true}}\n")
+    data = {"x": rng.standard_normal((4, 8, 64)).astype(np.float32)}
+    np.savez(folder / "d.npz", **data)
+    target = folder / "m.q.onnx"
+    pipeline.quantize(folder / "m.onnx", data, folder / "c.yaml", effort="fast", latency=False, out=target)
+    return {
+        "plan": pipeline.make_plan(folder / "m.onnx", folder / "d.npz", folder / "c.yaml"),
+        "inspect": pipeline.inspect(target),
+        "prove": pipeline.prove(target, engine="ort"),
+        "profile": profile(),
+        "diff": difference(),
+    }
+
+
+SHOW = {
+    "plan": report.show_plan,
+    "inspect": report.show_inspection,
+    "prove": report.show_proof,
+    "profile": report.show_profile,
+    "diff": report.show_difference,
+}
+
+
+def shown(name: str, made: Made, **how: object) -> str:
+    """What a command prints."""
+    stream = io.StringIO()
+    SHOW[name](made[name], stream=stream, **how)
+    return stream.getvalue()
+
+
+def profile() -> Profile:
+    groups = tuple(
+        GroupCost(kind=kind, name=name, ops=("MatMul",), sites=(name,), alone_db=30.0, without_db=21.0, gain_db=1.0)
+        for kind in ("node", "site")
+        for name in names("MatMul")
+    )
+    reach = tuple(Reach(node=name, sqnr_db=30.0) for name in names("MatMul"))
+    return Profile(sqnr_db=20.0, samples=4, outputs=(), groups=groups, reach=reach, fixed=(), warnings=())
+
+
+def difference() -> Difference:
+    def error(run: str, against: str) -> Error:
+        return Error(run=run, against=against, sqnr_db=24.3, cosine=0.99821, max_abs=0.12, max_rel=0.02, levels=1.0)
+
+    layers = tuple(
+        LayerDiff(
+            name=name, node=name, op="MatMul", accuracy=(error(OFF, "float"), error(ON, "float")),
+            engines=(error(ON, OFF),), drop_db=float(k),
+        )
+        for k, name in enumerate(names("MatMul_output_0"))
+    )  # fmt: skip
+    output = OutputDiff(name="y", accuracy=layers[0].accuracy, engines=layers[0].engines)
+    runs = tuple(Run(name=name, engine="ONNX Runtime", samples=4) for name in ("float", OFF, ON))
+    worst = tuple(reversed(names("MatMul_output_0")))
+    return Difference(runs=runs, outputs=(output,), layers=layers, worst=worst, samples=4)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("name", SHOW)
+def test_no_name_breaks_at_80_columns(made: Made, name: str, verbose: bool) -> None:
+    text = shown(name, made, width=WIDTH, verbose=verbose)
+    assert max(map(cell_len, text.splitlines())) <= WIDTH
+    whole = shown(name, made, verbose=verbose)
+    words = {word for line in whole.splitlines() for word in re.findall(r"\S+", line)}
+    for word in re.findall(r"\S*model/dec\S*", text):
+        head, _, tail = word.partition("…")
+        assert any(full == word or ("…" in word and full.startswith(head) and full.endswith(tail)) for full in words)
+    # What is left of a name that was broken would be a line of its own that no row of the wide table has.
+    pieces = [line.strip() for line in text.splitlines() if re.fullmatch(r"\s*[\w./]+", line)]
+    assert all(any(piece == word for word in words) for piece in pieces), pieces
+    assert "…" in text or all(one in text for one in names("MatMul"))
+
+
+@pytest.mark.parametrize("name", SHOW)
+def test_a_pipe_gets_whole_names(made: Made, name: str) -> None:
+    text = shown(name, made)
+    assert "…" not in text
+    assert names("MatMul")[0] in text
+
+
+@pytest.mark.parametrize("name", SHOW)
+def test_top_shows_so_many_rows_and_how_many_there_are_beside(made: Made, name: str) -> None:
+    whole, few = (shown(name, made, top=top).splitlines() for top in (None, 2))
+    more = [line for line in few if re.search(r"and \d+ more; a larger --top shows them", line)]
+    assert more
+    assert len(few) < len(whole)
+    assert int(re.findall(r"and (\d+) more", more[0])[0]) >= LAYERS - 2
+    assert not any("--top" in line for line in whole)
+
+
+def test_top_of_layers_are_those_that_lost_most() -> None:
+    text = shown("diff", {"diff": difference()}, top=2)
+    table_of_layers = text[text.index("tensor") :]
+    found = [name for name in names("MatMul_output_0") if name in table_of_layers]
+    assert found == names("MatMul_output_0")[-2:]
+
+
+@pytest.mark.parametrize("name", SHOW)
+def test_json_has_everything_whatever_top_says(made: Made, name: str) -> None:
+    if name == "prove":
+        text = shown(name, made, top=1, as_json=True)
+        assert all(one in text for one in names("MatMul"))
+    else:
+        assert shown(name, made, top=1, as_json=True) == shown(name, made, as_json=True)
+
+
+def test_headers_say_how_the_model_was_run() -> None:
+    text = shown("diff", {"diff": difference()})
+    assert "SQNR as the file says  SQNR as ORT runs it" in text
+    assert "as ORT runs it against as the file says" in text
+    assert "ort-o" not in text
+
+
+def test_numbers_are_never_cut_at_80_columns(made: Made) -> None:
+    text = shown("diff", made, width=WIDTH)
+    assert text.count("24.3 dB") == shown("diff", made).count("24.3 dB")
+
+
+@given(st.text(min_size=1, max_size=90), st.integers(3, 60), st.sampled_from([0.33, 0.5, 0.67]))
+def test_shortened_names_fit(name: str, width: int, cut: float) -> None:
+    short = shorten(name, width, cut)
+    assert cell_len(short) <= width
+    assert short == name or (cell_len(name) > width and "…" in short)
+
+
+@given(st.lists(st.text("abc/.", min_size=1, max_size=90), min_size=1, max_size=6), st.integers(8, 60))
+def test_text_keeps_its_words(words: list[str], width: int) -> None:
+    found = fit_words(Text(" ".join(words)), width).plain.split(" ")
+    assert [shorten(word, width) for word in words] == found
+
+
+def test_names_are_cut_where_they_still_differ() -> None:
+    rows = [(f"/a/very/long/beginning/of/every/name/{k}/and/the/same/long/end/of/all/of/them", "1") for k in range(3)]
+    stream = io.StringIO()
+    show(table(("name", "n"), [(row[0][30:], row[1]) for row in rows], names=("name",)), stream, 44)
+    lines = [line for line in stream.getvalue().splitlines() if "…" in line]
+    assert len(set(lines)) == 3
+
+
+def test_first_rows() -> None:
+    assert first_rows("abc", None) == ("abc", "")
+    assert first_rows("abc", 2) == ("ab", "and 1 more; a larger --top shows them")
+    assert first_rows("abc", None, 1) == ("a", "and 2 more; -v lists them all")
+    assert first_rows("abc", 5, 1) == ("abc", "")
