@@ -8,7 +8,6 @@ import click
 
 from onnxq.cli import options
 from onnxq.cli.outputs import beside
-from onnxq.files import check_free
 
 
 def _given(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
@@ -57,8 +56,6 @@ def command(
       onnxq annotate-bits model.qdq.onnx --bits '/encoder/*=4' --bits '*=8'
     """
     target = out if out is not None else str(beside(model, ".bits.onnx"))
-    check_free(model, target, force=force)
-
     from onnxq import pipeline, report
 
     done = pipeline.annotate_bits(model, out=target, force=force, **wanted)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from onnxq.cli import options
-from onnxq.files import check_free
+from onnxq.files import guarding
 
 
 @click.command("import-calibration", short_help="Turn a TensorRT calibration cache into a plan with its scales.")
@@ -37,21 +37,19 @@ def command(
       onnxq import-calibration model.cache --model model.onnx --apply model.q.onnx
       onnxq import-calibration model.cache --model model.onnx --data samples.npz -o plan.json
     """
-    for given in (model, cache):
-        check_free(given, plan_out, out, force=force)
-
     from onnxq import pipeline, report
 
-    found = pipeline.import_calibration(
-        cache, model, data, plan_out=plan_out, force=force, progress=report.progress, **wanted
-    )
-    applied = None
-    if out is not None:
-        same = {key: wanted[key] for key in ("samples", "seed", "batch", "memory_limit")}
-        config = wanted["config"] or f"{found.plan.target}-int8"
-        applied = pipeline.apply(
-            model, found.plan, data, config, latency=False, out=out, force=force, progress=report.progress, **same
-        ).report
+    with guarding(model, plan_out, out, force=force):
+        found = pipeline.import_calibration(
+            cache, model, data, plan_out=plan_out, force=force, progress=report.progress, **wanted
+        )
+        applied = None
+        if out is not None:
+            same = {key: wanted[key] for key in ("samples", "seed", "batch", "memory_limit")}
+            config = wanted["config"] or f"{found.plan.target}-int8"
+            applied = pipeline.apply(
+                model, found.plan, data, config, latency=False, out=out, force=force, progress=report.progress, **same
+            ).report
     report.show_import(found, applied=applied, as_json=as_json, verbose=verbose)
     if applied is not None and not as_json:
         report.show_report(applied, verbose=verbose)

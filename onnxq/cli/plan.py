@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from onnxq.cli import options
-from onnxq.files import check_free
 
 
 @click.command("plan", short_help="Show what would be quantized, how and why; a dry run.")
@@ -29,8 +28,6 @@ def command(model: str, plan_out: str | None, force: bool, as_json: bool, verbos
       onnxq plan model.onnx
       onnxq plan model.onnx --config my.yaml -o plan.json
     """
-    check_free(model, plan_out, force=force)
-
     from onnxq import pipeline, report
 
     made = pipeline.make_plan(model, plan_out=plan_out, force=force, progress=report.progress, **wanted)

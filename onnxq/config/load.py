@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any, Literal, get_args, get_origin
@@ -19,9 +20,12 @@ from onnxq.config.presets import preset_names, preset_text
 from onnxq.config.sparsebit import converted, recognised
 from onnxq.config.wish import QuantWish, Rule, RuleSet
 from onnxq.errors import ConfigError
+from onnxq.files import read_text
 from onnxq.nearest import did_you_mean, nearest
 
 DEFAULT = "ort-int8"
+# No configuration is as large; /dev/zero is.
+_MOST_BYTES = 16 * 2**20
 _OVERRIDE = "option"
 # Mappings whose keys belong together: a file's own takes the place of the inherited one.
 _WHOLE = ("observer", "quantizer")
@@ -101,10 +105,10 @@ def _document(source: str | FilePath, above: tuple[str, ...]) -> Document:
     path = FilePath(source)
     if name in above:
         raise ConfigError(name, f"extends itself: {' -> '.join((*above, name))}", "break the circle")
-    if isinstance(source, str) and not _is_path(name) and (name in preset_names() or not path.is_file()):
+    if isinstance(source, str) and not _is_path(name) and (name in preset_names() or not os.path.isfile(path)):
         return parse(preset_text(name), name)
     try:
-        return parse(path.read_text(encoding="utf-8"), name)
+        return parse(read_text(path, ConfigError, limit=_MOST_BYTES), name)
     except FileNotFoundError as error:
         fix = did_you_mean(path.stem, preset_names())
         raise ConfigError(f"config {name}", "no such file", f"presets go by name; {fix}") from error

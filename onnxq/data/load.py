@@ -18,6 +18,7 @@ from onnxq.data.scripts import DEFAULT_FUNCTION, call
 from onnxq.data.sources import ArraySource, JoinedSource, Source
 from onnxq.data.spool import named, spool
 from onnxq.data.synthetic import SAMPLES, synthetic
+from onnxq.data.user_code import user_code
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 
@@ -58,7 +59,9 @@ def _open(source: Any, inputs: Sequence[ValueInfo], config: DataConfig) -> tuple
     if isinstance(source, Iterable):
         return spool(source, inputs, "data", config.samples), "stream"
     if callable(source):
-        return _open(source(), inputs, config)
+        with user_code(getattr(source, "__name__", "data")):
+            given = source()
+        return _open(given, inputs, config)
     raise DataError(
         "data", f"is a {type(source).__name__}", "give a path, arrays by input name, or an iterable of {name: array}"
     )
@@ -71,8 +74,6 @@ def _open_path(text: str, inputs: Sequence[ValueInfo], config: DataConfig) -> tu
     if not script.endswith(".py"):
         return open_path(Path(text), inputs, config), Path(text).name
     path = Path(script)
-    if not path.is_file():
-        raise DataError(script, "there is no such file")
     title = f"{path.name}:{function}"
     given = call(path, function)
     if isinstance(given, Dataset):

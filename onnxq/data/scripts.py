@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import importlib.util
 import inspect
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxq.data.fit import Array
-from onnxq.errors import DataError, OnnxqError
-from onnxq.nearest import did_you_mean
+from onnxq.data.user_code import user_code
+from onnxq.errors import DataError
+from onnxq.files import check_regular, read_text
+from onnxq.nearest import did_you_mean, nearest
 
 # What Polygraphy calls the function of a data-loader script.
 DEFAULT_FUNCTION = "load_data"
+# Larger than any list of samples that was ever written as JSON.
+_MOST_BYTES = 2**31
 
 
 def call(path: Path, function: str) -> Any:
@@ -41,6 +43,7 @@ def call(path: Path, function: str) -> Any:
 def find_function(path: Path, function: str) -> Callable[..., Any]:
     """The function of a file, which is run for that. DataError when it does not run or has no such function."""
     where = f"{path}:{function}"
+    _check_script(path)
     with user_code(where, path.parent):
         spec = importlib.util.spec_from_file_location(f"_onnxq_data_{path.stem}", path)
         if spec is None or spec.loader is None:
@@ -58,21 +61,20 @@ def find_function(path: Path, function: str) -> Callable[..., Any]:
     return found
 
 
-@contextmanager
-def user_code(where: str, folder: Path | None = None) -> Iterator[None]:
-    """Run a person's own code: what it raises is told as a fault of theirs, its file's neighbours can be imported."""
-    added = folder is not None and str(folder) not in sys.path
-    if added:
-        sys.path.insert(0, str(folder))
+def _check_script(path: Path) -> None:
+    """Raise DataError for a file that is not there, with the nearest names, or that is no regular file."""
     try:
-        yield
-    except OnnxqError:
-        raise
-    except Exception as error:
-        raise DataError(where, f"raised {type(error).__name__}: {error}", "mend that code") from error
-    finally:
-        if added and str(folder) in sys.path:
-            sys.path.remove(str(folder))
+        check_regular(path, DataError)
+    except FileNotFoundError:
+        raise DataError(str(path), "there is no such file", near_files(path)) from None
+    except OSError as error:
+        raise DataError(str(path), f"cannot be read ({error.strerror or error})", "check its permissions") from error
+
+
+def near_files(path: Path) -> str:
+    """A hint with the names in the path's folder that are most like its own; "" when there are none."""
+    close = nearest(path.name, (one.name for one in path.parent.iterdir())) if path.parent.is_dir() else ()
+    return f"did you mean {' or '.join(repr(str(path.parent / name)) for name in close)}?" if close else ""
 
 
 def feeds_from_json(path: Path) -> Sequence[Mapping[str, Array]]:
@@ -81,7 +83,9 @@ def feeds_from_json(path: Path) -> Sequence[Mapping[str, Array]]:
     Decoded here, without Polygraphy and without unpickling. Raises DataError for anything else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_hook=lambda found: _decoded(found, path))
+        content = json.loads(
+            read_text(path, DataError, limit=_MOST_BYTES), object_hook=lambda found: _decoded(found, path)
+        )
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(str(path), f"is not JSON ({error})", "make it with `polygraphy run --save-inputs`") from error
     except OSError as error:
@@ -109,5 +113,5 @@ def _decoded(found: dict[str, Any], path: Path) -> Any:
     try:
         data = base64.b64decode(found["array"].encode(), validate=True)
         return np.load(io.BytesIO(data), allow_pickle=False)
-    except (binascii.Error, ValueError, EOFError) as error:
+    except Exception as error:  # base64 and numpy each complain in their own way
         raise DataError(str(path), f"holds an array that cannot be decoded ({error})", "make the file again") from error

@@ -9,12 +9,16 @@ from typing import Any
 
 from onnxq.engines.proof import Change, Proof
 from onnxq.errors import DataError
+from onnxq.files import read_text
+
+# The JSON of a proof has some 1000 bytes for a node.
+_MOST_BYTES = 2**29
 
 
 def read_proof(path: str | Path) -> dict[str, Any]:
     """A proof that `onnxq prove --json` wrote. Raises DataError when it is none."""
     try:
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        raw = json.loads(read_text(path, DataError, limit=_MOST_BYTES))
     except OSError as error:
         raise DataError(str(path), error.strerror or str(error), "write it with `onnxq prove --json`") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -10,6 +10,7 @@ import onnx
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.errors import PlanError
+from onnxq.files import read_text
 from onnxq.graph import GraphIndex, fingerprint, holding
 from onnxq.pipeline.finish import finish
 from onnxq.pipeline.inputs import read_data
@@ -23,6 +24,9 @@ from onnxq.plan import Plan, from_json
 from onnxq.planner import rebase
 from onnxq.report import Progress, silent
 
+# A plan has some 500 bytes for a site; one of a million sites is no plan.
+_MOST_BYTES = 2**29
+
 
 def read_plan(plan: Plan | str | Path) -> Plan:
     """A Plan, or the JSON file one was written to."""
@@ -30,7 +34,7 @@ def read_plan(plan: Plan | str | Path) -> Plan:
         return plan
     path = Path(plan)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, PlanError, limit=_MOST_BYTES)
     except OSError as error:
         raise PlanError(str(path), error.strerror or str(error), "write one with `onnxq plan` or `--plan`") from error
     except UnicodeDecodeError as error:

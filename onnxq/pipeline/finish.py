@@ -87,7 +87,7 @@ def finish(
         warnings=(*prepared.source.notes, *plan.warnings, *notes),
         stages=tuple(stages.done),
     )
-    return Result(model, plan, account)
+    return Result(model, plan, account, prepared.source.files)
 
 
 def unmeasured_cpu(plan: Plan, kind: str) -> tuple[str, ...]:

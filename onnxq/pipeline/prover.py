@@ -11,7 +11,7 @@ from onnxq.annotate import read_model
 from onnxq.config import Config
 from onnxq.data import Dataset, load_data
 from onnxq.engines.proof import RTX, Proof
-from onnxq.engines.prove import TIMEOUT, Wish
+from onnxq.engines.prove import TIMEOUT, Wish, saving
 from onnxq.engines.prove import prove as _prove
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.pipeline.run import Options, configured
@@ -57,23 +57,25 @@ def prove(
     The build runs in a process of its own: what crashes the library, or what it refuses, is a Proof that says so.
     Raises MissingDependencyError without the library, ConfigError for a pattern, engine or shape that fits nothing.
     """
-    dataset = None if data is None else _dataset(model, data, config, samples, seed)
-    wish = Wish(
-        engine=engine,
-        capability=compute_capability,
-        require_int8=tuple(require_int8),
-        require_exact=require_exact,
-        dataset=dataset,
-        threads=threads,
-        shapes=dict(shapes or {}),
-        compare=compare,
-        save=None if save is None else Path(save),
-        force=force,
-        reduce=reduce,
-        timeout=timeout,
-        stage=progress,
-    )
-    return _prove(model, wish)
+    folder = None if save is None else Path(save)
+    with saving(folder, engine, force=force):
+        dataset = None if data is None else _dataset(model, data, config, samples, seed)
+        wish = Wish(
+            engine=engine,
+            capability=compute_capability,
+            require_int8=tuple(require_int8),
+            require_exact=require_exact,
+            dataset=dataset,
+            threads=threads,
+            shapes=dict(shapes or {}),
+            compare=compare,
+            save=folder,
+            force=force,
+            reduce=reduce,
+            timeout=timeout,
+            stage=progress,
+        )
+        return _prove(model, wish)
 
 
 def _dataset(
