@@ -15,6 +15,7 @@ import click
 
 from onnxq.cli.signals import stopping
 from onnxq.errors import OnnxqError
+from onnxq.files import readable
 from onnxq.nearest import did_you_mean
 
 DONE, USER, USAGE, REFUSED, UNMET, DEFECT = 0, 1, 2, 3, 4, 70
@@ -93,4 +94,4 @@ def _stopped(number: int) -> int:
 
 
 def _say(text: str) -> None:
-    click.echo(text, err=True)
+    click.echo(readable(text), err=True)

@@ -59,4 +59,5 @@ def stopping() -> Iterator[Stops]:
         yield stops
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # A process that was stopped is about to end with a code of its own: no second signal may end it first.
+            signal.signal(number, signal.SIG_IGN if stops.number else handler)

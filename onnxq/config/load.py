@@ -20,7 +20,7 @@ from onnxq.config.presets import preset_names, preset_text
 from onnxq.config.sparsebit import converted, recognised
 from onnxq.config.wish import QuantWish, Rule, RuleSet
 from onnxq.errors import ConfigError
-from onnxq.files import read_text
+from onnxq.files import read_text, readable
 from onnxq.nearest import did_you_mean, nearest
 
 DEFAULT = "ort-int8"
@@ -173,7 +173,7 @@ def _paths(values: Mapping[str, Any], above: Path = ()) -> list[Path]:
 
 def _build(values: Mapping[str, Any], places: Mapping[Path, str], source: str) -> Config:
     # JSON mode of pydantic's strict validation takes lists for tuples and words for enums, and nothing else.
-    text = json.dumps({**values, "source": source}, default=_plain)
+    text = readable(json.dumps({**values, "source": source}, default=_plain, ensure_ascii=False))
     try:
         config = Config.model_validate_json(text, strict=True)
     except ValidationError as error:

@@ -118,7 +118,9 @@ class _Inflater:
         if at == self._summed:
             self._sum = zlib.crc32(block, self._sum)
             self._summed += len(block)
-            if block and self._summed == self._member.file_size and self._sum != self._member.CRC:
+            if self._summed > self._member.file_size:
+                raise zlib.error("it is longer than the archive says")
+            if self._summed == self._member.file_size and self._sum != self._member.CRC:
                 raise zlib.error("its checksum is wrong")
         self._at, self._block = at, block
         reached = at + len(block)

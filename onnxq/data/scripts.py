@@ -24,6 +24,7 @@ from onnxq.nearest import did_you_mean, nearest
 DEFAULT_FUNCTION = "load_data"
 # Larger than any list of samples that was ever written as JSON.
 _MOST_BYTES = 2**31
+_LONGEST_SCRIPT = 16 * 2**20
 
 
 def call(path: Path, function: str) -> Any:
@@ -65,6 +66,8 @@ def _check_script(path: Path) -> None:
     """Raise DataError for a file that is not there, with the nearest names, or that is no regular file."""
     try:
         check_regular(path, DataError)
+        if path.stat().st_size > _LONGEST_SCRIPT:
+            raise DataError(str(path), f"is larger than {_LONGEST_SCRIPT // 2**20} MiB", "name the right file")
     except FileNotFoundError:
         raise DataError(str(path), "there is no such file", near_files(path)) from None
     except OSError as error:

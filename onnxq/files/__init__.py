@@ -1,6 +1,7 @@
 """Files of the user's: outputs are settled before the work and written whole or not at all, inputs read with bounds."""
 
 from onnxq.files.atomic import replacing, write_text
+from onnxq.files.names import readable
 from onnxq.files.outputs import check_free, guarding, is_stream, note_input, refuse_inputs, saving_into
 from onnxq.files.reading import check_regular, read_input, read_text
 from onnxq.files.scratch import ScratchFolder
@@ -14,6 +15,7 @@ __all__ = [
     "note_input",
     "read_input",
     "read_text",
+    "readable",
     "refuse_inputs",
     "replacing",
     "saving_into",

@@ -11,14 +11,14 @@ from typing import BinaryIO
 
 from onnxq.errors import OutputError
 from onnxq.files.locks import lock_new, remove_stale, temporary_name
+from onnxq.files.names import readable
 from onnxq.files.outputs import EXISTS_FIX, check_kind, is_stream, refuse_inputs
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
     """Write `text` to a temporary file beside `path` and rename it; OutputError when that cannot be done."""
     with replacing([path], overwrite=overwrite) as files:
-        # Names of files may hold bytes that are not UTF-8 (surrogates); JSON and YAML may not.
-        files[0].write(text.encode("utf-8", "replace"))
+        files[0].write(readable(text).encode("utf-8"))
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from onnxq.errors import OnnxqError
 from onnxq.files.outputs import note_input
 
 MIB = 2**20
+# A device may have no end, and nobody writes more by hand or script.
+_FROM_A_PIPE = 64 * MIB
 
 
 def read_input(path: str | Path, error: type[OnnxqError], *, limit: int, pipes: bool = False) -> bytes:
@@ -19,9 +21,11 @@ def read_input(path: str | Path, error: type[OnnxqError], *, limit: int, pipes: 
     Raises OSError as `open` does.
     """
     check_regular(path, error, pipes=pipes)
-    size = os.stat(path).st_size
+    found = os.stat(path)
+    size, regular = found.st_size, stat.S_ISREG(found.st_mode)
+    limit = limit if regular else min(limit, _FROM_A_PIPE)
     with open(path, "rb") as file:
-        data = file.read(limit + 1) if pipes and size == 0 else file.read() if size <= limit else b""
+        data = b"" if size > limit else file.read() if regular else file.read(limit + 1)
     if max(size, len(data)) > limit:
         raise error(str(path), f"is larger than {limit // MIB} MiB", "name the right file")
     return data

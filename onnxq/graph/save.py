@@ -43,7 +43,7 @@ def save_model(
     if external:
         targets.append(data_file(path))
     for target in targets if external else ():
-        _check_data_name(target)
+        check_data_name(target)
     with replacing(targets, overwrite=overwrite, inputs=inputs) as files:
         if external:
             proto = _spill(proto, files[1], targets[1].name)
@@ -59,7 +59,7 @@ def data_file(path: str | Path) -> Path:
     return Path(path).with_name(f"{Path(path).name}.data")
 
 
-def _check_data_name(target: Path) -> None:
+def check_data_name(target: Path) -> None:
     """Raise OutputError for a model or data file that cannot refer to the other by name."""
     if is_stream(target):
         cause = "is a pipe or device, and the weights belong into a file beside the model"

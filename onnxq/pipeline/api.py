@@ -15,7 +15,7 @@ from onnxq.annotate import Inspection
 from onnxq.config import Config
 from onnxq.files import guarding, write_text
 from onnxq.graph import save_model
-from onnxq.graph.save import data_file
+from onnxq.graph.save import check_data_name, data_file
 from onnxq.pipeline import carry_out, run
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.run import Options
@@ -235,7 +235,10 @@ def _outputs(model: ModelSource, *outputs: str | Path | None, force: bool) -> Ab
 
 def _model_files(out: str | Path | None, external_data: bool) -> tuple[str | Path | None, ...]:
     """The files that one model is written to."""
-    return (out, data_file(out)) if external_data and out is not None else (out,)
+    if not external_data or out is None:
+        return (out,)
+    check_data_name(Path(out))
+    return (out, data_file(out))
 
 
 def _written(

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import OnnxqError, PlanError
+from onnxq.files import readable
 from onnxq.plan.model import SCHEMA, BiasPlan, Plan, Saturation, SitePlan
 from onnxq.plan.scalings import Scaling, read_scaling, scaling_dict
 from onnxq.sites import Edge, Refusal, Role, Site, TensorId
@@ -26,7 +27,7 @@ _INLINE = 64
 
 def to_json(plan: Plan) -> str:
     """The plan as JSON text; equal plans give equal bytes."""
-    return json.dumps(_plan_dict(plan), indent=1, ensure_ascii=False) + "\n"
+    return readable(json.dumps(_plan_dict(plan), indent=1, ensure_ascii=False)) + "\n"
 
 
 def from_json(text: str, *, source: str = "plan") -> Plan:
