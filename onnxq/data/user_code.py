@@ -22,9 +22,11 @@ def user_code(where: str, folder: Path | None = None) -> Iterator[None]:
 
     where: the function, as its owner names it. folder: its file's.
     """
-    added = folder is not None and str(folder) not in sys.path
+    # In full: Python remembers what "." was when it first looked there.
+    beside = "" if folder is None else os.path.abspath(folder)
+    added = bool(beside) and beside not in sys.path
     if added:
-        sys.path.insert(0, str(folder))
+        sys.path.insert(0, beside)
     try:
         yield
     except OnnxqError:
@@ -37,8 +39,8 @@ def user_code(where: str, folder: Path | None = None) -> Iterator[None]:
         told = f"{type(error).__name__}: {error}".strip().removesuffix(":")
         raise DataError(where, f"raised {told}{_calls(error)}", "mend that code") from error
     finally:
-        if added and str(folder) in sys.path:
-            sys.path.remove(str(folder))
+        if added and beside in sys.path:
+            sys.path.remove(beside)
 
 
 def _calls(error: BaseException) -> str:

@@ -75,22 +75,13 @@ def diff(
         chosen = configured(config, None, Options(samples=samples, seed=seed)).data
         dataset = load_data(data, GraphIndex(named).inputs, chosen, named)
         tolerances = Tolerances(
-            min_sqnr=min_sqnr,
-            min_cosine=min_cosine,
-            max_abs=max_abs,
-            min_agreement=min_agreement,
+            min_sqnr=min_sqnr, min_cosine=min_cosine, max_abs=max_abs, min_agreement=min_agreement,
             min_engines=min_engines,
-        )
+        )  # fmt: skip
         wish = Wish(
-            engines=tuple(engines),
-            layers=layers,
-            bisect=bisect,
-            top_k=top_k,
-            keep=keep if folder is not None else 0,
-            threads=threads,
-            memory_limit=memory_limit or Wish.memory_limit,
-            tolerances=tolerances,
-        )
+            engines=tuple(engines), layers=layers, bisect=bisect, top_k=top_k, keep=keep if folder is not None else 0,
+            threads=threads, memory_limit=memory_limit or Wish.memory_limit, tolerances=tolerances,
+        )  # fmt: skip
         outcome = compare(named, quantized_proto, dataset, wish, loaded=loaded, stage=progress)
         found = replace(outcome.difference, float_model=_path(model), quantized_model=_path(quantized))
         return _saved(found, outcome, folder) if folder is not None else found
