@@ -24,14 +24,14 @@ _BUILDERS = {
 
 def main(folder: Path) -> int:
     """Carry out the job in `folder` and write its result there; what crashes the library ends this process first."""
-    _end_with_parent()
+    end_with_parent()
     job: dict[str, Any] = json.loads((folder / JOB).read_text(encoding="utf-8"))
     told = import_module(_BUILDERS[job["library"]]).build(job, folder)
     (folder / RESULT).write_text(json.dumps(told), encoding="utf-8")
     return 0
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Linux: be killed when the parent is, which then cannot do it; a build may take many minutes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -122,6 +122,8 @@ def stop(bench: Bench, out: Path, number: signal.Signals, after: float) -> tuple
     code = child.returncode
     # Killed while Python itself started, before there was anything to clean up, a process says -number.
     endings = {0: "finished", -number: "killed", 128 + number: "stopped"}
+    if "init_import_site" in errors:  # SIGINT then
+        code = -number
     wrong = faults(out)
     if code not in endings or (code > 0 and errors.strip() != "stopped; nothing half-written is left"):
         wrong.append(f"exit code {code}: {errors}")

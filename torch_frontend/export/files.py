@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 
 from onnxq.errors import OutputError
-from onnxq.files import ScratchFolder, check_free, write_text
+from onnxq.files import ScratchFolder, check_free, is_stream, write_text
 from onnxq.graph import save_model
 
 
@@ -23,6 +23,8 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
     Raises OutputError when something is in the way, cannot be written, or does not fit; nothing is left then.
     """
     check_free("", *models, *texts, force=overwrite)
+    for path in filter(is_stream, (*models, *texts)):
+        raise OutputError(str(path), "is a pipe or device, and an export is several files", "name a file")
     staged: dict[Path, Path] = {}
     folders: list[ScratchFolder] = []
     try:
@@ -34,6 +36,7 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
             folder = _folder(path, folders)
             write_text(folder / path.name, text)
             staged[folder / path.name] = path
+        check_free("", *staged.values(), force=overwrite)
         # Data before models: a model must never stand without what it refers to.
         for file in sorted(staged, key=lambda file: not file.name.endswith(".data")):
             os.replace(file, staged[file])
