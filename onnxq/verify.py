@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -87,7 +87,8 @@ def compare(
 ) -> dict[str, tuple[OutputError, ...]]:
     """Run each (reference, other) pair of sessions over the samples; per label, one result an output.
 
-    Sessions that appear in several pairs run once a sample. Only numeric outputs are compared, and of outputs with a
+    Sessions that appear in several pairs run once a sample. Only numbers are compared, those in sequences and maps too;
+    outputs without any are left out. Of outputs with a
     position for each of the model's mask input only the positions that it does not leave out as padding.
     """
     sums: dict[str, dict[str, Comparison]] = {label: {} for label in pairs}
@@ -97,9 +98,9 @@ def compare(
             done[id(session)] = session.run(feeds)
         for label, (reference, other) in pairs.items():
             got = done[id(other)]
-            for name, value in done[id(reference)].items():
-                if _numeric(value) and name in got:
-                    sums[label].setdefault(name, Comparison(name)).update(*_meant(feeds, value, got[name]))
+            for name, beside in paired_outputs(feeds, done[id(reference)], got):
+                for one, two in beside:
+                    sums[label].setdefault(name, Comparison(name)).update(one, two)
         on_sample()
     return {label: tuple(one.result() for one in by_name.values()) for label, by_name in sums.items()}
 
@@ -109,9 +110,35 @@ def _meant(feeds: Mapping[str, Array], value: Array, other: Array) -> tuple[Arra
     return (value, other) if mask is None or value.shape != other.shape else (value[mask], other[mask])
 
 
-def _numeric(value: object) -> bool:
-    """Sequences and strings are not compared."""
-    return isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
+def paired_outputs(
+    feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]
+) -> Iterator[tuple[str, list[tuple[Array, Array]]]]:
+    """The arrays of each output beside those of another run, without padding; strings are left out.
+
+    Where the runs gave different numbers of them, or other keys, the pair is one of different shapes.
+    """
+    for name, value in reference.items():
+        if name not in got:
+            continue
+        mine, other = dict(_arrays(value, "")), dict(_arrays(got[name], ""))
+        if list(mine) != list(other):
+            yield name, [(np.zeros(1), np.zeros(0))]
+        elif mine:
+            yield name, [_meant(feeds, array, other[place]) for place, array in mine.items()]
+
+
+def _arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:
+    """The arrays of numbers in a value of ONNX Runtime's, with their places: in sequences, maps and optionals."""
+    if isinstance(value, (list, tuple)):
+        for k, item in enumerate(value):
+            yield from _arrays(item, f"{place}[{k}]")
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield from _arrays(value[key], f"{place}[{key!r}]")
+    elif isinstance(value, (np.ndarray, np.generic, int, float)):
+        array = np.asarray(value)
+        if array.dtype.kind in "fiub":
+            yield place, array
 
 
 def check_interface(before: onnx.ModelProto, after: onnx.ModelProto) -> None:

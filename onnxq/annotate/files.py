@@ -27,13 +27,15 @@ def read_model(source: str | Path | ModelProto) -> Model:
         if proto is None or not _put_aside(proto):
             raise
     size, external = proto.ByteSize(), False
+    files: tuple[Path, ...] = ()
     if not isinstance(source, ModelProto):
         read = load_external(proto, Path(source))
-        size, external = Path(source).stat().st_size + read, read > 0
+        more, files = sum(read.values()), (Path(source), *read)
+        size, external = Path(source).stat().st_size + more, more > 0
     model = load_model(proto)
     _bring_back(model.proto)
     path = None if isinstance(source, ModelProto) else Path(source)
-    return replace(model, path=path, size_bytes=size, external=external)
+    return replace(model, path=path, size_bytes=size, external=external, files=files)
 
 
 def _raw(source: str | Path | ModelProto) -> ModelProto | None:

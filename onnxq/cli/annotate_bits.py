@@ -8,7 +8,6 @@ import click
 
 from onnxq.cli import options
 from onnxq.cli.outputs import beside
-from onnxq.files import check_free
 
 # The widest integers have 64 bits.
 _DIGITS = 3
@@ -60,8 +59,6 @@ def command(
       onnxq annotate-bits model.qdq.onnx --bits '/encoder/*=4' --bits '*=8'
     """
     target = out if out is not None else str(beside(model, ".bits.onnx"))
-    check_free(model, target, force=force)
-
     from onnxq import report
 
     with report.watched(f"annotating {model}", model, quiet=quiet) as progress:

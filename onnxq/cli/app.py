@@ -15,7 +15,7 @@ Exit codes:
   3    done, but with refusals, and --strict was given
   4    done, but --min-sqnr or --max-drop does not hold
   70   a defect of onnxq
-  130  stopped with Ctrl-C; nothing half-written is left
+  130  stopped with Ctrl-C; nothing half-written is left (129: by SIGHUP, 143: by SIGTERM)
 """
 
 

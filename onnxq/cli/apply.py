@@ -9,7 +9,6 @@ import click
 from onnxq.cli import options
 from onnxq.cli.group import REFUSED
 from onnxq.cli.outputs import beside
-from onnxq.files import check_free
 
 
 @click.command("apply", short_help="Carry out a plan on its model or on a re-export of it.")
@@ -34,8 +33,6 @@ def command(
     A plan with numbers needs no data, but is checked on it when given; a plan without is calibrated on --data.
     """
     target = out if out is not None else str(beside(model, ".q.onnx"))
-    check_free(model, target, plan_out, force=force)
-
     from onnxq import report
 
     with report.watched(f"applying {plan} to {model}", model, plan, quiet=quiet) as progress:

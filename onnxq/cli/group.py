@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 import click
 
+from onnxq.cli.signals import stopping
 from onnxq.errors import OnnxqError
+from onnxq.files import readable
 from onnxq.nearest import did_you_mean
 
-DONE, USER, USAGE, REFUSED, UNMET, DEFECT, STOPPED = 0, 1, 2, 3, 4, 70, 130
+DONE, USER, USAGE, REFUSED, UNMET, DEFECT = 0, 1, 2, 3, 4, 70
+# Stopped by a signal: this and its number, as shells say it.
+SIGNALLED = 128
 
 
 class LazyGroup(click.Group):
@@ -47,31 +53,45 @@ class LazyGroup(click.Group):
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
         """Run and exit with a documented code; the only place where an exception ends."""
         extra.pop("standalone_mode", None)
-        try:
-            result = super().main(args, prog_name, standalone_mode=False, **extra)
-            code = result if isinstance(result, int) else DONE
-        except click.ClickException as error:
-            error.show()
-            code = USAGE
-        except (click.Abort, KeyboardInterrupt):
-            _say("stopped; nothing half-written is left")
-            code = STOPPED
-        except OnnxqError as error:
-            _say(f"error: {error}")
-            code = USER
-        except BrokenPipeError:
-            # The reader of a pipe has gone (`onnxq inspect … | head`); silence Python's own complaint at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = DONE
-        except MemoryError:
-            _say("error: memory: not enough of it\n  fix: lower --batch, or bound it with --memory-limit")
-            code = USER
-        except Exception:
-            traceback.print_exc()
-            _say("this is a defect of onnxq, not yours; please report it with the text above and the model if you can")
-            code = DEFECT
-        sys.exit(code)
+        with stopping() as stops:
+            try:
+                result = super().main(args, prog_name, standalone_mode=False, **extra)
+                code = result if isinstance(result, int) else DONE
+            except BaseException as error:
+                # Where a library turned the exception of a signal into one of its own, it is still that signal.
+                code = _stopped(stops.number) if stops.number else _code_of(error)
+            sys.exit(code)
+
+
+def _code_of(error: BaseException) -> int:
+    """Tell the user about an exception; the exit code for it. Raises it again when it is no fault."""
+    if isinstance(error, click.ClickException):
+        error.show()
+        return USAGE
+    if isinstance(error, (click.Abort, KeyboardInterrupt)):
+        return _stopped(signal.SIGINT)
+    if isinstance(error, OnnxqError):
+        _say(f"error: {error}")
+        return USER
+    if isinstance(error, BrokenPipeError):
+        # The reader of a pipe has gone (`onnxq inspect … | head`); silence Python's own complaint at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    if isinstance(error, MemoryError):
+        _say("error: memory: not enough of it\n  fix: lower --batch, or bound it with --memory-limit")
+        return USER
+    if not isinstance(error, Exception):
+        raise error
+    traceback.print_exception(error)
+    _say("this is a defect of onnxq, not yours; please report it with the text above and the model if you can")
+    return DEFECT
+
+
+def _stopped(number: int) -> int:
+    with suppress(OSError):  # the terminal may be gone: that is what SIGHUP says
+        _say("stopped; nothing half-written is left")
+    return SIGNALLED + number
 
 
 def _say(text: str) -> None:
-    click.echo(text, err=True)
+    click.echo(readable(text), err=True)

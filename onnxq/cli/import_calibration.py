@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from onnxq.cli import options
-from onnxq.files import check_free
+from onnxq.files import guarding
 
 
 @click.command("import-calibration", short_help="Turn a TensorRT calibration cache into a plan with its scales.")
@@ -39,13 +39,13 @@ def command(
       onnxq import-calibration model.cache --model model.onnx --apply model.q.onnx
       onnxq import-calibration model.cache --model model.onnx --data samples.npz -o plan.json
     """
-    for given in (model, cache):
-        check_free(given, plan_out, out, force=force)
-
     from onnxq import report
 
     applied = None
-    with report.watched(f"importing {cache}", model, quiet=quiet) as progress:
+    with (
+        guarding(model, plan_out, out, force=force),
+        report.watched(f"importing {cache}", model, quiet=quiet) as progress,
+    ):
         from onnxq import pipeline
 
         found = pipeline.import_calibration(

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from onnxq.cli import options
-from onnxq.files import check_free
 
 
 @click.command("plan", short_help="Show what would be quantized, how and why; a dry run.")
@@ -35,8 +34,6 @@ def command(
       onnxq plan model.onnx
       onnxq plan model.onnx --config my.yaml -o plan.json
     """
-    check_free(model, plan_out, force=force)
-
     from onnxq import report
 
     with report.watched(f"planning {model}", model, quiet=quiet) as progress:

@@ -9,7 +9,6 @@ import click
 from onnxq.cli import options
 from onnxq.cli.group import REFUSED, UNMET
 from onnxq.cli.outputs import beside
-from onnxq.files import check_free
 
 
 @click.command("quantize", short_help="Quantize a model, check the result, say what was done.")
@@ -42,8 +41,6 @@ def command(
       onnxq quantize model.onnx --config ort-int8-weights
     """
     target = out if out is not None else str(beside(model, ".q.onnx"))
-    check_free(model, target, plan_out, force=force)
-
     from onnxq import report
 
     wished = any(wanted[name] is not None for name in ("min_sqnr", "metric"))

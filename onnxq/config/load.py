@@ -18,10 +18,12 @@ from onnxq.config.presets import preset_names, preset_text
 from onnxq.config.sparsebit import converted, recognised
 from onnxq.config.wish import Rule
 from onnxq.errors import ConfigError
-from onnxq.files import reason_of
+from onnxq.files import read_input, readable, reason_of
 from onnxq.nearest import did_you_mean
 
 DEFAULT = "ort-int8"
+# No configuration is as large; /dev/zero is.
+_MOST_BYTES = 16 * 2**20
 _OVERRIDE = "option"
 # Mappings whose keys belong together: a file's own takes the place of the inherited one.
 _WHOLE = ("observer", "quantizer")
@@ -94,9 +96,9 @@ def _document(source: str | FilePath, above: tuple[str, ...]) -> Document:
         files = {os.path.realpath(one) for one in above if _is_path(one)}
         if name in above or (_is_path(name) and os.path.realpath(path) in files):
             raise ConfigError(name, f"extends itself: {' -> '.join((*above, name))}", "break the circle")
-        if isinstance(source, str) and not _is_path(name) and (name in preset_names() or not path.is_file()):
+        if isinstance(source, str) and not _is_path(name) and (name in preset_names() or not os.path.isfile(path)):
             return parse(preset_text(name), name)
-        text = path.read_text(encoding="utf-8")
+        text = read_input(path, ConfigError, limit=_MOST_BYTES, pipes=True).decode("utf-8")
     except FileNotFoundError as error:
         fix = did_you_mean(path.stem, preset_names())
         raise ConfigError(f"config {name}", "no such file", f"presets go by name; {fix}") from error
@@ -179,7 +181,7 @@ def _paths(values: Mapping[str, Any], above: Path = ()) -> list[Path]:
 def _build(values: Mapping[str, Any], places: Mapping[Path, str], source: str) -> Config:
     # JSON mode of pydantic's strict validation takes lists for tuples and words for enums, and nothing else.
     try:
-        text = json.dumps({**values, "source": source}, default=_plain)
+        text = readable(json.dumps({**values, "source": source}, default=_plain, ensure_ascii=False))
     except (RecursionError, TypeError, ValueError) as error:  # ValueError: a list that contains itself
         raise ConfigError(source, f"holds values that are no configuration: {error}", "give plain values") from error
     try:

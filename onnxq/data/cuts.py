@@ -28,7 +28,7 @@ class Cut:
     def take(self, array: Array, i: int) -> Array:
         """Sample i of the array, a view."""
         if self.count is None:
-            return array
+            return np.asarray(array)
         if self.stacked:
             return np.asarray(array[i])
         rows = slice(i * self.size, (i + 1) * self.size)

@@ -11,11 +11,11 @@ from onnxq.data.arrays import load_npy, load_npz
 from onnxq.data.fit import Array
 from onnxq.data.images import SUFFIXES, image_source, images_in
 from onnxq.data.protobuf import read_set, read_tensor, sets_in
-from onnxq.data.scripts import feeds_from_json
+from onnxq.data.scripts import feeds_from_json, near_files
 from onnxq.data.sources import ArraySource, JoinedSource, LazySource, Source
 from onnxq.errors import DataError
+from onnxq.files import check_regular
 from onnxq.graph import ValueInfo
-from onnxq.nearest import nearest
 
 _KINDS = (
     ".npz, .npy, .pb or Polygraphy .json files, folders of them, ONNX test_data_set_* folders, folders of images, or "
@@ -35,9 +35,9 @@ def _open(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source
     if path.is_dir():
         return _folder(path, inputs, config)
     if not path.exists():
-        close = nearest(path.name, (p.name for p in path.parent.iterdir())) if path.parent.is_dir() else ()
-        hint = f"did you mean {' or '.join(repr(str(path.parent / name)) for name in close)}?" if close else ""
-        raise DataError(str(path), "there is no such file or folder", hint)
+        raise DataError(str(path), "there is no such file or folder", near_files(path))
+    if not path.is_file():
+        check_regular(path, DataError)
     reader = _READERS.get(path.suffix.lower())
     if reader is not None:
         return reader(path, inputs)

@@ -12,6 +12,7 @@ from onnxq.config import ImageConfig
 from onnxq.data.fit import Array, kind, shape_text, wanted_dtype
 from onnxq.data.sources import LazySource
 from onnxq.errors import DataError, MissingDependencyError
+from onnxq.files import note_input
 from onnxq.graph import ValueInfo
 from onnxq.nearest import did_you_mean
 
@@ -20,7 +21,9 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", 
 
 def images_in(folder: Path) -> list[Path]:
     """Every image file below the folder, in the order of their paths."""
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+    return sorted(
+        p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and p.is_file()
+    )
 
 
 def image_source(
@@ -39,6 +42,8 @@ def image_source(
         )
     value = _input(inputs, config, str(folder))
     _pillow()
+    for file in files:
+        note_input(file)
     return LazySource(
         files, lambda path: {value.name: read_image(path, config, value)}, lambda path: str(path.relative_to(folder))
     )

@@ -18,6 +18,7 @@ from onnxq.data.scripts import DEFAULT_FUNCTION, call
 from onnxq.data.sources import ArraySource, JoinedSource, Source
 from onnxq.data.spool import named, spool
 from onnxq.data.synthetic import SAMPLES, synthetic
+from onnxq.data.user_code import user_code
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from onnxq.progress import Progress, silent
@@ -66,7 +67,9 @@ def _open(source: Any, inputs: Sequence[ValueInfo], config: DataConfig, tick: Ca
     if isinstance(source, Iterable):
         return spool(source, inputs, "data", config.samples, tick), "stream"
     if callable(source):
-        return _open(source(), inputs, config, tick)
+        with user_code(getattr(source, "__name__", "data")):
+            given = source()
+        return _open(given, inputs, config, tick)
     raise DataError(
         "data", f"is a {type(source).__name__}", "give a path, arrays by input name, or an iterable of {name: array}"
     )
@@ -81,8 +84,6 @@ def _open_path(
     if not script.endswith(".py"):
         return open_path(Path(text), inputs, config), Path(text).name
     path = Path(script)
-    if not path.is_file():
-        raise DataError(script, "there is no such file")
     title = f"{path.name}:{function}"
     given = call(path, function)
     if isinstance(given, Dataset):

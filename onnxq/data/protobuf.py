@@ -10,8 +10,11 @@ import onnx
 
 from onnxq.data.fit import Array
 from onnxq.errors import DataError
+from onnxq.files import read_input
 from onnxq.graph import ValueInfo
 
+# protobuf reads no more in one message.
+_MOST_BYTES = 2**31 - 1
 _NUMBER = re.compile(r"input_(\d+)\.pb$")
 
 
@@ -43,7 +46,7 @@ def read_tensor(path: Path) -> tuple[str, Array]:
     """Name and values of a TensorProto file."""
     tensor = onnx.TensorProto()
     try:
-        data = path.read_bytes()
+        data = read_input(path, DataError, limit=_MOST_BYTES)
     except OSError as error:
         raise DataError(str(path), f"cannot be read ({error.strerror or error})") from error
     try:

@@ -8,19 +8,23 @@ import inspect
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxq.data.fit import Array
-from onnxq.errors import DataError, OnnxqError
-from onnxq.nearest import did_you_mean
+from onnxq.data.user_code import user_code
+from onnxq.errors import DataError
+from onnxq.files import check_regular, read_input
+from onnxq.nearest import did_you_mean, nearest
 
 # What Polygraphy calls the function of a data-loader script.
 DEFAULT_FUNCTION = "load_data"
+# Larger than any list of samples that was ever written as JSON.
+_MOST_BYTES = 2**31
+_LONGEST_SCRIPT = 16 * 2**20
 
 
 def call(path: Path, function: str) -> Any:
@@ -40,6 +44,7 @@ def call(path: Path, function: str) -> Any:
 def find_function(path: Path, function: str) -> Callable[..., Any]:
     """The function of a file, which is run for that. DataError when it does not run or has no such function."""
     where = f"{path}:{function}"
+    _check_script(path)
     with user_code(where, path.parent):
         spec = importlib.util.spec_from_file_location(f"_onnxq_data_{path.stem}", path)
         if spec is None or spec.loader is None:
@@ -57,21 +62,22 @@ def find_function(path: Path, function: str) -> Callable[..., Any]:
     return found
 
 
-@contextmanager
-def user_code(where: str, folder: Path | None = None) -> Iterator[None]:
-    """Run a person's own code: what it raises is told as a fault of theirs, its file's neighbours can be imported."""
-    added = folder is not None and str(folder) not in sys.path
-    if added:
-        sys.path.insert(0, str(folder))
+def _check_script(path: Path) -> None:
+    """Raise DataError for a file that is not there, with the nearest names, or that is no regular file."""
     try:
-        yield
-    except OnnxqError:
-        raise
-    except Exception as error:
-        raise DataError(where, f"raised {type(error).__name__}: {error}", "mend that code") from error
-    finally:
-        if added and str(folder) in sys.path:
-            sys.path.remove(str(folder))
+        check_regular(path, DataError)
+        if path.stat().st_size > _LONGEST_SCRIPT:
+            raise DataError(str(path), f"is larger than {_LONGEST_SCRIPT // 2**20} MiB", "name the right file")
+    except FileNotFoundError:
+        raise DataError(str(path), "there is no such file", near_files(path)) from None
+    except OSError as error:
+        raise DataError(str(path), f"cannot be read ({error.strerror or error})", "check its permissions") from error
+
+
+def near_files(path: Path) -> str:
+    """A hint with the names in the path's folder that are most like its own; "" when there are none."""
+    close = nearest(path.name, (one.name for one in path.parent.iterdir())) if path.parent.is_dir() else ()
+    return f"did you mean {' or '.join(repr(str(path.parent / name)) for name in close)}?" if close else ""
 
 
 def feeds_from_json(path: Path) -> Sequence[Mapping[str, Array]]:
@@ -80,7 +86,8 @@ def feeds_from_json(path: Path) -> Sequence[Mapping[str, Array]]:
     Decoded here, without Polygraphy and without unpickling. Raises DataError for anything else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_hook=lambda found: _decoded(found, path))
+        text = read_input(path, DataError, limit=_MOST_BYTES).decode("utf-8")
+        content = json.loads(text, object_hook=lambda found: _decoded(found, path))
     except (ValueError, RecursionError) as error:  # ValueError: no JSON, no text, numbers of thousands of digits
         raise DataError(str(path), f"is not JSON ({error})", "make it with `polygraphy run --save-inputs`") from error
     except OSError as error:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxq.data.fit import Array, Arrays
-from onnxq.data.scripts import user_code
 from onnxq.data.sources import ArraySource, JoinedSource
+from onnxq.data.user_code import user_code
 from onnxq.errors import DataError
+from onnxq.files import ScratchFolder
 from onnxq.graph import ValueInfo
 
 # Up to here in memory. One item more than this may be alive while it is written.
@@ -91,7 +88,7 @@ class _Store:
     """Keeps copies: the giver may fill the same buffer again for its next item. Its folder goes when it does."""
 
     def __init__(self) -> None:
-        self.folder: Path | None = None
+        self.folder: ScratchFolder | None = None
         self._used = 0
         self._files = 0
 
@@ -103,9 +100,8 @@ class _Store:
             self._used += array.nbytes
             return np.array(array)
         if self.folder is None:
-            self.folder = Path(tempfile.mkdtemp(prefix="onnxq-data-"))
-            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        path = self.folder / f"{self._files}.npy"
+            self.folder = ScratchFolder()
+        path = self.folder.path / f"{self._files}.npy"
         self._files += 1
         try:
             np.save(path, array, allow_pickle=False)

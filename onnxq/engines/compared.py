@@ -11,6 +11,9 @@ from onnxq.engines.proof import Change, Proof
 from onnxq.errors import DataError
 from onnxq.files import read_text
 
+# The JSON of a proof has some 1000 bytes for a node.
+_MOST_BYTES = 2**29
+
 
 class _BuildRow(Loose):
     engine: str = ""
@@ -49,7 +52,7 @@ _FIX = "write it with `onnxq prove --json`"
 
 def read_proof(path: str | Path) -> ProofFile:
     """A proof that `onnxq prove --json` wrote. Raises DataError, with line and path, when it is none."""
-    text = JsonText(str(path), read_text(path, DataError, _FIX))
+    text = JsonText(str(path), read_text(path, DataError, _FIX, limit=_MOST_BYTES))
     raw = text.parse(DataError, _FIX)
     if not isinstance(raw, dict) or not all(isinstance(raw.get(key), dict) for key in ("build", "nodes", "sites")):
         raise DataError(str(path), "is not the JSON of a proof", _FIX)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from onnxq.engines.diff_polygraphy import Loaded, Recorder, infer, polygraphy
 from onnxq.engines.diff_runs import Engines, engine_text
 from onnxq.engines.saturation.cause import find_cause
 from onnxq.errors import DataError, ModelError
+from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.progress import Progress, silent
 from onnxq.sites import Refusal, TensorId
@@ -81,8 +81,8 @@ def compare(
     with progress("indexing both models"):
         float_index, index = GraphIndex(name_nodes(float_proto)), GraphIndex(infer_shapes(name_nodes(quantized)))
         check_pair(float_index, index)
-    with tempfile.TemporaryDirectory(prefix="onnxq-diff-") as folder:
-        engines = Engines(float_index, index, dataset, wish.engines, wish.threads, Path(folder), progress)
+    with ScratchFolder() as folder:
+        engines = Engines(float_index, index, dataset, wish.engines, wish.threads, folder, progress)
         work = _Work(engines, wish, recorder=Recorder(wish.keep))
         outputs = work.outputs(loaded)
         inside = work.inside() if wish.inside else Inside()

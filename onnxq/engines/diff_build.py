@@ -7,12 +7,14 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from onnxq.engines.child import end_with_parent
 from onnxq.engines.diff_polygraphy import polygraphy
 from onnxq.engines.diff_trt import Job, choose_library
 
 
 def main(path: str) -> int:
     """Build the engine that a Job describes; TensorRT's complaints go to stdout."""
+    end_with_parent()
     job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
     choose_library(job.library)
     logger = polygraphy("logger").G_LOGGER

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError, MissingDependencyError, ModelError
-from onnxq.files import write_text
+from onnxq.files import check_regular, write_text
 from onnxq.runtime import Session
 
 Array = NDArray[Any]
@@ -162,6 +162,8 @@ def load_results(path: str | Path) -> tuple[Loaded, ...]:
     file = place / RESULTS if (place / RESULTS).is_file() else place
     if not file.exists():
         raise DataError(str(path), "there is no such file or folder", "save one with `onnxq diff --save FOLDER`")
+    for one in sorted(file.glob("*.json")) if file.is_dir() else [file]:
+        check_regular(one, DataError)
     kind = polygraphy("comparator").RunResults
     found: dict[str, list[dict[str, Array]]] = {}
     try:

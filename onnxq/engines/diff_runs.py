@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from onnxq.engines.diff_measure import Array
 from onnxq.engines.diff_model import FLOAT, OFF, ON, TRT
 from onnxq.engines.diff_polygraphy import Feeds, active, infer, ort_runner
 from onnxq.errors import ModelError, OnnxqError
+from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex
 from onnxq.progress import Progress
 from onnxq.runtime import Session
@@ -146,9 +146,9 @@ class Engines:
         return {ON: optimized, TRT: self._rival_trt}
 
     def _rival_trt(self, proto: onnx.ModelProto, feeds: Feeds) -> Mapping[str, Array]:
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+        with ScratchFolder(self.folder) as folder:
             shapes = diff_trt.shapes_of(GraphIndex(proto), [feeds])
-            runner = diff_trt.trt_runner(TRT, diff_trt.build(proto, shapes, Path(folder)))
+            runner = diff_trt.trt_runner(TRT, diff_trt.build(proto, shapes, folder))
             with active([runner]):
                 return {name: np.array(value) for name, value in infer(runner, feeds).items()}
 

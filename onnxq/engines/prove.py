@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,7 @@ from onnxq.engines.saturation.measure import measure
 from onnxq.engines.saturation.model import Cost
 from onnxq.engines.why import Why
 from onnxq.errors import ConfigError, OnnxqError, OutputError
+from onnxq.files import ScratchFolder, replacing, saving_into
 from onnxq.graph import GraphIndex, infer_shapes, inline_functions, name_nodes, save_model
 from onnxq.nearest import did_you_mean
 from onnxq.plan import from_json
@@ -99,8 +99,7 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
     library, install = _LIBRARIES[engine]
     operators = open_libraries() if engine == ORT else ()
     job = Job(library=library, capability=capability, shapes=shapes, cache=files.cache, operators=operators)
-    with tempfile.TemporaryDirectory(prefix="onnxq-") as name:
-        folder = Path(name)
+    with ScratchFolder() as folder:
         with wish.progress(f"building with {_PACKAGES[engine][0]}, for at most {wish.timeout:g} s"):
             outcome = able(builds.build(inspection.model, job, folder, timeout=wish.timeout), library, install)
         if outcome.state == "usage":
@@ -265,23 +264,37 @@ def _installed(engine: str) -> str:
     return title
 
 
+def kept_names(engine: str) -> dict[str, str]:
+    """What a build makes -> what it is called in the user's folder."""
+    if engine == ORT:
+        return {builds.LOG: "build.log", builds.ENGINE: "optimized.onnx"}
+    return {builds.LOG: "build.log", builds.LAYERS: "layers.txt", builds.ENGINE: "model.engine"}
+
+
+@contextmanager
+def saving(folder: Path | None, engine: str | None, *, force: bool) -> Iterator[None]:
+    """Open the user's folder for a build's results, none of which may be an input.
+
+    engine: None where the model decides later. Raises OutputError when the folder cannot be written, or holds earlier
+    results (unless force).
+    """
+    if folder is None:
+        yield
+        return
+    engines = _LIBRARIES if engine is None else (engine,)
+    names = tuple(dict.fromkeys((*(name for one in engines for name in kept_names(one).values()), REDUCED)))
+    for name in names:
+        if (folder / name).exists() and not force:
+            raise OutputError(str(folder / name), "exists", "choose another folder, or use --force")
+    with saving_into(folder, (*names, _CACHE), parents=True):
+        yield
+
+
 class _Files:
     """What the user keeps: the engine, the log, the list of kernels, the timing cache, the reduced model."""
 
     def __init__(self, wish: Wish) -> None:
-        self.folder, self._force = wish.save, wish.force
-        self._names = {builds.LOG: "build.log", builds.LAYERS: "layers.txt", builds.ENGINE: "model.engine"}
-        if wish.engine == ORT:
-            self._names = {builds.LOG: "build.log", builds.ENGINE: "optimized.onnx"}
-        if self.folder is None:
-            return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(str(self.folder), error.strerror or str(error), "choose another folder") from error
-        for name in (*self._names.values(), REDUCED):
-            if (self.folder / name).exists() and not self._force:
-                raise OutputError(str(self.folder / name), "exists", "choose another folder, or use --force")
+        self.folder, self._names = wish.save, kept_names(wish.engine or RTX)
 
     @property
     def cache(self) -> str:
@@ -295,15 +308,16 @@ class _Files:
         found = []
         for name, kept in self._names.items():
             if (folder / name).exists() and (outcome.state == BUILT or name == builds.LOG):
-                shutil.copyfile(folder / name, self.folder / kept)
+                with (folder / name).open("rb") as made, replacing([self.folder / kept], overwrite=True) as files:
+                    shutil.copyfileobj(made, files[0])
                 found.append(str(self.folder / kept))
         return tuple(found)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """A folder for one part's build."""
-        with tempfile.TemporaryDirectory(prefix="onnxq-") as name:
-            yield Path(name)
+        with ScratchFolder() as folder:
+            yield folder
 
 
 def _reduced(

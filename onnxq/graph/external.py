@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxq.errors import ModelError
+from onnxq.files import note_input
 from onnxq.graph.scopes import bodies
 
 # What the ONNX format knows; ONNX Runtime adds names that begin with "prepacked".
@@ -50,14 +51,14 @@ def is_external(tensor: TensorProto) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL
 
 
-def load_external(proto: ModelProto, path: Path) -> int:
-    """Read every external tensor of the model at `path` into the proto, in place; returns the bytes read.
+def load_external(proto: ModelProto, path: Path) -> dict[Path, int]:
+    """Read every external tensor of the model at `path` into the proto, in place; the bytes read from each file.
 
     Raises ModelError for a location that is missing, absolute, outside the model's folder, or too short.
     """
     roots = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent)))
     sizes: dict[Path, int] = {}
-    total = 0
+    read: dict[Path, int] = {}
     for tensor in all_tensors(proto):
         if not is_external(tensor):
             continue
@@ -76,12 +77,13 @@ def load_external(proto: ModelProto, path: Path) -> int:
                 "check the location's name and its permissions",
             ) from error
         if file not in sizes:
+            note_input(file)
             sizes[file] = file.stat().st_size
         tensor.raw_data = _read(tensor, entries, file, sizes[file])
-        total += len(tensor.raw_data)
+        read[file] = read.get(file, 0) + len(tensor.raw_data)
         del tensor.external_data[:]
         tensor.ClearField("data_location")
-    return total
+    return read
 
 
 def _locate(name: str, location: str, path: Path, roots: tuple[Path, ...]) -> Path:

@@ -10,6 +10,7 @@ import onnx
 from onnx import ModelProto
 
 from onnxq.errors import ModelError
+from onnxq.files import read_input
 from onnxq.graph.external import all_tensors, is_external, load_external
 from onnxq.graph.index import opset_of
 from onnxq.graph.scopes import topological, walk
@@ -28,7 +29,7 @@ class Model:
     """A model read from a file (or copied from a ModelProto), with everything it needs in memory.
 
     path: None for a ModelProto. size_bytes: the file and its external data. external: it had external data.
-    notes: what was changed while reading, one sentence each.
+    notes: what was changed while reading, one sentence each. files: those that were read.
     """
 
     proto: ModelProto
@@ -36,6 +37,7 @@ class Model:
     size_bytes: int
     external: bool
     notes: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
 
 
 def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
@@ -45,6 +47,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
     with a note each. check=False leaves out onnx.checker, which refuses attributes that no operator schema knows.
     Raises ModelError for whatever is missing, damaged, unsafe or not supported.
     """
+    files: tuple[Path, ...] = ()
     if isinstance(source, ModelProto):
         proto, path, subject = ModelProto(), None, "the model"
         proto.CopyFrom(source)
@@ -63,7 +66,8 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
         del data
         _check_text(proto, subject)
         read = load_external(proto, path)
-        size, external = size + read, read > 0
+        size, external = size + sum(read.values()), sum(read.values()) > 0
+        files = (path, *read)
     _check_versions(proto, subject)
     check_tensors(proto, subject)
     _check_inputs(proto)
@@ -71,7 +75,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
     notes = (*_plain_initializers(proto), *_sort(proto))
     if check:
         check_structure(proto, subject)
-    return Model(proto=proto, path=path, size_bytes=size, external=external, notes=notes)
+    return Model(proto=proto, path=path, size_bytes=size, external=external, notes=notes, files=files)
 
 
 def check_structure(proto: ModelProto, subject: str) -> None:
@@ -112,6 +116,13 @@ def _check_inputs(proto: ModelProto) -> None:
 
 
 def _read_file(path: Path) -> bytes:
+    try:
+        return _file_bytes(path)
+    except OSError as error:
+        raise ModelError(str(path), f"cannot be read ({error.strerror or error})", "check its permissions") from error
+
+
+def _file_bytes(path: Path) -> bytes:
     if path.is_dir():
         inside = sorted(file.name for file in path.glob("*.onnx"))
         raise ModelError(
@@ -121,10 +132,9 @@ def _read_file(path: Path) -> bytes:
         near = nearest(path.name, (file.name for file in path.parent.glob("*"))) if path.parent.is_dir() else ()
         fix = f"did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else "check the path"
         raise ModelError(str(path), "there is no such file", fix)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ModelError(str(path), f"cannot be read ({error.strerror or error})", "check its permissions") from error
+    if path.stat().st_size > _MAX_MESSAGE:
+        raise ModelError(str(path), "is one file of over 2 GB: protobuf cannot read it", "save it with external data")
+    data = read_input(path, ModelError, limit=_MAX_MESSAGE)
     if not data:
         raise ModelError(str(path), "is empty", "copy or export it again")
     return data
@@ -144,8 +154,6 @@ def _parse(data: bytes, path: Path) -> ModelProto:
     for offset, magic, cause, fix in _IMPOSTORS:
         if data[offset : offset + len(magic)] == magic:
             raise ModelError(str(path), cause, fix)
-    if len(data) > _MAX_MESSAGE:
-        raise ModelError(str(path), "is one file of over 2 GB: protobuf cannot read it", "save it with external data")
     proto = ModelProto()
     try:
         proto.ParseFromString(data)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from onnx import ModelProto, TensorProto
 
 from onnxq.errors import OutputError
+from onnxq.files import is_stream, replacing
 from onnxq.graph.encode import encode_tensor
 from onnxq.graph.held import filled
 from onnxq.graph.values import decode_tensor
@@ -24,11 +21,19 @@ _ONE_FILE = 2**31 - 2**24
 _ALIGNMENT = 4096
 
 
-def save_model(proto: ModelProto, path: str | Path, *, external: bool | None = None, overwrite: bool = False) -> None:
+def save_model(
+    proto: ModelProto,
+    path: str | Path,
+    *,
+    external: bool | None = None,
+    overwrite: bool = False,
+    inputs: Sequence[Path] = (),
+) -> None:
     """Write a model atomically: first beside the target, then renamed over it. Same model, same bytes.
 
-    external: put initializers over 4 KB, if there are any, into `<file name>.data`; by default only over 2 GB. Raises
-    OutputError when the file is there already (unless overwrite), cannot be written, or the disk is full.
+    external: put initializers over 4 KB, if there are any, into `<file name>.data`; by default only over 2 GB.
+    inputs: files that are never written over.
+    Raises OutputError when the file is there already (unless overwrite), cannot be written, or the disk is full.
     """
     path, proto = Path(path), filled(proto)
     targets = [path]
@@ -36,9 +41,10 @@ def save_model(proto: ModelProto, path: str | Path, *, external: bool | None = N
         external = model_bytes(proto) > _ONE_FILE
     external = external and any(is_large(tensor) for _, tensor in locate_initializers(proto))
     if external:
-        targets.append(path.with_name(f"{path.name}.data"))
-    _check_targets(targets, overwrite)
-    with _replacing(targets) as files:
+        targets.append(data_file(path))
+    for target in targets if external else ():
+        check_data_name(target)
+    with replacing(targets, overwrite=overwrite, inputs=inputs) as files:
         if external:
             proto = _spill(proto, files[1], targets[1].name)
         try:
@@ -48,45 +54,21 @@ def save_model(proto: ModelProto, path: str | Path, *, external: bool | None = N
         files[0].write(data)
 
 
-def _check_targets(targets: list[Path], overwrite: bool) -> None:
-    folder = targets[0].parent
-    if not folder.is_dir():
-        raise OutputError(str(folder), "there is no such folder", "create it first")
-    for target in targets:
-        if target.is_dir():
-            raise OutputError(str(target), "is a folder", "name a file")
-        if os.path.lexists(target) and not overwrite:
-            raise OutputError(str(target), "exists already", "choose another name, or allow overwriting (--force)")
+def data_file(path: str | Path) -> Path:
+    """Where the weights of a model at `path` go when they get a file of their own."""
+    return Path(path).with_name(f"{Path(path).name}.data")
 
 
-@contextmanager
-def _replacing(targets: list[Path]) -> Iterator[list[BinaryIO]]:
-    """Open one temporary file per target; on success rename them all, data before model, else remove them."""
-    token = secrets.token_hex(4)
-    temporary = [target.with_name(f".{target.name}.{token}.tmp") for target in targets]
-    files: list[BinaryIO] = []
+def check_data_name(target: Path) -> None:
+    """Raise OutputError for a model or data file that cannot refer to the other by name."""
+    if is_stream(target):
+        cause = "is a pipe or device, and the weights belong into a file beside the model"
+        raise OutputError(str(target), cause, "name a file, or keep the weights in the model")
     try:
-        for name in temporary:
-            files.append(name.open("xb"))
-        yield files
-        for file in files:
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-        for name, target in reversed(list(zip(temporary, targets, strict=True))):
-            os.replace(name, target)
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        cause = "there is no room left on the disk" if full else f"cannot be written ({error.strerror or error})"
-        raise OutputError(
-            str(targets[0]), cause, "free some space" if full else "check the folder's permissions"
-        ) from error
-    finally:
-        for file in files:
-            with suppress(OSError):  # a full disk shows again when the buffer is flushed
-                file.close()
-        for name in temporary:
-            name.unlink(missing_ok=True)
+        target.name.encode("utf-8")
+    except UnicodeEncodeError as error:
+        cause = "the name is not UTF-8, and a model names the file of its weights in UTF-8"
+        raise OutputError(str(target), cause, "choose another name, or keep the weights in the model") from error
 
 
 def _spill(proto: ModelProto, file: BinaryIO, location: str) -> ModelProto:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import CalibrationError
+from onnxq.files import read_input
 from onnxq.plan import Plan
 from onnxq.sites import Role, TensorId
 
@@ -27,6 +28,8 @@ HEADER = "TRT-8601-EntropyCalibration2"
 _HEADER = re.compile(r"TRT-[0-9A-Za-z.]+-\w+")
 _HEX = re.compile(r"[0-9a-fA-F]{1,8}")
 _SHOWN = 5
+# A line for a tensor, and no network has a million.
+_MOST_BYTES = 64 * 2**20
 # Activations whose greatest value lies outside these are not met; a swapped byte order gives hardly anything else.
 _PLAUSIBLE = (1e-12, 1e12)
 
@@ -56,7 +59,7 @@ def read_cache(source: str | Path) -> Cache:
     """
     path = Path(source)
     try:
-        data = path.read_bytes()
+        data = read_input(path, CalibrationError, limit=_MOST_BYTES, pipes=True)
     except OSError as error:
         raise CalibrationError(str(path), error.strerror or str(error), "name TensorRT's calibration cache") from error
     return parse_cache(data, source=str(path))

@@ -11,12 +11,12 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnxq.errors import OutputError
+from onnxq.files import ScratchFolder
 
 Key = Mapping[str, str]
 
@@ -103,8 +103,8 @@ def _valid(path: Path, wanted: Callable[[Key], bool]) -> Entry | None:
 
 
 def _store(path: Path, key: Key, build: Callable[[Path], None]) -> Entry:
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as work:
-        made = Path(work) / path.name
+    with ScratchFolder(path.parent) as work:
+        made = work / path.name
         build(made)
         note = made.with_name(f"{path.name}.json")
         found = {"key": dict(key), "sha256": hashlib.sha256(made.read_bytes()).hexdigest()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ import onnx
 from onnxq import annotate
 from onnxq.annotate import Inspection
 from onnxq.config import Config
-from onnxq.files import check_free, write_text
+from onnxq.files import guarding, write_text
 from onnxq.graph import save_model
+from onnxq.graph.save import check_data_name, data_file
 from onnxq.pipeline import carry_out, run
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.run import Options
@@ -77,16 +79,16 @@ def quantize(
     Returns a Result with `.model`, `.plan`, `.report` and `.save()`.
     Raises a subclass of OnnxqError for whatever the caller can mend; nothing is written then.
     """
-    _free(force, model, out, plan_out)
     options = Options(
         samples=samples, seed=seed, batch=batch, memory_limit=memory_limit, placement=placement, cpu=cpu,
         effort=effort, holdout=holdout, threads=threads, latency=latency, min_sqnr=min_sqnr, metric=metric,
         max_drop=max_drop, promote_to=promote_to, weight_bits_budget=weight_bits_budget, budget=budget,
         ort_library=ort_library,
     )  # fmt: skip
-    result = run.quantize(model, data, config, target=target, options=options, progress=progress)
-    with progress("writing"):
-        return _written(result, out, plan_out, force, external_data, bits_attribute)
+    with _outputs(model, *_model_files(out, external_data), plan_out, force=force):
+        result = run.quantize(model, data, config, target=target, options=options, progress=progress)
+        with progress("writing"):
+            return _written(result, out, plan_out, force, external_data, bits_attribute)
 
 
 def apply(
@@ -117,7 +119,6 @@ def apply(
     new_weights: the weights were trained further; their scales are computed again. ort_library: as for `quantize`.
     Raises PlanError when the plan does not fit; see `quantize` for the rest.
     """
-    _free(force, model, out, plan_out)
     options = Options(
         samples=samples,
         seed=seed,
@@ -128,11 +129,12 @@ def apply(
         latency=latency,
         ort_library=ort_library,
     )
-    result = carry_out.apply(
-        model, plan, data, new_weights=new_weights, config=config, options=options, progress=progress
-    )
-    with progress("writing"):
-        return _written(result, out, plan_out, force, external_data, bits_attribute)
+    with _outputs(model, *_model_files(out, external_data), plan_out, force=force):
+        result = carry_out.apply(
+            model, plan, data, new_weights=new_weights, config=config, options=options, progress=progress
+        )
+        with progress("writing"):
+            return _written(result, out, plan_out, force, external_data, bits_attribute)
 
 
 def make_plan(
@@ -155,12 +157,12 @@ def make_plan(
     data supplies shapes, which branches run and, for placement "measured", what is timed; synthetic
     inputs do without it. ort_library: as for `quantize`. plan_out: write it as JSON.
     """
-    _free(force, model, plan_out)
     options = Options(samples=samples, seed=seed, placement=placement, cpu=cpu, ort_library=ort_library)
-    plan = run.make_plan(model, data, config, target=target, options=options, progress=progress)
-    if plan_out is not None:
-        with progress("writing"):
-            write_text(Path(plan_out), to_json(plan), overwrite=force)
+    with _outputs(model, plan_out, force=force):
+        plan = run.make_plan(model, data, config, target=target, options=options, progress=progress)
+        if plan_out is not None:
+            with progress("writing"):
+                write_text(Path(plan_out), to_json(plan), overwrite=force)
     return plan
 
 
@@ -191,17 +193,16 @@ def import_calibration(
     Returns an Imported with `.plan`, `.matched`, `.unmatched`, `.unused` and `.missing`.
     Raises CalibrationError for a malformed cache, one of another model, and tensors without a scale.
     """
-    _free(force, model, plan_out)
-    check_free(cache, plan_out, force=force)
     options = Options(samples=samples, seed=seed, batch=batch, memory_limit=memory_limit, ort_library=ort_library)
     from onnxq.pipeline import importing
 
-    found = importing.import_calibration(
-        cache, model, data, config, target=target, allow_missing=allow_missing, options=options, progress=progress
-    )
-    if plan_out is not None:
-        with progress("writing"):
-            write_text(Path(plan_out), to_json(found.plan), overwrite=force)
+    with _outputs(model, plan_out, force=force):
+        found = importing.import_calibration(
+            cache, model, data, config, target=target, allow_missing=allow_missing, options=options, progress=progress
+        )
+        if plan_out is not None:
+            with progress("writing"):
+                write_text(Path(plan_out), to_json(found.plan), overwrite=force)
     return found
 
 
@@ -232,20 +233,28 @@ def annotate_bits(
     bits_attribute: also the plain attribute `bits` (Sparsebit's form), which onnx.checker and ORT refuse.
     Raises ConfigError for a pattern that matches no pair, ModelError for a file that cannot be read.
     """
-    _free(force, model, out)
-    with progress("looking for pairs"):
-        known = None if plan is None else carry_out.read_plan(plan)
-        done = annotate.annotate_model(model, given=given, plan=known, rename=rename, bits_attribute=bits_attribute)
-    if out is not None:
-        with progress("writing"):
-            save_model(done.model, Path(out), external=external_data or None, overwrite=force)
-        done = replace(done, output=str(out))
+    with _outputs(model, *_model_files(out, external_data), force=force):
+        with progress("looking for pairs"):
+            known = None if plan is None else carry_out.read_plan(plan)
+            done = annotate.annotate_model(model, given=given, plan=known, rename=rename, bits_attribute=bits_attribute)
+        if out is not None:
+            with progress("writing"):
+                save_model(done.model, Path(out), external=external_data or None, overwrite=force)
+            done = replace(done, output=str(out))
     return done
 
 
-def _free(force: bool, model: ModelSource, *outputs: str | Path | None) -> None:
-    """Refuse before the work begins what could not be written after it."""
-    check_free("" if isinstance(model, onnx.ModelProto) else model, *outputs, force=force)
+def _outputs(model: ModelSource, *outputs: str | Path | None, force: bool) -> AbstractContextManager[None]:
+    """Refuse before the work begins what could not be written after it, and every output that is an input."""
+    return guarding("" if isinstance(model, onnx.ModelProto) else model, *outputs, force=force)
+
+
+def _model_files(out: str | Path | None, external_data: bool) -> tuple[str | Path | None, ...]:
+    """The files that one model is written to."""
+    if not external_data or out is None:
+        return (out,)
+    check_data_name(Path(out))
+    return (out, data_file(out))
 
 
 def _written(

@@ -29,12 +29,16 @@ from onnxq.progress import Progress, silent
 from onnxq.runtime import operator_libraries
 from onnxq.sites import Role
 
+# A plan has some 500 bytes for a site; one of a million sites is no plan.
+_MOST_BYTES = 2**29
+
 
 def read_plan(plan: Plan | str | Path) -> Plan:
     """A Plan, or the JSON file one was written to."""
     if isinstance(plan, Plan):
         return plan
-    return from_json(read_text(plan, PlanError, "write one with `onnxq plan` or `--plan`"), source=str(plan))
+    text = read_text(plan, PlanError, "write one with `onnxq plan` or `--plan`", limit=_MOST_BYTES)
+    return from_json(text, source=str(plan))
 
 
 def _with_own_numbers(plan: Plan, existing: Existing) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -23,7 +23,7 @@ class Trial:
 
     outputs: tuple[OutputCheck, ...]
     samples: int
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def try_out(
@@ -67,7 +67,17 @@ def try_out(
         )
         for off, on, agree in zip(found["off"], found["on"], found["agree"], strict=True)
     )
-    return Trial(checks, count, note)
+    return Trial(checks, count, (*filter(None, [note]), *_unchecked(reference, checks, count)))
+
+
+def _unchecked(reference: Session, checks: Sequence[OutputCheck], samples: int) -> tuple[str, ...]:
+    """A note for each output in which no sample had a number to compare; none where nothing was run."""
+    checked = {check.name for check in checks}
+    return tuple(
+        f"output {arg.name!r}, {arg.type}, was not checked: it holds no numbers to compare with the float model's"
+        for arg in reference.native.get_outputs()
+        if samples and arg.name not in checked
+    )
 
 
 def time_both(

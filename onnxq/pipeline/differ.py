@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +13,11 @@ import onnx
 from onnxq.config import Config, check_number
 from onnxq.data import load_data
 from onnxq.engines.diff import Outcome, Wish, compare
-from onnxq.engines.diff_model import Difference, Tolerances
+from onnxq.engines.diff_model import OFF, ON, TRT, Difference, Tolerances
 from onnxq.engines.diff_polygraphy import INPUTS, RESULTS, inputs_beside, load_results, save_feeds
 from onnxq.engines.diff_runs import ENGINES
 from onnxq.errors import ConfigError, OutputError
-from onnxq.files import write_text
+from onnxq.files import saving_into, write_text
 from onnxq.graph import GraphIndex, load_model, name_nodes, save_model
 from onnxq.nearest import did_you_mean
 from onnxq.pipeline.run import Options, configured
@@ -25,6 +27,8 @@ from onnxq.runtime import operator_libraries
 
 ModelSource = str | Path | onnx.ModelProto
 REPORT = "diff.json"
+# What bisection may write: a model and its inputs for a run.
+_PIECES = tuple(f"bisect-{run}{end}" for run in (OFF, ON, TRT) for end in (".onnx", ".onnx.data", ".inputs.json"))
 
 
 def diff(
@@ -71,21 +75,22 @@ def diff(
         min_sqnr=min_sqnr, min_cosine=min_cosine, max_abs=max_abs, min_agreement=min_agreement, min_engines=min_engines
     )  # fmt: skip
     _check_numbers(tolerances, memory_limit, top_k=(top_k, 1), keep=(keep, 1), threads=(threads, 0))
-    folder = None if save is None else _folder(Path(save), force)
-    with progress("reading the models"):
-        loaded = [run for path in load for run in load_results(path)]
-        named, other = name_nodes(load_model(model).proto), load_model(quantized).proto
-    data = inputs_beside(load[0]) if data is None and load else data
-    chosen = configured(config, None, Options(samples=samples, seed=seed, ort_library=ort_library))
+    folder = None if save is None else Path(save)
     wish = Wish(
         engines=tuple(engines), layers=layers, bisect=bisect, top_k=top_k, keep=keep if folder is not None else 0,
         threads=threads, memory_limit=memory_limit or Wish.memory_limit, tolerances=tolerances,
     )  # fmt: skip
-    with operator_libraries(chosen.runtime.libraries):
-        dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
-        outcome = compare(named, other, dataset, wish, loaded=loaded, progress=progress)
-    found = replace(outcome.difference, float_model=_path(model), quantized_model=_path(quantized))
-    return found if folder is None else _saved(found, outcome, folder, progress)
+    with nullcontext() if folder is None else saving_into(folder, _names(folder, force)):
+        chosen = configured(config, None, Options(samples=samples, seed=seed, ort_library=ort_library))
+        with progress("reading the models"):
+            loaded = [run for path in load for run in load_results(path)]
+            named, other = name_nodes(load_model(model).proto), load_model(quantized).proto
+        data = inputs_beside(load[0]) if data is None and load else data
+        with operator_libraries(chosen.runtime.libraries):
+            dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
+            outcome = compare(named, other, dataset, wish, loaded=loaded, progress=progress)
+        found = replace(outcome.difference, float_model=_path(model), quantized_model=_path(quantized))
+        return found if folder is None else _saved(found, outcome, folder, progress)
 
 
 def _check_numbers(tolerances: Tolerances, memory_limit: int | None, **counts: tuple[int, int]) -> None:
@@ -107,24 +112,13 @@ def _path(source: ModelSource) -> str:
     return "" if isinstance(source, onnx.ModelProto) else str(source)
 
 
-def _folder(folder: Path, force: bool) -> Path:
-    """The folder to save to, made if need be. OutputError for one with earlier results, unless they may be replaced."""
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(str(folder), "is a file", "name a folder")
-    there = [name for name in (RESULTS, INPUTS, REPORT) if (folder / name).exists()]
-    there += sorted(path.name for path in folder.glob("bisect-*.onnx")) if folder.is_dir() else []
+def _names(folder: Path, force: bool) -> list[str]:
+    """The files that are written there. OutputError for a folder with earlier results, unless they may be replaced."""
+    names = [RESULTS, INPUTS, REPORT, *_PIECES]
+    there = [name for name in names if os.path.lexists(folder / name)]
     if there and not force:
         raise OutputError(str(folder), f"holds {', '.join(there)} already", "choose another folder, or pass --force")
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            str(folder), error.strerror or str(error), "create the folder it is to be in first"
-        ) from error
-    for name in there:
-        if name.startswith("bisect-"):
-            (folder / name).unlink()
-    return folder
+    return names
 
 
 def _saved(found: Difference, outcome: Outcome, folder: Path, progress: Progress) -> Difference:
@@ -132,6 +126,8 @@ def _saved(found: Difference, outcome: Outcome, folder: Path, progress: Progress
     with progress("writing the results"):
         files = [*outcome.recorder.write(folder, overwrite=True)]
         bisections = []
+        for name in _PIECES:
+            (folder / name).unlink(missing_ok=True)
         for piece in outcome.pieces:
             stem = f"bisect-{piece.bisection.run}"
             path = folder / f"{stem}.onnx"

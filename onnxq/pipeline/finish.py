@@ -59,7 +59,7 @@ def finish(
     model = filled(model)
     if budget.over():
         budget.lines.append(f"the budget was too small: {duration(budget.spent())} is what the least of it takes")
-    notes = (*unmeasured_cpu(plan, cpu_kind()), *filter(None, [trial.note if trial else ""]))
+    notes = (*unmeasured_cpu(plan, cpu_kind()), *(trial.notes if trial else ()))
     account = Report(
         source=str(source) if isinstance(source, (str, Path)) else "",
         target=plan.target,
@@ -89,7 +89,7 @@ def finish(
         warnings=(*prepared.source.notes, *plan.warnings, *notes),
         stages=tuple(stages.done),
     )
-    return Result(model, plan, account)
+    return Result(model, plan, account, prepared.source.files)
 
 
 def _checked(
@@ -138,4 +138,6 @@ def _decided(promotion: Promotion, trial: check.Trial | None, optimized: bool) -
     checks = trial.outputs if trial is not None else ()
     values = [min(one.sqnr_db) if optimized and one.optimized else one.sqnr_db[0] for one in checks]
     worst = min(values, default=math.inf)
+    if not values:
+        return replace(promotion, value=math.nan, met=False)  # no output holds numbers: nothing is known
     return replace(promotion, value=worst, met=worst >= promotion.least)

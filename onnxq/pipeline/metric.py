@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +11,10 @@ from typing import Any
 
 import onnx
 
-from onnxq.data.scripts import find_function, user_code
+from onnxq.data.scripts import find_function
+from onnxq.data.user_code import user_code
 from onnxq.errors import ConfigError, DataError
+from onnxq.files import ScratchFolder
 from onnxq.graph import save_model
 from onnxq.runtime import Feeds, Session
 from onnxq.verify import Array
@@ -86,8 +87,8 @@ class Metric:
 
     def __call__(self, proto: onnx.ModelProto, *, optimize: bool = True, threads: int = 1) -> float:
         """The metric of one model. Raises DataError when the function raises or gives no finite number."""
-        with tempfile.TemporaryDirectory(prefix="onnxq-") as folder, user_code(self.name):
-            value: Any = self.function(MetricModel(proto, Path(folder), optimize=optimize, threads=threads))
+        with ScratchFolder() as folder, user_code(self.name):
+            value: Any = self.function(MetricModel(proto, folder, optimize=optimize, threads=threads))
         try:
             found = math.nan if isinstance(value, (bool, str)) else float(value)
         except (TypeError, ValueError):

@@ -11,7 +11,7 @@ from onnxq.annotate import read_model
 from onnxq.config import Config, check_number
 from onnxq.data import Dataset, load_data
 from onnxq.engines.proof import ORT, Proof
-from onnxq.engines.prove import TIMEOUT, Wish
+from onnxq.engines.prove import TIMEOUT, Wish, saving
 from onnxq.engines.prove import prove as _prove
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
@@ -69,13 +69,14 @@ def prove(
     wished = configured(config, None, Options(seed=seed, ort_library=ort_library))
     if ort_library and engine not in (ORT, None):
         raise ConfigError("ort_library", "is for ONNX Runtime, and another engine was asked for", "leave it out")
-    dataset = None if data is None else _dataset(model, data, wished, samples, progress)
-    wish = Wish(
-        engine=engine, capability=compute_capability, require_int8=tuple(require_int8), require_exact=require_exact,
-        dataset=dataset, threads=threads, shapes=dict(shapes or {}), compare=compare,
-        save=None if save is None else Path(save), force=force, reduce=reduce, timeout=timeout, progress=progress,
-    )  # fmt: skip
-    with operator_libraries(wished.runtime.libraries):
+    folder = None if save is None else Path(save)
+    with saving(folder, engine, force=force), operator_libraries(wished.runtime.libraries):
+        dataset = None if data is None else _dataset(model, data, wished, samples, progress)
+        wish = Wish(
+            engine=engine, capability=compute_capability, require_int8=tuple(require_int8), require_exact=require_exact,
+            dataset=dataset, threads=threads, shapes=dict(shapes or {}), compare=compare, save=folder, force=force,
+            reduce=reduce, timeout=timeout, progress=progress,
+        )  # fmt: skip
         return _prove(model, wish)
 
 

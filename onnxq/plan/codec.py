@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxq.config.schema import JsonText, Path, shorten
 from onnxq.errors import OnnxqError, PlanError
+from onnxq.files import readable
 from onnxq.plan.arrays import read_array, read_mark, write_array, write_mark
 from onnxq.plan.model import SCHEMA, BiasPlan, Plan, SitePlan
 from onnxq.plan.scalings import Scaling, check_scaling, scaling_dict
@@ -22,7 +23,7 @@ from onnxq.spec import GRAIN_NAMES, Granularity, ObserverSpec, PerBlock, PerChan
 
 def to_json(plan: Plan) -> str:
     """The plan as JSON text; equal plans give equal bytes."""
-    return json.dumps(_plan_dict(plan), indent=1, ensure_ascii=False) + "\n"
+    return readable(json.dumps(_plan_dict(plan), indent=1, ensure_ascii=False)) + "\n"
 
 
 def from_json(text: str, *, source: str = "plan") -> Plan:

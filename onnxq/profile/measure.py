@@ -7,11 +7,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnxq.data import attended
 from onnxq.profile.switch import Switch, Switchboard
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
-from onnxq.verify import Array, Comparison
+from onnxq.verify import Array, Comparison, paired_outputs
 
 Setting = frozenset[Switch]
 
@@ -24,15 +23,13 @@ class Errors:
     _each: dict[str, list[float]] = field(default_factory=dict)
 
     def update(self, feeds: Feeds, reference: Mapping[str, Array], got: Mapping[str, Array]) -> None:
-        """Add one run. Sequences and strings do not count, nor does what the model's own mask input leaves out."""
-        for name, value in reference.items():
-            if getattr(value, "dtype", None) is not None and value.dtype.kind in "fiub" and name in got:
-                sums = self.outputs.setdefault(name, Comparison(name))
-                before = sums.noise
-                meant = attended(feeds, value.shape)
-                whole = meant is None or value.shape != got[name].shape
-                sums.update(*((value, got[name]) if whole else (value[meant], got[name][meant])))
-                self._each.setdefault(name, []).append(sums.noise - before)
+        """Add one run. Strings do not count, nor does what the model's own mask input leaves out."""
+        for name, beside in paired_outputs(feeds, reference, got):
+            sums = self.outputs.setdefault(name, Comparison(name))
+            before = sums.noise
+            for one, two in beside:
+                sums.update(one, two)
+            self._each.setdefault(name, []).append(sums.noise - before)
 
     def noise(self) -> float:
         """Noise power over signal power, the mean of all outputs; inf when an output is not finite."""

@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from onnxq.files import readable
 from onnxq.report.model import Latency, Report
 
 SCHEMA = 1
@@ -30,13 +31,15 @@ def _plain(value: Any) -> Any:
         return _plain(value.value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None if math.isnan(value) else str(value)
-    if value is None or isinstance(value, (bool, int, str)):
+    if isinstance(value, str):
+        return readable(value)
+    if value is None or isinstance(value, (bool, int)):
         return value
     if is_dataclass(value) and not isinstance(value, type):
         plain = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
         return plain | ({"ratio": _plain(value.ratio)} if isinstance(value, Latency) else {})
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {readable(str(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return _plain(value.item()) if hasattr(value, "item") else str(value)

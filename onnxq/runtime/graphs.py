@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import onnx
 
+from onnxq.files import ScratchFolder
 from onnxq.graph import filled
 from onnxq.runtime.session import Session
 
@@ -19,7 +19,7 @@ def optimized_graph(model: onnx.ModelProto | str | Path, *, layout: bool = True)
     For looking at, not for shipping: it is bound to the machine. Raises ModelError when ORT refuses the model.
     """
     whole = filled(model) if isinstance(model, onnx.ModelProto) else model
-    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
-        path = Path(folder) / "optimized.onnx"
+    with ScratchFolder() as folder:
+        path = folder / "optimized.onnx"
         Session(whole, layout=layout, threads=1, save_optimized=path)
         return onnx.load(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError, ModelError
+from onnxq.files import ScratchFolder
 from onnxq.graph import ValueInfo
 from onnxq.graph.held import held_initializers
 from onnxq.graph.scopes import names_read
@@ -155,7 +155,7 @@ class _Source:
 
     def __init__(self, model: onnx.ModelProto | str | Path) -> None:
         self.model = model
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: ScratchFolder | None = None
 
     def __enter__(self) -> bytes | str:
         if not isinstance(self.model, onnx.ModelProto):
@@ -166,14 +166,14 @@ class _Source:
             return bytes(self.model.SerializeToString())
         from onnxq.graph import save_model
 
-        self._folder = tempfile.TemporaryDirectory(prefix="onnxq-")
-        path = Path(self._folder.name) / "model.onnx"
+        self._folder = ScratchFolder()
+        path = self._folder.path / "model.onnx"
         save_model(self.model, path, external=True)
         return str(path)
 
     def __exit__(self, *_: object) -> None:
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.remove()
 
 
 def _element(type_name: str) -> int:

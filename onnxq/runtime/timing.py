@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from statistics import median
 import numpy as np
 import onnx
 
+from onnxq.files import ScratchFolder
 from onnxq.runtime.session import Feeds, Session
 
 # One measurement lasts at least this long: the clock and Python then weigh nothing.
@@ -113,8 +113,8 @@ def node_times(
 
     Nodes that ORT made have names it chose; a node that runs several times in one run (a Loop body) counts each.
     """
-    with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
-        session = Session(model, threads=threads, profile=Path(folder) / "profile")
+    with ScratchFolder() as folder:
+        session = Session(model, threads=threads, profile=folder / "profile")
         for _ in range(_WARM_UP_RUNS + runs):
             session.run(feeds)
         events = json.loads(session.end_profiling().read_text(encoding="utf-8"))

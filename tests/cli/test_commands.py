@@ -18,6 +18,7 @@ from onnxq.cli import cli
 from onnxq.cli.group import LazyGroup
 from onnxq.cli.options import size
 from onnxq.errors import ModelError
+from tests.processes import start
 
 COMMANDS = ("quantize", "plan", "apply", "prove", "inspect", "annotate-bits", "build-kernels")
 
@@ -291,7 +292,7 @@ def test_ctrl_c_leaves_nothing(tmp_path):
         "import sys, time\ndef load():\n    print('here', file=sys.stderr, flush=True)\n    time.sleep(60)\n"
     )
     command = [sys.executable, "-m", "onnxq.cli", "quantize", str(model), "--data", f"{data}:load"]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = start(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     while "here" not in child.stderr.readline():
         assert child.poll() is None
     child.send_signal(signal.SIGINT)

@@ -23,6 +23,7 @@ from onnxq.graph import ValueInfo
 from onnxq.pipeline.budget import Budget, OutOfTime
 from onnxq.report import Progress, silent
 from tests.pipeline.models import EVERYTHING, images, residual
+from tests.processes import start
 
 BALANCED = EVERYTHING.model_copy(update={"effort": "balanced"})
 
@@ -230,7 +231,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, at: str) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     wanted = ["m.onnx", "--data", "d.npz", "--config", "c.yaml", "--force", "--plan", "p.json", "--no-latency"]
     command = [sys.executable, "-c", _SLOW, "quantize", *wanted, "--effort", "balanced", "--min-sqnr", "300"]
-    child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = start(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stderr is not None
     assert any(line.startswith(at) for line in child.stderr)
     time.sleep(0.05)

@@ -34,6 +34,7 @@ from tests.torch.exporting import (
     wish,
 )
 from torch_frontend.export import export_onnx, to_onnx
+from torch_frontend.export.files import write_all
 from torch_frontend.quant_model import QuantModel, State
 from torch_frontend.quantizers import Quantizer, Uniform, quantizers_of
 from torch_frontend.quantizers.marker import mark
@@ -226,6 +227,13 @@ def test_files_that_are_there_stay(tmp_path: Path) -> None:
     export_onnx(model, tmp_path / "net.onnx", x, overwrite=True, float_path=tmp_path / "float.onnx")
     assert sorted(os.listdir(tmp_path)) == ["float.onnx", "net.onnx", "net.plan.json"]
     assert (tmp_path / "net.plan.json").read_text() != "mine"
+
+
+def test_an_export_never_replaces_a_device() -> None:
+    model = onnx.ModelProto()
+    with pytest.raises(OutputError, match="is a pipe or device"):
+        write_all({Path("/dev/null"): model}, {}, overwrite=True)
+    assert Path("/dev/null").is_char_device()
 
 
 def test_a_failure_leaves_no_file_and_the_model_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

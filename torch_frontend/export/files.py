@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import onnx
 
 from onnxq.errors import OutputError
-from onnxq.files import check_free, write_text
+from onnxq.files import ScratchFolder, check_free, is_stream, write_text
 from onnxq.graph import save_model
 
 
@@ -25,8 +23,10 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
     Raises OutputError when something is in the way, cannot be written, or does not fit; nothing is left then.
     """
     check_free("", *models, *texts, force=overwrite)
+    for path in filter(is_stream, (*models, *texts)):
+        raise OutputError(str(path), "is a pipe or device, and an export is several files", "name a file")
     staged: dict[Path, Path] = {}
-    folders: list[Path] = []
+    folders: list[ScratchFolder] = []
     try:
         for path, model in models.items():
             folder = _folder(path, folders)
@@ -36,6 +36,7 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
             folder = _folder(path, folders)
             write_text(folder / path.name, text)
             staged[folder / path.name] = path
+        check_free("", *staged.values(), force=overwrite)
         # Data before models: a model must never stand without what it refers to.
         for file in sorted(staged, key=lambda file: not file.name.endswith(".data")):
             os.replace(file, staged[file])
@@ -44,11 +45,11 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
         raise OutputError(subject, error.strerror or str(error), "free space or choose another folder") from error
     finally:
         for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
     return tuple(staged.values())
 
 
-def _folder(path: Path, folders: list[Path]) -> Path:
+def _folder(path: Path, folders: list[ScratchFolder]) -> Path:
     """A fresh folder beside `path`, on the same disk."""
-    folders.append(Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent)))
-    return folders[-1]
+    folders.append(ScratchFolder(path.parent))
+    return folders[-1].path

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from onnxq.errors import DataError
+from onnxq.files import ScratchFolder
 
 Values = tuple[Any, ...]
 
@@ -36,7 +35,7 @@ class Cache:
         self.limit, self.device = limit, torch.device("cpu")
         self.held = self.spilled = 0
         self.records: list[Record] = []
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: ScratchFolder | None = None
 
     def __enter__(self) -> Cache:
         return self
@@ -44,7 +43,7 @@ class Cache:
     def __exit__(self, *_: object) -> None:
         self.records.clear()
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.remove()
 
     def add(self, record: Record) -> None:
         """Keep one batch. Raises DataError if its target has no samples."""
@@ -119,8 +118,8 @@ class Cache:
         if not value.numel():
             return value.detach().clone()
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="reconstruct-")
-        path = Path(self._folder.name) / f"{len(list(Path(self._folder.name).iterdir()))}.bin"
+            self._folder = ScratchFolder()
+        path = self._folder.path / f"{len(list(self._folder.path.iterdir()))}.bin"
         backed = torch.from_file(str(path), shared=True, size=value.numel(), dtype=value.dtype).view(value.shape)
         return backed.copy_(value.detach())
 

@@ -1,0 +1,128 @@
+"""A large compressed array of an .npz file, of which only the rows that are asked for are unpacked, and these once."""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from onnxq.data.fit import Array
+from onnxq.errors import DataError
+
+_BLOCK_BYTES = 2**20
+# Distance of the places that unpacking can begin from; zlib keeps about 45 KB for each.
+_CHECKPOINT_BYTES = 32 * 2**20
+
+
+class DeflatedArray:
+    """An array in C order, read by rows of its first axis; what numpy and `Cut` ask of an array.
+
+    The unpacked rows lie in a temporary file without a name, which is as large as they are.
+    member: the zip's entry; start: where its bytes begin in the file; header: bytes before the values.
+    """
+
+    def __init__(
+        self, path: Path, member: zipfile.ZipInfo, start: int, header: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> None:
+        self.dtype, self.shape, self.ndim = dtype, shape, len(shape)
+        name = member.filename.removesuffix(".npy")
+        self._where = f"{path}, array {name!r}"
+        self._stream = _Inflater(path, member, start)
+        self._header = header
+        self._row = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+        file = tempfile.TemporaryFile(prefix="onnxq-")  # noqa: SIM115, as old as the array
+        weakref.finalize(self, file.close)
+        file.truncate(shape[0] * self._row)
+        self._file, self._values = file, np.memmap(file, dtype, "r", 0, shape)
+        self._there = np.zeros(shape[0], np.bool_)
+
+    def __getitem__(self, key: Any) -> Array:
+        """Rows by index, slice, or a tuple that begins with one of these."""
+        first = key[0] if isinstance(key, tuple) else key
+        rows = range(self.shape[0])[first] if isinstance(first, (int, np.integer, slice)) else range(self.shape[0])
+        for row in [rows] if isinstance(rows, int) else rows:
+            self._fill(row)
+        return np.asarray(self._values[key])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """All of it."""
+        return np.asarray(self[:], dtype)
+
+    def _fill(self, row: int) -> None:
+        if self._there[row]:
+            return
+        try:
+            # Written, not put into the mapping: there a full disk would end the process.
+            self._file.seek(row * self._row)
+            for part in self._stream.read(self._header + row * self._row, self._row):
+                self._file.write(part)
+            self._file.flush()
+        except (zlib.error, EOFError) as error:
+            fix = "copy or make it again; it may be truncated"
+            raise DataError(self._where, f"is damaged ({error})", fix) from error
+        except OSError as error:
+            fix = "check the space left in the temporary folder, or set TMPDIR"
+            raise DataError(self._where, f"cannot be unpacked ({error.strerror or error})", fix) from error
+        self._there[row] = True
+
+
+class _Inflater:
+    """The unpacked bytes of one deflated zip entry, from anywhere: what lies before is unpacked from a checkpoint on.
+
+    The checksum is compared when the end is reached for the first time.
+    """
+
+    def __init__(self, path: Path, member: zipfile.ZipInfo, start: int) -> None:
+        self._path, self._end, self._member = path, start + member.compress_size, member
+        # Bytes of the file and of the array up to here, and the state to go on with.
+        self._checkpoints: list[tuple[int, int, Any]] = [(start, 0, zlib.decompressobj(-zlib.MAX_WBITS))]
+        self._summed, self._sum = 0, 0
+        self._go_to(0)
+
+    def read(self, position: int, size: int) -> Iterator[bytes]:
+        """The bytes from `position` on, part by part. Raises zlib.error and EOFError for damaged ones."""
+        behind = self._checkpoints[-1][1]
+        if position < self._at or (self._at + len(self._block) < behind <= position):
+            self._go_to(position)
+        with self._path.open("rb") as file:
+            while True:
+                low, high = max(position, self._at), min(position + size, self._at + len(self._block))
+                if low < high:
+                    yield self._block[low - self._at : high - self._at]
+                if high == position + size:
+                    return
+                self._advance(file)
+
+    def _go_to(self, position: int) -> None:
+        self._source, self._at, state = next(one for one in reversed(self._checkpoints) if one[1] <= position)
+        self._state, self._pending, self._block = state.copy(), b"", b""
+
+    def _advance(self, file: BinaryIO) -> None:
+        """Unpack the next block."""
+        at = self._at + len(self._block)
+        if not self._pending:
+            file.seek(self._source)
+            self._pending = file.read(min(_BLOCK_BYTES, self._end - self._source))
+            self._source += len(self._pending)
+        given = len(self._pending)
+        block = self._state.decompress(self._pending, _BLOCK_BYTES)
+        self._pending = self._state.unconsumed_tail
+        if not block and not given:
+            raise EOFError("it ends too early")
+        if at == self._summed:
+            self._sum = zlib.crc32(block, self._sum)
+            self._summed += len(block)
+            if self._summed > self._member.file_size:
+                raise zlib.error("it is longer than the archive says")
+            if self._summed == self._member.file_size and self._sum != self._member.CRC:
+                raise zlib.error("its checksum is wrong")
+        self._at, self._block = at, block
+        reached = at + len(block)
+        if not self._pending and reached >= self._checkpoints[-1][1] + _CHECKPOINT_BYTES:
+            self._checkpoints.append((self._source, reached, self._state.copy()))

@@ -1,0 +1,24 @@
+"""Files of the user's: outputs are settled before the work and written whole or not at all, inputs read with bounds."""
+
+from onnxq.files.atomic import replacing, write_text
+from onnxq.files.names import readable
+from onnxq.files.outputs import check_free, guarding, is_stream, note_input, refuse_inputs, saving_into
+from onnxq.files.reading import check_regular, read_input, read_text, reason_of
+from onnxq.files.scratch import ScratchFolder
+
+__all__ = [
+    "ScratchFolder",
+    "check_free",
+    "check_regular",
+    "guarding",
+    "is_stream",
+    "note_input",
+    "read_input",
+    "read_text",
+    "readable",
+    "reason_of",
+    "refuse_inputs",
+    "replacing",
+    "saving_into",
+    "write_text",
+]

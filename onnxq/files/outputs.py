@@ -1,0 +1,196 @@
+"""Where results may go is settled before the work begins, and no input of a command is ever one of its outputs."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from onnxq.errors import OutputError
+from onnxq.files.locks import remove_stale, temporary_name
+from onnxq.files.scratch import clean_up
+
+EXISTS_FIX = "choose another name, or overwrite it with --force"
+_INPUT_FIX = "choose another name; inputs are never overwritten"
+
+# Device and inode: one file, by whatever name.
+_Identity = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class _Guard:
+    """The files that one command will replace, and those that it has read."""
+
+    targets: dict[_Identity, Path]
+    read: set[_Identity] = field(default_factory=set)
+
+
+_guards: ContextVar[tuple[_Guard, ...]] = ContextVar("onnxq_guards", default=())
+
+
+def check_free(model: str | Path, *outputs: str | Path | None, force: bool = False) -> None:
+    """Raise OutputError for an output that is the input, exists without `force`, or cannot be written there.
+
+    model: the input's path, "" when it is no file.
+    """
+    if str(model) and not os.path.exists(model):
+        return  # The model's own error says more than one about a folder beside it.
+    wanted = [Path(output) for output in outputs if output is not None]
+    for position, path in enumerate(wanted):
+        found = check_kind(path)
+        if str(model) and _same(path, Path(model)):
+            raise OutputError(str(path), "is the input model, which is never overwritten", "choose another name")
+        if any(_same(path, other) for other in wanted[:position]) and not is_stream(path):
+            raise OutputError(str(path), "is asked for twice", "give the outputs different names")
+        if found is not None and not force and not is_stream(path):
+            raise OutputError(str(path), "exists", EXISTS_FIX)
+    for folder, path in {path.parent: path for path in wanted if not is_stream(path)}.items():
+        _probe(folder, path)
+
+
+@contextmanager
+def guarding(model: str | Path, *outputs: str | Path | None, force: bool = False) -> Iterator[None]:
+    """`check_free`, and while the block runs OutputError as soon as a file is read that an output would replace."""
+    check_free(model, *outputs, force=force)
+    with suppress(OSError):  # no temporary folder: whoever needs one will say so
+        clean_up(Path(tempfile.gettempdir()))
+    paths = [Path(output) for output in outputs if output is not None]
+    targets = {key: path for path in paths if (key := _identity(path)) is not None}
+    token = _guards.set((*_guards.get(), _Guard(targets)))
+    try:
+        yield
+    finally:
+        _guards.reset(token)
+
+
+@contextmanager
+def saving_into(folder: Path, names: Iterable[str], *, parents: bool = False) -> Iterator[None]:
+    """Make a folder for results if need be, and guard the files of these names in it.
+
+    parents: also make the folders above. A folder that was made and stayed empty is removed again.
+    Raises OutputError when it is a file, or cannot be made or written to.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(str(folder), "is a file", "name a folder")
+    new = not folder.exists()
+    try:
+        folder.mkdir(parents=parents, exist_ok=True)
+    except OSError as error:
+        fix = "choose another folder" if parents else "create the folder it is to be in first"
+        raise OutputError(str(folder), error.strerror or str(error), fix) from error
+    try:
+        with guarding("", *(folder / name for name in names), force=True):
+            yield
+    finally:
+        if new:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+
+
+def note_input(path: str | Path) -> None:
+    """Say that a file is read. Raises OutputError when the running command would overwrite it."""
+    guards = _guards.get()
+    key = _identity(Path(path)) if guards else None
+    if key is None:
+        return
+    for guard in guards:
+        guard.read.add(key)
+        target = guard.targets.get(key)
+        if target is not None:
+            known = "" if str(target) == str(path) else f", as {path}"
+            raise OutputError(str(target), f"is read by this command{known}", _INPUT_FIX)
+
+
+def refuse_inputs(targets: Iterable[Path], inputs: Iterable[Path] = ()) -> None:
+    """Raise OutputError for a target that the running command has read, or that is one of `inputs`."""
+    read = {key for guard in _guards.get() for key in guard.read} | {_identity(path) for path in inputs}
+    for target in targets:
+        key = _identity(target)
+        if key is not None and key in read:
+            raise OutputError(str(target), "is an input of this command", _INPUT_FIX)
+
+
+def is_stream(path: Path) -> bool:
+    """True for a device or pipe: something written through, in which nothing can be overwritten."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+
+
+def check_kind(path: Path) -> os.stat_result | None:
+    """What stands at an output's path, links not followed; None for nothing.
+
+    Raises OutputError for a folder, a block device, a socket, the standard streams, and a name no file can have.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise OutputError(str(path), f"there is no folder {path.parent}", "create it first") from None
+        return None
+    except NotADirectoryError:
+        raise OutputError(str(path), f"{path.parent} is not a folder", "name a file in a folder") from None
+    except (OSError, ValueError) as error:
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise OutputError(str(path), f"cannot be the name of an output ({cause})", "choose another name") from error
+    mode = path.stat().st_mode if path.exists() else found.st_mode
+    if stat.S_ISDIR(mode):
+        raise OutputError(str(path), "is a folder", "give a file name")
+    if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        kind = "socket" if stat.S_ISSOCK(mode) else "block device"
+        raise OutputError(str(path), f"is a {kind}", "name a file")
+    if _leads_to_standard_stream(path):
+        raise OutputError(str(path), "is a standard stream, where messages and reports go", "name a file")
+    return found
+
+
+def _leads_to_standard_stream(path: Path) -> bool:
+    """True for /dev/stdout and its like: links to open files, which nothing may be renamed over."""
+    here = os.path.abspath(path)
+    for _ in range(40):  # as many links as Linux follows
+        folder, name = os.path.split(here)
+        real = os.path.realpath(folder)
+        if real.startswith("/proc/") and real.endswith("/fd"):
+            # The shell's own pipes, `>(gzip)`, are streams like others.
+            return name in ("0", "1", "2") or not is_stream(path)
+        if not os.path.islink(here):
+            return False
+        here = os.path.join(real, os.readlink(here))
+    return False
+
+
+def _probe(folder: Path, path: Path) -> None:
+    """Find out whether files can be made in the folder of an output, and remove what ended runs left there."""
+    trial = folder / temporary_name()
+    try:
+        os.close(os.open(trial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        trial.unlink(missing_ok=True)
+    except OSError as error:
+        cause = f"cannot be written: no file can be made in its folder ({error.strerror or error})"
+        raise OutputError(str(path), cause, "choose another folder, or check this one's permissions") from error
+    finally:
+        with suppress(OSError):  # a signal between the two
+            trial.unlink(missing_ok=True)
+    remove_stale(folder)
+
+
+def _identity(path: Path) -> _Identity | None:
+    """Device and inode of a regular file, links followed; None for anything else."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def _same(path: Path, other: Path) -> bool:
+    """One file by two names, there or not yet."""
+    key = _identity(path)
+    return os.path.realpath(path) == os.path.realpath(other) or (key is not None and key == _identity(other))

@@ -1,0 +1,60 @@
+"""Reading inputs that nobody vouches for: what never ends or is too large is refused in words."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from onnxq.errors import OnnxqError
+from onnxq.files.outputs import note_input
+
+MIB = 2**20
+# A device may have no end, and nobody writes more by hand or script.
+_FROM_A_PIPE = 64 * MIB
+
+
+def read_input(path: str | Path, error: type[OnnxqError], *, limit: int, pipes: bool = False) -> bytes:
+    """The bytes of an input file, no more than `limit` of them.
+
+    error: the class to raise for a file that is larger, and for devices and pipes. pipes: they are read too.
+    Raises OSError as `open` does.
+    """
+    check_regular(path, error, pipes=pipes)
+    found = os.stat(path)
+    size, regular = found.st_size, stat.S_ISREG(found.st_mode)
+    limit = limit if regular else min(limit, _FROM_A_PIPE)
+    with open(path, "rb") as file:
+        data = b"" if size > limit else file.read() if regular else file.read(limit + 1)
+    if max(size, len(data)) > limit:
+        raise error(str(path), f"is larger than {limit // MIB} MiB", "name the right file")
+    return data
+
+
+def read_text(path: str | Path, error: type[OnnxqError], fix: str, *, limit: int = 64 * MIB) -> str:
+    """The text of a file or pipe, without a byte order mark; raises `error` with `fix` where there is none."""
+    try:
+        return read_input(path, error, limit=limit, pipes=True).decode("utf-8-sig")
+    except UnicodeDecodeError as found:
+        raise error(str(path), "is not a text file", fix) from found
+    except (OSError, ValueError) as found:  # ValueError: a name with a NUL in it
+        raise error(repr(str(path)) if "\0" in str(path) else str(path), reason_of(found), fix) from found
+
+
+def reason_of(error: Exception) -> str:
+    """Why the system would not: "No such file or directory", without number and path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def check_regular(path: str | Path, error: type[OnnxqError], *, pipes: bool = False) -> None:
+    """Raise `error` for a device or (unless pipes) a pipe, OutputError for an output of the running command.
+
+    Raises OSError for a path that is not there.
+    """
+    mode = os.stat(path).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        note_input(path)
+    elif stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not pipes):
+        raise error(str(path), "is a device, not a file", "name a file")
+    elif not pipes:
+        raise error(str(path), "is a pipe, and is read more than once", "write it to a file first, and name that")

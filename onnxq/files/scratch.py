@@ -1,0 +1,72 @@
+"""Temporary folders that are removed at the end, and by the next run where a run could not end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+
+from onnxq.errors import OutputError
+from onnxq.files.locks import lock_new, remove_stale, temporary_name
+
+# Folders that this process has looked through: once is enough, and a temporary folder may hold very many files.
+_looked_through: set[Path] = set()
+
+
+class ScratchFolder:
+    """A fresh folder, open to this user alone; it goes with the object, at the end of a `with` block, or by `remove`.
+
+    parent: the folder to make it in, by default the one for temporary files.
+    Raises OutputError when it cannot be made.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        try:
+            base = Path(tempfile.gettempdir()) if parent is None else parent
+            clean_up(base)
+            self.path, held = _make(base)
+        except OSError as error:
+            where = str(parent or os.environ.get("TMPDIR", "the temporary folder"))
+            cause = f"no temporary folder can be made there ({error.strerror or error})"
+            raise OutputError(where, cause, "free space, or set TMPDIR to another folder") from error
+        self._end = weakref.finalize(self, _remove, self.path, held)
+
+    def remove(self) -> None:
+        """Remove the folder now."""
+        self._end()
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def clean_up(folder: Path) -> None:
+    """Remove what ended runs left in `folder`; once in a process."""
+    if folder not in _looked_through:
+        _looked_through.add(folder)
+        remove_stale(folder)
+
+
+def _make(base: Path) -> tuple[Path, int]:
+    while True:
+        path = base / temporary_name()
+        path.mkdir(mode=0o700)
+        held = os.open(path, os.O_RDONLY) if hasattr(os, "O_DIRECTORY") else -1
+        if held < 0 or lock_new(held, path):
+            return path, held
+        os.close(held)
+
+
+def _remove(path: Path, held: int) -> None:
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except BaseException:  # a signal: the rest must go all the same
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    finally:
+        if held >= 0:
+            os.close(held)

@@ -1,0 +1,193 @@
+"""Where outputs may go: found out before the work, inputs never among them, nothing replaced that is no file."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from onnxq.errors import DataError, OutputError
+from onnxq.files import check_free, guarding, note_input, read_input, replacing, saving_into, write_text
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="links, devices and pipes")
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink, None])
+def test_no_output_is_an_input_by_any_name(tmp_path: Path, link) -> None:
+    """Told when the input is read, whoever reads it and whenever."""
+    given, out = tmp_path / "in.npz", tmp_path / "in.npz"
+    given.write_text("precious")
+    if link is not None:
+        out = tmp_path / "out.onnx"
+        link(given, out)
+    with pytest.raises(OutputError, match="is read by this command"), guarding("", out, force=True):
+        read_input(given, DataError, limit=100)
+    with guarding("", out, force=True):
+        (tmp_path / "other").write_text("")
+        note_input(tmp_path / "other")
+    note_input(given)  # no command runs
+    with pytest.raises(OutputError, match="is the input model"):
+        check_free(given, out, force=True)
+    assert given.read_text() == "precious"
+
+
+def test_what_a_command_has_read_is_not_written_over_under_a_name_found_late(tmp_path: Path) -> None:
+    weights = tmp_path / "q.onnx.data"
+    weights.write_text("precious")
+    with guarding("", tmp_path / "q.onnx", force=True):
+        note_input(weights)
+        with pytest.raises(OutputError, match="is an input"), replacing([tmp_path / "q.onnx", weights], overwrite=True):
+            pass
+    assert weights.read_text() == "precious"
+
+
+def test_guards_inside_each_other_all_hold(tmp_path: Path) -> None:
+    outer, given = tmp_path / "outer", tmp_path / "given"
+    outer.write_text("")
+    given.write_text("")
+    with guarding("", outer, force=True), guarding("", tmp_path / "inner"):
+        note_input(given)
+        with pytest.raises(OutputError):
+            note_input(outer)
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/sys", "/proc/self/fd"])
+def test_a_folder_that_takes_no_files_is_told_before_the_work(folder: str) -> None:
+    """For root too, who may write to every folder that can be written at all."""
+    if not Path(folder).is_dir():
+        pytest.skip(f"no {folder}")
+    with pytest.raises(OutputError, match="no file can be made in its folder"):
+        check_free("", Path(folder) / "q.onnx")
+
+
+def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path: Path) -> None:
+    longest = tmp_path / ("n" * 255)
+    check_free("", longest)
+    write_text(longest, "text")
+    assert longest.read_text() == "text"
+    with pytest.raises(OutputError, match="File name too long"):
+        check_free("", tmp_path / ("n" * 256))
+    with pytest.raises(OutputError, match="null"):
+        check_free("", tmp_path / "a\0b")
+
+
+def test_every_fault_of_a_place_is_told_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    os.symlink(tmp_path / "nowhere", tmp_path / "dangling")
+    for name, said in (
+        ("none/q.onnx", "there is no folder"),
+        ("file/q.onnx", "is not a folder"),
+        (".", "is a folder"),
+        ("file", "exists"),
+        ("dangling", "exists"),
+    ):
+        with pytest.raises(OutputError, match=said):
+            check_free("", tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["dangling", "file"]
+
+
+def test_devices_are_written_through_and_stay_what_they_are() -> None:
+    check_free("", "/dev/null")
+    write_text(Path("/dev/null"), "text")
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_device_is_told() -> None:
+    with pytest.raises(OutputError, match="no room left"):
+        write_text(Path("/dev/full"), "text")
+
+
+def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe, got = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    check_free("", pipe)
+    write_text(pipe, "text")
+    reader.join()
+    assert got == [b"text"]
+    assert pipe.is_fifo()
+
+
+def test_standard_streams_and_block_devices_are_refused(tmp_path: Path) -> None:
+    os.symlink("/dev/stdout", tmp_path / "mine")
+    for path in ("/dev/stdout", "/dev/fd/2", "/proc/self/fd/1", tmp_path / "mine"):
+        with pytest.raises(OutputError, match="standard stream"):
+            check_free("", path, force=True)
+    if os.geteuid() == 0:
+        try:
+            os.mknod(tmp_path / "disk", 0o600 | 0o060000, os.makedev(259, 999))
+        except OSError:
+            return  # a container without the right to make devices
+        with pytest.raises(OutputError, match="is a block device"):
+            check_free("", tmp_path / "disk", force=True)
+
+
+def test_several_files_are_exchanged_together_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = [tmp_path / "q.onnx", tmp_path / "q.onnx.data"]
+    for target in targets:
+        target.write_bytes(b"before")
+    real = os.replace
+
+    def write() -> None:
+        with replacing(targets, overwrite=True) as files:
+            for file in files:
+                file.write(b"after")
+
+    for fails in range(1, 5):
+        left = fails
+
+        def broken(source: Path, target: Path) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError(5, "Input/output error")
+            real(source, target)
+
+        monkeypatch.setattr(os, "replace", broken)
+        with pytest.raises(OutputError, match="Input/output error"):
+            write()
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+            target.name: b"before" for target in targets
+        }
+    monkeypatch.undo()
+    write()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        target.name: b"after" for target in targets
+    }
+
+
+def test_between_two_files_the_one_that_refers_to_the_other_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed there, no model is left beside the weights of another."""
+    model, weights = targets = [tmp_path / "q.onnx", tmp_path / "q.onnx.data"]
+    for target in targets:
+        target.write_bytes(b"before")
+    seen, real = [], os.replace
+
+    def watched(source: Path, target: Path) -> None:
+        real(source, target)
+        seen.append((model.exists() and model.read_bytes(), weights.exists() and weights.read_bytes()))
+
+    monkeypatch.setattr(os, "replace", watched)
+    with replacing(targets, overwrite=True) as files:
+        for file in files:
+            file.write(b"after")
+    assert (b"before", b"after") not in seen
+    assert (b"after", b"before") not in seen
+    assert seen[-1] == (b"after", b"after")
+
+
+def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path: Path) -> None:
+    with saving_into(tmp_path / "new", ["a"]):
+        pass
+    assert os.listdir(tmp_path) == []
+    with saving_into(tmp_path / "new", ["a"]):
+        (tmp_path / "new" / "a").write_text("")
+    assert os.listdir(tmp_path / "new") == ["a"]
+    with pytest.raises(OutputError, match="is read by this command"), saving_into(tmp_path / "new", ["a"]):
+        note_input(tmp_path / "new" / "a")
