@@ -30,7 +30,7 @@ HOSTILE = {
     "a bool that is none": ("bias: !!bool x", ":1: bias", "no value of its kind"),
     "half a character": ('bias: "\\ud800"', ":1: bias", "surrogate"),
     "NUL in a file's name": ('extends: "a\\0b.yaml"', ":1: extends", "null"),
-    "a name too long for the system": (f"extends: {'x' * 5000}", ":1: extends", "cannot be read"),
+    "a name too long for the system": (f"extends: {'x' * 5000}", ":1: extends", "no preset or file of this name"),
     "a regular expression too large": (
         "rules: [{op: '/a{99999999999}/', set: {bits: 8}}]",
         ":1: rules[0].op",
