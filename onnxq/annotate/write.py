@@ -172,11 +172,13 @@ def _from_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo,
             continue
         problem = _contradiction(pair, bits)
         if problem:
-            raise ConfigError(f"--bits {pattern}={bits}", problem, "give other bits, or a narrower pattern before it")
+            raise ConfigError(
+                f"--bits {pattern}={bits}", problem, "give other bits, or a narrower pattern before it", code="Q309"
+            )
         out.append(replace(pair, bits=bits, origin=Origin.GIVEN))
     for position, (pattern, bits) in enumerate(given):
         if position not in hits:
-            raise ConfigError(f"--bits {pattern}={bits}", *_no_match(pattern, pairs, given[:position]))
+            raise ConfigError(f"--bits {pattern}={bits}", *_no_match(pattern, pairs, given[:position]), code="Q309")
     return tuple(out)
 
 
@@ -198,14 +200,15 @@ def _from_plan(pairs: tuple[PairInfo, ...], plan: Plan) -> tuple[PairInfo, ...]:
             continue
         problem = _contradiction(pair, spec.bits)
         if problem:
-            raise PlanError(str(pair.site), problem, "the plan belongs to another model, or was edited: plan again")
+            raise PlanError(
+                str(pair.site), problem, "the plan belongs to another model, or was edited: plan again", code="Q404"
+            )
         out.append(replace(pair, bits=spec.bits, symmetric=spec.symmetric, origin=Origin.PLAN))
     if plan.sites and not any(pair.origin is Origin.PLAN for pair in out):
         first = plan.sites[0].site
         raise PlanError(
             plan.model or "plan", f"none of its {len(plan.sites)} sites is a pair of this model, e.g. {first}",
-            did_you_mean(str(first), (str(pair.site) for pair in pairs)),
-        )  # fmt: skip
+            did_you_mean(str(first), (str(pair.site) for pair in pairs)), code="Q404")  # fmt: skip
     return tuple(out)
 
 

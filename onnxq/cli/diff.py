@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxq.cli import options
+from onnxq.cli.errors import error_fields, say_error
 from onnxq.errors import VerificationError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _engines(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 )
 @click.option("--force", is_flag=True, help="Overwrite earlier results in FOLDER.")
 @options.showing
-def command(model: str, quantized: str, as_json: bool, verbose: bool, **wanted: Any) -> None:
+def command(model: str, quantized: str, as_json: bool, verbose: bool, **wanted: Any) -> int:
     """Run FLOAT and QUANT on samples and say how far they are apart: ONNX Runtime off, on, and TensorRT.
 
     Exits with 1 when a tolerance is not met, or when an engine that must run does not: one named by --engines, else the
@@ -98,16 +99,18 @@ def command(model: str, quantized: str, as_json: bool, verbose: bool, **wanted: 
     from onnxq import pipeline, report
 
     found = pipeline.diff(model, quantized, progress=report.progress, **wanted)
-    report.show_difference(found, as_json=as_json, verbose=verbose)
-    _demand(found)
+    unmet = _find_unmet(found)
+    report.show_difference(found, as_json=as_json, verbose=verbose, error=error_fields(unmet) if unmet else None)
+    return say_error(unmet) if unmet else 0
 
 
-def _demand(found: Difference) -> None:
-    """Exit with 1, saying why, when a tolerance or an engine is lacking."""
+def _find_unmet(found: Difference) -> VerificationError | None:
+    """The error of a tolerance that is not met, or of an engine that is lacking; None when all holds."""
     if found.unmet:
         first, more = found.unmet[0], len(found.unmet) - 1
         rest = f"; and {more} more tolerance{'s' if more > 1 else ''} not met" if more else ""
-        raise VerificationError(f"output {first.output}", f"{first}{rest}")
+        return VerificationError(f"output {first.output}", f"{first}{rest}", code="Q703")
     for name in found.missing:
         refusal = next(one for one in found.skipped if one.subject == name)
-        raise VerificationError(f"engine {name}", f"must run, and did not: {refusal.reason}", refusal.fix)
+        return VerificationError(f"engine {name}", f"must run, and did not: {refusal.reason}", refusal.fix, code="Q704")
+    return None

@@ -11,10 +11,13 @@ from typing import Any
 
 import click
 
+from onnxq.cli.errors import error_document, error_fields, say, say_error
+from onnxq.cli.wording import name_options
 from onnxq.errors import OnnxqError
 from onnxq.nearest import did_you_mean
+from onnxq.wording import speaking
 
-DONE, USER, USAGE, REFUSED, UNMET, DEFECT, STOPPED = 0, 1, 2, 3, 4, 70, 130
+DONE, USAGE, REFUSED, UNMET, DEFECT, STOPPED = 0, 2, 3, 4, 70, 130
 
 
 class LazyGroup(click.Group):
@@ -47,31 +50,71 @@ class LazyGroup(click.Group):
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
         """Run and exit with a documented code; the only place where an exception ends."""
         extra.pop("standalone_mode", None)
+        given = list(sys.argv[1:] if args is None else args)
+        as_json = "--json" in (given[: given.index("--")] if "--" in given else given)
         try:
-            result = super().main(args, prog_name, standalone_mode=False, **extra)
+            with speaking(name_options):
+                result = super().main(given, prog_name, standalone_mode=False, **extra)
             code = result if isinstance(result, int) else DONE
         except click.ClickException as error:
-            error.show()
-            code = USAGE
+            code = _print(_say_usage(error), USAGE, as_json)
         except (click.Abort, KeyboardInterrupt):
-            _say("stopped; nothing half-written is left")
+            say("stopped; nothing half-written is left")
             code = STOPPED
         except OnnxqError as error:
-            _say(f"error: {error}")
-            code = USER
+            code = _print(error, say_error(error), as_json)
         except BrokenPipeError:
             # The reader of a pipe has gone (`onnxq inspect … | head`); silence Python's own complaint at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = DONE
         except MemoryError:
-            _say("error: memory: not enough of it\n  fix: lower --batch, or bound it with --memory-limit")
-            code = USER
-        except Exception:
-            traceback.print_exc()
-            _say("this is a defect of onnxq, not yours; please report it with the text above and the model if you can")
-            code = DEFECT
+            fix = "lower `batch=…`, or bound it with `memory_limit=…`"
+            fault: OnnxqError = MemoryFault("memory", "not enough of it", fix)
+            code = _print(fault, say_error(fault), as_json)
+        except Exception as error:
+            text = traceback.format_exc()
+            say(text.rstrip())
+            say(f"this is a defect of onnxq, not yours{_REPORT}")
+            fault = Defect(type(error).__name__, str(error), f"this is not yours to mend{_REPORT}")
+            code = _print(fault, DEFECT, as_json, traceback=text)
         sys.exit(code)
 
 
-def _say(text: str) -> None:
-    click.echo(text, err=True)
+_REPORT = "; please report it with the traceback and the model if you can"
+
+
+class UsageFault(OnnxqError):
+    """The command line is wrong."""
+
+    kind, default_code = "usage", "Q001"
+
+
+class MemoryFault(OnnxqError):
+    """Python got no memory."""
+
+    kind, default_code = "memory", "Q002"
+
+
+class Defect(OnnxqError):
+    """An exception that nobody foresaw."""
+
+    kind, default_code = "defect", "Q003"
+
+
+def _say_usage(error: click.ClickException) -> OnnxqError:
+    """Print how the command is called, and what is wrong; the help alone where nothing was given."""
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    fault = UsageFault(ctx.command_path if ctx else "onnxq", error.format_message(), "see --help")
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return fault
+    if ctx is not None:
+        say(f"{ctx.get_usage()}\nTry '{ctx.command_path} --help' for help.\n")
+    say(f"error[{fault.code}]: {fault.cause}")
+    return fault
+
+
+def _print(error: OnnxqError, exit_code: int, as_json: bool, **more: str) -> int:
+    if as_json:
+        click.echo(error_document(error_fields(error, exit_code, **more)))
+    return exit_code

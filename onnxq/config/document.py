@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from onnxq.errors import ConfigError
+from onnxq.errors import ConfigError, Location
 
 Path = tuple[str | int, ...]
 
@@ -39,35 +39,45 @@ def parse(text: str, source: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ConfigError(
-            f"{source}:{mark.line + 1}" if mark else source, f"not YAML: {error.problem}", "mend the file's syntax"
+            Location(source, mark.line + 1 if mark else None),
+            f"not YAML: {error.problem}",
+            "mend the file's syntax",
+            code="Q302",
         ) from error
     except yaml.YAMLError as error:
-        raise ConfigError(source, f"not YAML: {error}", "mend the file's syntax") from error
+        raise ConfigError(Location(source), f"not YAML: {error}", "mend the file's syntax", code="Q302") from error
     finally:
         loader.dispose()
     if not isinstance(values, dict):
-        raise ConfigError(f"{source}:1", "must be a mapping of keys to values", "start with e.g. `target: ort`")
+        raise ConfigError(
+            Location(source, 1), "must be a mapping of keys to values", "start with e.g. `target: ort`", code="Q302"
+        )
     return Document(source, values, lines)
 
 
 def _value(
     loader: yaml.SafeLoader, node: Any, path: Path, lines: dict[Path, int], source: str, above: tuple[int, ...]
 ) -> Any:
-    where = f"{source}:{node.start_mark.line + 1}"
+    where = Location(source, node.start_mark.line + 1)
     if id(node) in above:
-        raise ConfigError(where, f"{dotted(path)}: an alias that contains itself", "write the value out")
+        raise ConfigError(where, f"{dotted(path)}: an alias that contains itself", "write the value out", code="Q302")
     inside = (*above, id(node))
     if isinstance(node, yaml.MappingNode):
         out: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key_where = f"{source}:{key_node.start_mark.line + 1}"
+            key_where = Location(source, key_node.start_mark.line + 1)
             key = loader.construct_object(key_node) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
-                raise ConfigError(key_where, f"{dotted(path)}: a key must be a word, not {key!r}", "quote it")
+                raise ConfigError(
+                    key_where, f"{dotted(path)}: a key must be a word, not {key!r}", "quote it", code="Q302"
+                )
             here = (*path, key)
             if key in out:
                 raise ConfigError(
-                    f"{key_where}: {dotted(here)}", f"given twice, first in line {lines[here]}", "keep one of them"
+                    key_where / dotted(here),
+                    f"given twice, first in line {lines[here]}",
+                    "keep one of them",
+                    code="Q305",
                 )
             lines[here] = key_node.start_mark.line + 1
             out[key] = _value(loader, value_node, here, lines, source, inside)
@@ -80,5 +90,7 @@ def _value(
         return items
     value = loader.construct_object(node)
     if value is not None and not isinstance(value, (str, int, float, bool)):
-        raise ConfigError(f"{where}: {dotted(path)}", f"{type(value).__name__} is no configuration value", "quote it")
+        raise ConfigError(
+            where / dotted(path), f"{type(value).__name__} is no configuration value", "quote it", code="Q302"
+        )
     return value

@@ -18,11 +18,11 @@ from onnxq.config.model import Config
 from onnxq.config.presets import preset_names, preset_text
 from onnxq.config.sparsebit import converted, recognised
 from onnxq.config.wish import QuantWish, Rule, RuleSet
-from onnxq.errors import ConfigError
+from onnxq.errors import ConfigError, Location
 from onnxq.nearest import did_you_mean, nearest
 
 DEFAULT = "ort-int8"
-_OVERRIDE = "option"
+_OVERRIDE = Location("", None, "option")
 # Mappings whose keys belong together: a file's own takes the place of the inherited one.
 _WHOLE = ("observer", "quantizer")
 _SET_HERE = {"": {"source"}, "rules[]": {"line", "source"}}
@@ -58,13 +58,13 @@ def load_config(source: str | FilePath | Config | None = None, overrides: Mappin
     return _build(_merge(values, given), places, str(source if source is not None else DEFAULT))
 
 
-def _read(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any], dict[Path, str]]:
+def _read(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any], dict[Path, Location]]:
     document = _document(source, above)
     if recognised(document.values):
         document = converted(document)
     values = dict(document.values)
     _refuse_reserved(document)
-    places = {path: f"{document.source}:{line}" for path, line in document.lines.items()}
+    places = {path: Location(document.source, line) for path, line in document.lines.items()}
     base_name = values.pop("extends", None)
     for index, rule in enumerate(_rules(values)):
         if isinstance(rule, dict):
@@ -73,14 +73,16 @@ def _read(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any
         return values, places
     where = places[("extends",)]
     if not isinstance(base_name, str):
-        raise ConfigError(f"{where}: extends", "must be the name of a preset or a file", "e.g. `extends: ort-int8`")
+        raise ConfigError(
+            where / "extends", "must be the name of a preset or a file", "e.g. `extends: ort-int8`", code="Q306"
+        )
     seen = (*above, document.source)
     beside = FilePath(document.source).parent / base_name
     try:
         base, base_places = _read(beside if _is_path(base_name) and not _is_preset(document) else base_name, seen)
     except ConfigError as error:
         if error.subject.startswith(("preset ", "config ")):
-            raise ConfigError(f"{where}: extends: {error.subject}", error.cause, error.fix) from error
+            raise ConfigError(where / f"extends: {error.subject}", error.cause, error.fix, code=error.code) from error
         raise
     own = len(_rules(values))
     moved = {_shift(path, own): place for path, place in base_places.items()}
@@ -100,17 +102,17 @@ def _document(source: str | FilePath, above: tuple[str, ...]) -> Document:
     name = str(source)
     path = FilePath(source)
     if name in above:
-        raise ConfigError(name, f"extends itself: {' -> '.join((*above, name))}", "break the circle")
+        raise ConfigError(name, f"extends itself: {' -> '.join((*above, name))}", "break the circle", code="Q306")
     if isinstance(source, str) and not _is_path(name) and (name in preset_names() or not path.is_file()):
         return parse(preset_text(name), name)
     try:
         return parse(path.read_text(encoding="utf-8"), name)
     except FileNotFoundError as error:
         fix = did_you_mean(path.stem, preset_names())
-        raise ConfigError(f"config {name}", "no such file", f"presets go by name; {fix}") from error
+        raise ConfigError(f"config {name}", "no such file", f"presets go by name; {fix}", code="Q301") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"config {name}", f"cannot be read: {error}", "give a YAML file or a preset's name"
+            f"config {name}", f"cannot be read: {error}", "give a YAML file or a preset's name", code="Q301"
         ) from error
 
 
@@ -118,8 +120,8 @@ def _refuse_reserved(document: Document) -> None:
     for path in document.lines:
         owner, key = _pattern(path[:-1]), path[-1]
         if key in _SET_HERE.get(owner, ()):
-            where = f"{document.source}:{document.lines[path]}: {dotted(path)}"
-            raise ConfigError(where, f"unknown key {key!r}", _key_hint(owner, str(key)))
+            where = Location(document.source, document.lines[path], dotted(path))
+            raise ConfigError(where, f"unknown key {key!r}", _key_hint(owner, str(key)), code="Q303")
 
 
 def _rules(values: Mapping[str, Any]) -> list[Any]:
@@ -167,7 +169,7 @@ def _paths(values: Mapping[str, Any], above: Path = ()) -> list[Path]:
     return out
 
 
-def _build(values: Mapping[str, Any], places: Mapping[Path, str], source: str) -> Config:
+def _build(values: Mapping[str, Any], places: Mapping[Path, Location], source: str) -> Config:
     # JSON mode of pydantic's strict validation takes lists for tuples and words for enums, and nothing else.
     text = json.dumps({**values, "source": source}, default=_plain)
     try:
@@ -182,39 +184,41 @@ def _plain(value: Any) -> Any:
     return value.model_dump(mode="json", exclude_unset=True) if hasattr(value, "model_dump") else str(value)
 
 
-def _explain(error: ValidationError, places: Mapping[Path, str], source: str) -> ConfigError:
+def _explain(error: ValidationError, places: Mapping[Path, Location], source: str) -> ConfigError:
     found = [_one(details, places, source) for details in error.errors(include_url=False)]
     first = found[0]
     if len(found) == 1:
         return first
     rest = "".join(f"\n  also {other.subject}: {other.cause}; {other.fix}" for other in found[1:])
-    return ConfigError(first.subject, first.cause, first.fix + rest)
+    return first.replace_text(fix=first.fix + rest)
 
 
-def _one(details: ErrorDetails, places: Mapping[Path, str], source: str) -> ConfigError:
+def _one(details: ErrorDetails, places: Mapping[Path, Location], source: str) -> ConfigError:
     path = tuple(details["loc"])
     while path and path not in places and details["type"] != "missing":
         shorter = path[:-1]
         if shorter in places or not shorter:
             break
         path = shorter
-    place = next((places[path[:n]] for n in range(len(path), 0, -1) if path[:n] in places), source)
-    subject = f"{place}: {dotted(path)}" if path else place
+    place = next((places[path[:n]] for n in range(len(path), 0, -1) if path[:n] in places), Location(source))
+    subject = place / dotted(path) if path else place
     kind, value = details["type"], details["input"]
     if kind == "extra_forbidden":
-        return ConfigError(subject, f"unknown key {path[-1]!r}", _key_hint(_pattern(path[:-1]), str(path[-1])))
+        return ConfigError(
+            subject, f"unknown key {path[-1]!r}", _key_hint(_pattern(path[:-1]), str(path[-1])), code="Q303"
+        )
     if kind in ("literal_error", "enum"):
         choices = str(details.get("ctx", {}).get("expected", ""))
         known = [part.strip("' ") for part in choices.replace(" or ", ", ").split(", ")]
         close = nearest(value, known) if isinstance(value, str) and value not in known else ()
         fix = f"did you mean {close[0]!r}?" if close else "write one of them, numbers without quotes"
-        return ConfigError(subject, f"{value!r} is not one of {', '.join(known)}", fix)
+        return ConfigError(subject, f"{value!r} is not one of {', '.join(known)}", fix, code="Q304")
     if kind == "missing":
-        return ConfigError(subject, "is missing", "add it")
+        return ConfigError(subject, "is missing", "add it", code="Q304")
     message = str(details["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
     if kind != "value_error" and (value is None or isinstance(value, (str, int, float, bool))):
         message += f", not {value!r}"
-    return ConfigError(subject, message, "correct it here")
+    return ConfigError(subject, message, "correct it here", code="Q304")
 
 
 def _key_hint(owner: str, key: str) -> str:

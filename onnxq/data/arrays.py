@@ -47,7 +47,9 @@ def load_npz(path: Path) -> dict[str, Array]:
                 start = stream.tell()
                 size = _bytes(dtype, shape)
                 if start + size != info.file_size:
-                    raise DataError(where, f"holds {info.file_size - start} bytes, its header says {size}", _DAMAGED)
+                    raise DataError(
+                        where, f"holds {info.file_size - start} bytes, its header says {size}", _DAMAGED, code="Q204"
+                    )
                 if info.compress_type == zipfile.ZIP_STORED:
                     found[name] = _mapped(path, dtype, shape, order, _data_start(path, info) + start, where)
                 elif size <= left:
@@ -57,7 +59,7 @@ def load_npz(path: Path) -> dict[str, Array]:
                 else:
                     found[name] = _unpacked(stream, dtype, shape, order)
     if not found:
-        raise DataError(str(path), "is empty: it holds no arrays", "save at least one array per model input")
+        raise DataError(path, "is empty: it holds no arrays", "save at least one array per model input", code="Q203")
     return found
 
 
@@ -68,10 +70,13 @@ def _header(stream: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...], bo
     shape, order, dtype = read(stream)
     if dtype.hasobject:
         raise DataError(
-            where, "holds Python objects, which are never loaded: a file could run code", "save plain numeric arrays"
+            where,
+            "holds Python objects, which are never loaded: a file could run code",
+            "save plain numeric arrays",
+            code="Q206",
         )
     if dtype.names is not None:
-        raise DataError(where, "is a structured array", "save one plain array per model input")
+        raise DataError(where, "is a structured array", "save one plain array per model input", code="Q206")
     return dtype, shape, order
 
 
@@ -85,7 +90,9 @@ def _bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
 def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], order: bool, offset: int, where: str) -> Array:
     size = _bytes(dtype, shape)
     if offset + size > path.stat().st_size:
-        raise DataError(where, f"is truncated: {path.stat().st_size - offset} of {size} bytes are there", _DAMAGED)
+        raise DataError(
+            where, f"is truncated: {path.stat().st_size - offset} of {size} bytes are there", _DAMAGED, code="Q204"
+        )
     if size == 0:
         return np.empty(shape, dtype)
     return np.memmap(path, dtype, "r", offset, shape, "F" if order else "C")
@@ -116,7 +123,9 @@ def _reading(where: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, EOFError, zipfile.BadZipFile, KeyError, RuntimeError, zlib.error) as error:
-        raise DataError(where, f"is not a readable array file ({error})", _DAMAGED) from error
+        raise DataError(where, f"is not a readable array file ({error})", _DAMAGED, code="Q204") from error
     except OSError as error:
         cause = f"cannot be read ({error.strerror or error})"
-        raise DataError(where, cause, "check its permissions and the space left in the temporary folder") from error
+        raise DataError(
+            where, cause, "check its permissions and the space left in the temporary folder", code="Q202"
+        ) from error

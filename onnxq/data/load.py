@@ -60,7 +60,10 @@ def _open(source: Any, inputs: Sequence[ValueInfo], config: DataConfig) -> tuple
     if callable(source):
         return _open(source(), inputs, config)
     raise DataError(
-        "data", f"is a {type(source).__name__}", "give a path, arrays by input name, or an iterable of {name: array}"
+        "data",
+        f"is a {type(source).__name__}",
+        "give a path, arrays by input name, or an iterable of {name: array}",
+        code="Q206",
     )
 
 
@@ -72,11 +75,13 @@ def _open_path(text: str, inputs: Sequence[ValueInfo], config: DataConfig) -> tu
         return open_path(Path(text), inputs, config), Path(text).name
     path = Path(script)
     if not path.is_file():
-        raise DataError(script, "there is no such file")
+        raise DataError(script, "there is no such file", code="Q201")
     title = f"{path.name}:{function}"
     given = call(path, function)
     if isinstance(given, Dataset):
-        raise DataError(title, "returns a Dataset", "return arrays by input name or an iterable of {name: array}")
+        raise DataError(
+            title, "returns a Dataset", "return arrays by input name or an iterable of {name: array}", code="Q213"
+        )
     if isinstance(given, Iterable) and not isinstance(given, (str, os.PathLike, Mapping, list, tuple, np.ndarray)):
         return spool(given, inputs, title, config.samples), title
     return _open(given, inputs, config)[0], title
@@ -86,7 +91,7 @@ def _chosen(source: Source, title: str, inputs: Sequence[ValueInfo], config: Dat
     """The samples asked for. The first one is read now: what does not fit should be known before work begins."""
     total = len(source)
     if total == 0:
-        raise DataError(title, "is empty: it has no samples", "give it at least one sample")
+        raise DataError(title, "is empty: it has no samples", "give it at least one sample", code="Q203")
     raw = source.sample(0)
     notes = [check_kind(np.asarray(raw[value.name]).dtype, value, source.name(0)) for value in inputs]
     source.notes = tuple(dict.fromkeys([*source.notes, *(note for note in notes if note)]))
@@ -108,5 +113,6 @@ def _same_inputs(dataset: Dataset, inputs: Sequence[ValueInfo]) -> Dataset:
             f"was loaded for inputs {', '.join(v.name for v in dataset.inputs)}; "
             f"the model has {', '.join(v.name for v in inputs)}",
             "load it with this model's inputs",
+            code="Q208",
         )
     return dataset

@@ -33,7 +33,7 @@ def call(path: Path, function: str) -> Any:
     found = find_function(path, function)
     wants = [p for p in inspect.signature(found).parameters.values() if p.default is p.empty]
     if any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in wants):
-        raise DataError(where, "the function wants arguments; it is called without", "give them defaults")
+        raise DataError(where, "the function wants arguments; it is called without", "give them defaults", code="Q213")
     with user_code(where, path.parent):
         return found()
 
@@ -44,7 +44,7 @@ def find_function(path: Path, function: str) -> Callable[..., Any]:
     with user_code(where, path.parent):
         spec = importlib.util.spec_from_file_location(f"_onnxq_data_{path.stem}", path)
         if spec is None or spec.loader is None:
-            raise DataError(str(path), "is not a Python file")
+            raise DataError(path, "is not a Python file", code="Q213")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         try:
@@ -54,7 +54,7 @@ def find_function(path: Path, function: str) -> Callable[..., Any]:
     found: Callable[..., Any] | None = getattr(module, function, None)
     if found is None or not callable(found):
         names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise DataError(where, "the file has no such function", did_you_mean(function, names))
+        raise DataError(where, "the file has no such function", did_you_mean(function, names), code="Q213")
     return found
 
 
@@ -69,7 +69,7 @@ def user_code(where: str, folder: Path | None = None) -> Iterator[None]:
     except OnnxqError:
         raise
     except Exception as error:
-        raise DataError(where, f"raised {type(error).__name__}: {error}", "mend that code") from error
+        raise DataError(where, f"raised {type(error).__name__}: {error}", "mend that code", code="Q213") from error
     finally:
         if added and str(folder) in sys.path:
             sys.path.remove(str(folder))
@@ -83,17 +83,19 @@ def feeds_from_json(path: Path) -> Sequence[Mapping[str, Array]]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"), object_hook=lambda found: _decoded(found, path))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(str(path), f"is not JSON ({error})", "make it with `polygraphy run --save-inputs`") from error
+        raise DataError(
+            path, f"is not JSON ({error})", "make it with `polygraphy run --save-inputs`", code="Q206"
+        ) from error
     except OSError as error:
-        raise DataError(str(path), f"cannot be read ({error.strerror or error})") from error
+        raise DataError(path, f"cannot be read ({error.strerror or error})", code="Q202") from error
     feeds = content if isinstance(content, list) else [content]
     for feed in feeds:
         if not isinstance(feed, dict) or not all(isinstance(value, np.ndarray) for value in feed.values()):
             raise DataError(
-                str(path), "is not a list of {input name: array}", "make it with `polygraphy run --save-inputs`"
+                path, "is not a list of {input name: array}", "make it with `polygraphy run --save-inputs`", code="Q206"
             )
     if not feeds:
-        raise DataError(str(path), "is empty: it has no samples", "give it at least one sample")
+        raise DataError(path, "is empty: it has no samples", "give it at least one sample", code="Q203")
     return feeds
 
 
@@ -105,9 +107,13 @@ def _decoded(found: dict[str, Any], path: Path) -> Any:
     if marker is None:
         return found
     if marker != "ndarray" or not isinstance(found.get("array"), str):
-        raise DataError(str(path), f"holds a Polygraphy {marker}, not input arrays", "save inputs as numpy arrays")
+        raise DataError(
+            path, f"holds a Polygraphy {marker}, not input arrays", "save inputs as numpy arrays", code="Q206"
+        )
     try:
         data = base64.b64decode(found["array"].encode(), validate=True)
         return np.load(io.BytesIO(data), allow_pickle=False)
     except (binascii.Error, ValueError, EOFError) as error:
-        raise DataError(str(path), f"holds an array that cannot be decoded ({error})", "make the file again") from error
+        raise DataError(
+            path, f"holds an array that cannot be decoded ({error})", "make the file again", code="Q204"
+        ) from error

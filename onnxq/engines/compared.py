@@ -16,11 +16,13 @@ def read_proof(path: str | Path) -> dict[str, Any]:
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(str(path), error.strerror or str(error), "write it with `onnxq prove --json`") from error
+        raise DataError(
+            path, error.strerror or str(error), "write it with `onnxq prove --json`", code="Q217"
+        ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(str(path), "is not JSON", "write it with `onnxq prove --json`") from error
+        raise DataError(path, "is not JSON", "write it with `onnxq prove --json`", code="Q217") from error
     if not isinstance(raw, dict) or not all(isinstance(raw.get(key), dict) for key in ("build", "nodes", "sites")):
-        raise DataError(str(path), "is not the JSON of a proof", "write it with `onnxq prove --json`")
+        raise DataError(path, "is not the JSON of a proof", "write it with `onnxq prove --json`", code="Q217")
     return raw
 
 

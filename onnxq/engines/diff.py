@@ -130,9 +130,12 @@ def check_pair(float_index: GraphIndex, index: GraphIndex) -> None:
             "inputs",
             f"the models do not have the same ones: {', '.join(only)}",
             "give a model and its own quantized form",
+            code="Q114",
         )
     if not {value.name for value in float_index.outputs} & {value.name for value in index.outputs}:
-        raise ModelError("outputs", "the models have none in common", "give a model and its own quantized form")
+        raise ModelError(
+            "outputs", "the models have none in common", "give a model and its own quantized form", code="Q114"
+        )
 
 
 @dataclass(eq=False)
@@ -202,6 +205,7 @@ class _Work:
                         f"its float run gives another {name} than the float model does here ({error.sqnr_db:.1f} dB): "
                         "it was made with other samples or another model",
                         "give the samples it was made with: --data and the inputs.json saved beside it",
+                        code="Q218",
                     )
 
     def inside(self) -> Inside:

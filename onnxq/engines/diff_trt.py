@@ -122,9 +122,9 @@ def build(
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE, errors="replace")
     except subprocess.TimeoutExpired as error:
-        raise ModelError(TRT, f"the engine was not built within {_PATIENCE / 60:.0f} minutes") from error
+        raise ModelError(TRT, f"the engine was not built within {_PATIENCE / 60:.0f} minutes", code="Q115") from error
     if done.returncode or not engine.is_file():
-        raise ModelError(TRT, reason(done.returncode, done.stderr + done.stdout))
+        raise ModelError(TRT, reason(done.returncode, done.stderr + done.stdout), code="Q115")
     return engine
 
 

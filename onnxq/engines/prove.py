@@ -91,7 +91,9 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
         folder = Path(name)
         outcome = able(builds.build(inspection.model, job, folder, timeout=wish.timeout), library, install)
         if outcome.state == "usage":
-            raise ConfigError(f"compute capability {wish.capability}", outcome.reason, "choose one of these")
+            raise ConfigError(
+                f"compute capability {wish.capability}", outcome.reason, "choose one of these", code="Q304"
+            )
         kernels = _kernels(wish.engine, outcome, proto, folder)
         weights = _weights(wish.engine, index, kernels, folder)
         saved = files.keep(folder, outcome)
@@ -138,17 +140,21 @@ def _cost(proto: onnx.ModelProto, weights: Sequence[WeightSums], wish: Wish) -> 
 def _capability(wish: Wish) -> str:
     """SM86 for 8.6; "" where the engine takes the GPU it finds."""
     if wish.engine not in ENGINES:
-        raise ConfigError(f"engine {wish.engine!r}", "is not known", did_you_mean(wish.engine, ENGINES))
+        raise ConfigError(f"engine {wish.engine!r}", "is not known", did_you_mean(wish.engine, ENGINES), code="Q312")
     if wish.engine != ORT and (wish.require_exact or wish.dataset is not None):
         asked = "--require-exact" if wish.require_exact else "--data"
-        raise ConfigError(asked, "is about kernels of ONNX Runtime; TensorRT's sums are exact", "add --engine ort")
+        raise ConfigError(
+            asked, "is about kernels of ONNX Runtime; TensorRT's sums are exact", "add --engine ort", code="Q317"
+        )
     if wish.engine != RTX:
         if wish.capability is not None:
-            raise ConfigError("compute capability", f"{wish.engine} builds for this machine", "leave it out")
+            raise ConfigError(
+                "compute capability", f"{wish.engine} builds for this machine", "leave it out", code="Q317"
+            )
         return ""
     found = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)", (wish.capability or CAPABILITY).lower())
     if found is None:
-        raise ConfigError(f"compute capability {wish.capability!r}", "is none", "write it as 8.6")
+        raise ConfigError(f"compute capability {wish.capability!r}", "is none", "write it as 8.6", code="Q304")
     return f"SM{found[1]}{found[2]}"
 
 
@@ -168,12 +174,15 @@ def _required(index: GraphIndex, patterns: Sequence[str]) -> dict[str, tuple[str
         try:
             found[pattern] = tuple(n.name for n in heavy if n.op_type == pattern or matches(pattern, n.name))
         except re.error as error:
-            raise ConfigError(f"--require-int8 {pattern}", f"is not a regular expression: {error}") from error
+            raise ConfigError(
+                f"--require-int8 {pattern}", f"is not a regular expression: {error}", code="Q309"
+            ) from error
         if not found[pattern]:
             raise ConfigError(
                 f"--require-int8 {pattern}",
                 f"matches none of the {len(heavy)} nodes that are judged ({', '.join(sorted(HEAVY))})",
                 did_you_mean(pattern, [node.name for node in heavy]) if heavy else "",
+                code="Q309",
             )
     return found
 
@@ -264,10 +273,14 @@ class _Files:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(str(self.folder), error.strerror or str(error), "choose another folder") from error
+            raise OutputError(
+                self.folder, error.strerror or str(error), "choose another folder", code="Q604"
+            ) from error
         for name in (*self._names.values(), REDUCED):
             if (self.folder / name).exists() and not self._force:
-                raise OutputError(str(self.folder / name), "exists", "choose another folder, or use --force")
+                raise OutputError(
+                    str(self.folder / name), "exists", "choose another folder, or use --force", code="Q601"
+                )
 
     @property
     def cache(self) -> str:

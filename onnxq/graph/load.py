@@ -49,7 +49,10 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
         loose = next((tensor.name for tensor in all_tensors(proto) if is_external(tensor)), None)
         if loose is not None:
             raise ModelError(
-                f"tensor {loose!r}", "its data lies in another file, which a ModelProto cannot find", "give the path"
+                f"tensor {loose!r}",
+                "its data lies in another file, which a ModelProto cannot find",
+                "give the path",
+                code="Q106",
             )
         size, external = proto.ByteSize(), False
     else:
@@ -79,25 +82,30 @@ def check_structure(proto: ModelProto, subject: str) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         where = next((line for line in lines[1:] if line.startswith("==> Context")), "")
         cause = f"{lines[0] if lines else error}{f' ({where[4:]})' if where else ''}"
-        raise ModelError(subject, f"is not a valid ONNX model: {cause}", "export it again") from error
+        raise ModelError(subject, f"is not a valid ONNX model: {cause}", "export it again", code="Q103") from error
 
 
 def _read_file(path: Path) -> bytes:
     if path.is_dir():
         inside = sorted(file.name for file in path.glob("*.onnx"))
         raise ModelError(
-            str(path), "is a folder, not a model", f"name a file in it: {', '.join(inside[:5])}" if inside else ""
+            path,
+            "is a folder, not a model",
+            f"name a file in it: {', '.join(inside[:5])}" if inside else "",
+            code="Q101",
         )
     if not path.exists():
         near = nearest(path.name, (file.name for file in path.parent.glob("*"))) if path.parent.is_dir() else ()
         fix = f"did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else "check the path"
-        raise ModelError(str(path), "there is no such file", fix)
+        raise ModelError(path, "there is no such file", fix, code="Q101")
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ModelError(str(path), f"cannot be read ({error.strerror or error})", "check its permissions") from error
+        raise ModelError(
+            path, f"cannot be read ({error.strerror or error})", "check its permissions", code="Q101"
+        ) from error
     if not data:
-        raise ModelError(str(path), "is empty", "copy or export it again")
+        raise ModelError(path, "is empty", "copy or export it again", code="Q102")
     return data
 
 
@@ -114,18 +122,23 @@ _IMPOSTORS: tuple[tuple[int, bytes, str, str], ...] = (
 def _parse(data: bytes, path: Path) -> ModelProto:
     for offset, magic, cause, fix in _IMPOSTORS:
         if data[offset : offset + len(magic)] == magic:
-            raise ModelError(str(path), cause, fix)
+            raise ModelError(path, cause, fix, code="Q102")
     if len(data) > _MAX_MESSAGE:
-        raise ModelError(str(path), "is one file of over 2 GB: protobuf cannot read it", "save it with external data")
+        raise ModelError(
+            path, "is one file of over 2 GB: protobuf cannot read it", "save it with external data", code="Q102"
+        )
     proto = ModelProto()
     try:
         proto.ParseFromString(data)
     except Exception as error:  # protobuf does not say which of its errors it may be
         raise ModelError(
-            str(path), "is truncated, damaged or not an ONNX model (protobuf cannot read it)", "copy or export it again"
+            path,
+            "is truncated, damaged or not an ONNX model (protobuf cannot read it)",
+            "copy or export it again",
+            code="Q102",
         ) from error
     if not proto.HasField("graph") or not proto.ir_version or not (proto.graph.node or proto.graph.output):
-        raise ModelError(str(path), "is a protobuf file but not an ONNX model", "give the .onnx of the network")
+        raise ModelError(path, "is a protobuf file but not an ONNX model", "give the .onnx of the network", code="Q102")
     return proto
 
 
@@ -147,7 +160,9 @@ def _check_text(proto: ModelProto, subject: str) -> None:
                 elif descriptor.type == descriptor.TYPE_MESSAGE:
                     waiting.extend(values)
         if not all(isinstance(text, str) for text in texts):
-            raise ModelError(subject, "is damaged: a name in it is not text (UTF-8)", "copy or export it again")
+            raise ModelError(
+                subject, "is damaged: a name in it is not text (UTF-8)", "copy or export it again", code="Q102"
+            )
 
 
 def _check_versions(proto: ModelProto, subject: str) -> None:
@@ -157,14 +172,18 @@ def _check_versions(proto: ModelProto, subject: str) -> None:
             subject,
             f"has IR version {proto.ir_version}, newer than the installed onnx {onnx.__version__} knows",
             "pip install --upgrade onnx onnxruntime",
+            code="Q104",
         )
     if proto.ir_version < 3 or not proto.opset_import:
-        raise ModelError(subject, "is from before opsets (IR version below 3)", "export it again with a newer tool")
+        raise ModelError(
+            subject, "is from before opsets (IR version below 3)", "export it again with a newer tool", code="Q104"
+        )
     if opset_of(proto) > newest:
         raise ModelError(
             subject,
             f"uses opset {opset_of(proto)}, newer than the installed onnx {onnx.__version__} knows ({newest})",
             "pip install --upgrade onnx onnxruntime",
+            code="Q104",
         )
 
 

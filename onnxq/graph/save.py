@@ -44,19 +44,23 @@ def save_model(proto: ModelProto, path: str | Path, *, external: bool | None = N
         try:
             data = proto.SerializeToString(deterministic=True)
         except Exception as error:  # protobuf: over 2 GB
-            raise OutputError(str(path), f"cannot be serialized ({error})", "fold Constant nodes first") from error
+            raise OutputError(
+                path, f"cannot be serialized ({error})", "fold Constant nodes first", code="Q604"
+            ) from error
         files[0].write(data)
 
 
 def _check_targets(targets: list[Path], overwrite: bool) -> None:
     folder = targets[0].parent
     if not folder.is_dir():
-        raise OutputError(str(folder), "there is no such folder", "create it first")
+        raise OutputError(folder, "there is no such folder", "create it first", code="Q603")
     for target in targets:
         if target.is_dir():
-            raise OutputError(str(target), "is a folder", "name a file")
+            raise OutputError(target, "is a folder", "name a file", code="Q603")
         if os.path.lexists(target) and not overwrite:
-            raise OutputError(str(target), "exists already", "choose another name, or allow overwriting (--force)")
+            raise OutputError(
+                target, "exists already", "choose another name, or allow overwriting (--force)", code="Q601"
+            )
 
 
 @contextmanager
@@ -79,7 +83,7 @@ def _replacing(targets: list[Path]) -> Iterator[list[BinaryIO]]:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         cause = "there is no room left on the disk" if full else f"cannot be written ({error.strerror or error})"
         raise OutputError(
-            str(targets[0]), cause, "free some space" if full else "check the folder's permissions"
+            targets[0], cause, "free some space" if full else "check the folder's permissions", code="Q604"
         ) from error
     finally:
         for file in files:

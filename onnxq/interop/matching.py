@@ -147,6 +147,7 @@ def _check_model(cache: Cache, before: GraphIndex, prepared: GraphIndex) -> None
             cache.source,
             f"none of its {len(cache.entries)} names is a tensor of the model; the first is {first!r}",
             f"name the ONNX file that TensorRT was calibrated with; {did_you_mean(first, names)}",
+            code="Q506",
         )
 
 

@@ -41,7 +41,7 @@ def build_kernels(archs: Sequence[str] = (), *, output: Path | None = None, forc
         try:
             output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(str(output), error.strerror or str(error), "choose another folder") from error
+            raise OutputError(output, error.strerror or str(error), "choose another folder", code="Q604") from error
     march = "native" if output is None else PORTABLE
     host = _timed("CPU", lambda: build_host(output, march=march, force=force))
     device = _timed("CUDA", lambda: build_fatbin(numbers, output, force=force))

@@ -32,10 +32,12 @@ def read_plan(plan: Plan | str | Path) -> Plan:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise PlanError(str(path), error.strerror or str(error), "write one with `onnxq plan` or `--plan`") from error
+        raise PlanError(
+            path, error.strerror or str(error), "write one with `onnxq plan` or `--plan`", code="Q401"
+        ) from error
     except UnicodeDecodeError as error:
-        raise PlanError(str(path), "is not a text file", "write one with `onnxq plan` or `--plan`") from error
-    return from_json(text, source=str(path))
+        raise PlanError(path, "is not a text file", "write one with `onnxq plan` or `--plan`", code="Q401") from error
+    return from_json(text, source=path)
 
 
 @holding()
@@ -68,7 +70,9 @@ def apply(
     if missing:
         needs = [site for site in missing if str(site.role) in ("activation", "output")]
         if needs and inputs is None:
-            raise PlanError(str(needs[0].site), "the plan has no scale for it", "pass --data to calibrate it")
+            raise PlanError(
+                str(needs[0].site), "the plan has no scale for it", "pass --data to calibrate it", code="Q405"
+            )
         with stages.run("calibrate"):
             found = calibrate(
                 prepared.proto,

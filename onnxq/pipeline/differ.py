@@ -90,7 +90,7 @@ def diff(
 def _known(engines: Sequence[str]) -> None:
     for name in engines:
         if name not in ENGINES:
-            raise ConfigError(f"engine {name!r}", "there is no such engine", did_you_mean(name, ENGINES))
+            raise ConfigError(f"engine {name!r}", "there is no such engine", did_you_mean(name, ENGINES), code="Q312")
 
 
 def _path(source: ModelSource) -> str:
@@ -100,16 +100,18 @@ def _path(source: ModelSource) -> str:
 def _folder(folder: Path, force: bool) -> Path:
     """The folder to save to, made if need be. OutputError for one with earlier results, unless they may be replaced."""
     if folder.exists() and not folder.is_dir():
-        raise OutputError(str(folder), "is a file", "name a folder")
+        raise OutputError(folder, "is a file", "name a folder", code="Q603")
     there = [name for name in (RESULTS, INPUTS, REPORT) if (folder / name).exists()]
     there += sorted(path.name for path in folder.glob("bisect-*.onnx")) if folder.is_dir() else []
     if there and not force:
-        raise OutputError(str(folder), f"holds {', '.join(there)} already", "choose another folder, or pass --force")
+        raise OutputError(
+            folder, f"holds {', '.join(there)} already", "choose another folder, or pass --force", code="Q601"
+        )
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise OutputError(
-            str(folder), error.strerror or str(error), "create the folder it is to be in first"
+            folder, error.strerror or str(error), "create the folder it is to be in first", code="Q604"
         ) from error
     for name in there:
         if name.startswith("bisect-"):

@@ -118,13 +118,13 @@ def _symmetric(config: Config | str | Path | None, target: str | None, options: 
     if wished.mode != "static":
         raise ConfigError(
             wished.source or "mode", "quantizes weights only: there is nothing a calibration cache is for",
-            "choose a static preset, e.g. trt-int8",
-        )  # fmt: skip
+            "choose a static preset, e.g. trt-int8", code="Q321")  # fmt: skip
     if (wish.bits, wish.scheme, wish.is_signed, wish.storage or "int8") != (8, "symmetric", True, "int8"):
         raise ConfigError(
             f"{wished.source or 'config'}: activations",
             "a calibration cache holds scales of symmetric int8, and this asks for something else",
             "write `activations: {bits: 8, scheme: symmetric, signed: true}`, or take trt-int8",
+            code="Q321",
         )
     return wished
 
@@ -140,6 +140,7 @@ def _lacking(cache: Cache, found: Findings) -> CalibrationError:
         cache.source,
         f"has no scale for {len(found.absent)} of {total} tensors to be quantized: {', '.join(lines)}{more}",
         "calibrate them with --data, or leave what reads them in float with --allow-missing",
+        code="Q507",
     )
 
 
@@ -155,7 +156,9 @@ def _without(trial: _Trial, config: Config, cache: Cache, name: str) -> tuple[_T
         readers = consumers_of(trial.found.missing, index)
         if not set(readers) - set(left):
             subject = str(trial.found.missing[0].site)
-            raise CalibrationError(subject, "has no scale and cannot be left float", "calibrate it with --data")
+            raise CalibrationError(
+                subject, "has no scale and cannot be left float", "calibrate it with --data", code="Q507"
+            )
         for one, site in zip(trial.found.absent, trial.found.missing, strict=True):
             nodes = ", ".join(consumers_of((site,), index))
             absent.setdefault(one.site, replace(one, done=f"left float: {nodes}"))

@@ -185,8 +185,7 @@ def _promoted(prepared: PreparedModel, plan: Plan, draft: Draft, scene: Improvin
             return Outcome(plan)
         raise ConfigError(
             "--min-sqnr, --metric", "the network computes in float16, where pairs cannot be switched one by one",
-            "quantize its float32 export",
-        )  # fmt: skip
+            "quantize its float32 export", code="Q308")  # fmt: skip
 
     def work(progress: Progress) -> Outcome:
         return promoted(_ground(prepared, plan, draft, scene, progress), plan, wish)

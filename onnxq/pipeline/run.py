@@ -72,11 +72,17 @@ class Options:
     def wish(self) -> Wish:
         """What was asked of the accuracy. Raises ConfigError for what does not go together."""
         if self.metric is None and self.max_drop is not None:
-            raise ConfigError("max_drop", "says nothing without a metric", "give --metric file.py:function as well")
+            raise ConfigError(
+                "max_drop", "says nothing without a metric", "give --metric file.py:function as well", code="Q308"
+            )
         if self.metric is not None and self.min_sqnr is not None:
-            raise ConfigError("min_sqnr", "and a metric were given: promotion goes by one figure", "give one of them")
+            raise ConfigError(
+                "min_sqnr", "and a metric were given: promotion goes by one figure", "give one of them", code="Q308"
+            )
         if self.promote_to not in (None, FLOAT, UINT16):
-            raise ConfigError(f"promote_to: {self.promote_to}", "is no type to promote to", f"use {FLOAT} or {UINT16}")
+            raise ConfigError(
+                f"promote_to: {self.promote_to}", "is no type to promote to", f"use {FLOAT} or {UINT16}", code="Q308"
+            )
         metric = None if self.metric is None else load_metric(self.metric)
         drop = parse_drop(0.0 if self.max_drop is None else self.max_drop)
         return Wish(self.min_sqnr, metric, drop, self.promote_to or FLOAT)
@@ -92,7 +98,10 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
     given = load_config(config) if not isinstance(config, Config) else config
     if target is not None and target != given.target:
         raise ConfigError(
-            f"target {target!r}", f"the configuration {given.source!r} is for {given.target!r}", "choose one"
+            f"target {target!r}",
+            f"the configuration {given.source!r} is for {given.target!r}",
+            "choose one",
+            code="Q312",
         )
     data = {k: v for k in ("samples", "seed", "batch") if (v := getattr(options, k)) is not None}
     check_ = {k: v for k in ("holdout", "threads", "latency") if (v := getattr(options, k)) is not None}
@@ -167,7 +176,9 @@ def quantize(
         prepared = load(model, skip=wished.skip, target=wished.target)
         inputs = read_data(prepared, data, wished, choosing=wish.asked)
         if inputs.synthetic and wish.asked:
-            raise ConfigError("data", "no samples were given: made-up inputs say nothing of accuracy", "pass --data")
+            raise ConfigError(
+                "data", "no samples were given: made-up inputs say nothing of accuracy", "pass --data", code="Q319"
+            )
         prove_equal(prepared, islice(inputs.trial.samples(), _EQUALITY_SAMPLES))
     budget.prepared()
     prepared, scalings = _scaled(prepared, inputs, wished, options, stages, progress, budget)
@@ -196,7 +207,7 @@ def _demand_numbers(plan: Plan) -> None:
         reasons = {refusal.subject: refusal.reason for refusal in plan.refusals}
         subject = str(missing[0].site)
         cause = reasons.get(subject, "no sample of the calibration data reached it")
-        raise CalibrationError(subject, cause, "give samples that reach it, or leave it float with a rule")
+        raise CalibrationError(subject, cause, "give samples that reach it, or leave it float with a rule", code="Q502")
 
 
 def _scaled(

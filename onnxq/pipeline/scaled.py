@@ -101,7 +101,7 @@ def rescaled(prepared: PreparedModel, scalings: Sequence[Scaling]) -> PreparedMo
     for tensor, anchor in ids.items():
         by_id.setdefault(anchor, []).append(tensor)
     for strange in (one.name for one in scalings if one.name not in NAMES):
-        raise PlanError(f"scalings: {strange}", "there is no such pass", f"use one of {', '.join(NAMES)}")
+        raise PlanError(f"scalings: {strange}", "there is no such pass", f"use one of {', '.join(NAMES)}", code="Q403")
     for name in NAMES:
         factors = {_found(one, index, ids, by_id): one.factors for one in scalings if one.name == name}
         if factors:
@@ -118,7 +118,9 @@ def _found(
         return one.tensor
     alike = by_id.get(one.anchor, ())
     if len(alike) != 1:
-        raise PlanError(str(one.tensor), "is scaled by the plan but not in this model", "plan the model again")
+        raise PlanError(
+            str(one.tensor), "is scaled by the plan but not in this model", "plan the model again", code="Q404"
+        )
     return alike[0]
 
 

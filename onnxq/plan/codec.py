@@ -10,6 +10,7 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -29,22 +30,46 @@ def to_json(plan: Plan) -> str:
     return json.dumps(_plan_dict(plan), indent=1, ensure_ascii=False) + "\n"
 
 
-def from_json(text: str, *, source: str = "plan") -> Plan:
-    """Read what `to_json` wrote, or a person edited. PlanError names the entry that is wrong."""
+def from_json(text: str, *, source: str | Path = "plan") -> Plan:
+    """Read what `to_json` wrote, or a person edited. PlanError names the entry that is wrong.
+
+    source: the file it was read from, or a name for text from elsewhere.
+    """
+    try:
+        return _read_plan(text, str(source))
+    except PlanError as error:
+        if isinstance(source, Path):
+            raise error.name_file(source) from error
+        raise
+
+
+def _read_plan(text: str, source: str) -> Plan:
     try:
         raw = json.loads(text)
     except json.JSONDecodeError as error:
-        raise PlanError(f"{source}:{error.lineno}", f"not JSON: {error.msg}", "write it with `onnxq plan`") from error
+        raise PlanError(
+            f"{source}:{error.lineno}",
+            f"not JSON: {error.msg}",
+            "write it with `onnxq plan`",
+            code="Q401",
+            line=error.lineno,
+        ) from error
     if not isinstance(raw, dict) or "schema" not in raw:
-        raise PlanError(source, "not a plan: no `schema`", "write it with `onnxq plan`")
+        raise PlanError(source, "not a plan: no `schema`", "write it with `onnxq plan`", code="Q401")
     if raw["schema"] != SCHEMA:
-        raise PlanError(source, f"plan schema {raw['schema']}, this onnxq reads {SCHEMA}", "plan the model again")
+        raise PlanError(
+            source, f"plan schema {raw['schema']}, this onnxq reads {SCHEMA}", "plan the model again", code="Q401"
+        )
     unknown = sorted(set(raw) - set(_PLAN_KEYS))
     if unknown:
-        raise PlanError(source, f"unknown key {unknown[0]!r}", f"use one of {', '.join(sorted(_PLAN_KEYS))}")
+        raise PlanError(
+            source, f"unknown key {unknown[0]!r}", f"use one of {', '.join(sorted(_PLAN_KEYS))}", code="Q403"
+        )
     for key, kind in _PLAN_KEYS.items():
         if key in raw and not isinstance(raw[key], kind):
-            raise PlanError(f"{source}: {key}", f"is {type(raw[key]).__name__}, not {kind.__name__}", _FRESH)
+            raise PlanError(
+                f"{source}: {key}", f"is {type(raw[key]).__name__}, not {kind.__name__}", _FRESH, code="Q403"
+            )
     sites = tuple(_entry(source, k, entry) for k, entry in enumerate(raw.get("sites", ())))
     try:
         return Plan(
@@ -67,7 +92,7 @@ def from_json(text: str, *, source: str = "plan") -> Plan:
             saturation=_saturation(source, raw.get("saturation", "avoid")),
         )
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
-        raise PlanError(source, f"{type(error).__name__}: {error}", _FRESH) from error
+        raise PlanError(source, f"{type(error).__name__}: {error}", _FRESH, code="Q403") from error
 
 
 _FRESH = "compare with a fresh `onnxq plan`"
@@ -126,7 +151,7 @@ def _saturation(source: str, found: str) -> Saturation:
     for known in get_args(Saturation):
         if found == known:
             return known  # type: ignore[no-any-return]
-    raise PlanError(f"{source}: saturation", f"is {found!r}", "write avoid or allow")
+    raise PlanError(f"{source}: saturation", f"is {found!r}", "write avoid or allow", code="Q403")
 
 
 def _bias(raw: Mapping[str, Any]) -> BiasPlan:
@@ -182,11 +207,13 @@ def _read_edge(raw: Mapping[str, Any]) -> Edge:
 
 def _entry(source: str, position: int, raw: Mapping[str, Any]) -> SitePlan:
     if not isinstance(raw, Mapping):
-        raise PlanError(f"{source}: sites[{position}]", f"is {type(raw).__name__}, not an object", _FRESH)
+        raise PlanError(f"{source}: sites[{position}]", f"is {type(raw).__name__}, not an object", _FRESH, code="Q403")
     subject = f"{source}: sites[{position}] ({raw.get('site', '?')})"
     unknown = sorted(set(raw) - _SITE_KEYS)
     if unknown:
-        raise PlanError(subject, f"unknown key {unknown[0]!r}", f"use one of {', '.join(sorted(_SITE_KEYS))}")
+        raise PlanError(
+            subject, f"unknown key {unknown[0]!r}", f"use one of {', '.join(sorted(_SITE_KEYS))}", code="Q403"
+        )
     try:
         observer = dict(raw.get("observer", {"name": "minmax"}))
         numbers = None
@@ -216,9 +243,9 @@ def _entry(source: str, position: int, raw: Mapping[str, Any]) -> SitePlan:
             sum_orders=tuple(tuple(int(axis) for axis in order) for order in raw.get("sum_orders", ())),
         )
     except OnnxqError as error:
-        raise PlanError(f"{subject}: {error.subject}", error.cause, error.fix) from error
+        raise PlanError(f"{subject}: {error.subject}", error.cause, error.fix, code="Q403") from error
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
-        raise PlanError(subject, f"{type(error).__name__}: {error}", _FRESH) from error
+        raise PlanError(subject, f"{type(error).__name__}: {error}", _FRESH, code="Q403") from error
 
 
 def spec_dict(spec: QuantSpec) -> dict[str, Any]:

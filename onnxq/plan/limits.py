@@ -24,7 +24,10 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
         if site.role is Role.BIAS:
             if not any(engine.int32_bias for engine in engines):
                 raise PlanError(
-                    str(site.site), f"{plan.target} takes biases in float only", "take this site out of the plan"
+                    str(site.site),
+                    f"{plan.target} takes biases in float only",
+                    "take this site out of the plan",
+                    code="Q406",
                 )
             continue
         edge = site.consumers[0] if site.consumers else None
@@ -35,6 +38,7 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
                 str(site.site),
                 f"{plan.target} has no kernel for {what}",
                 f"plan the model again with --target {plan.target}, or give the site a spec from a fresh plan",
+                code="Q406",
             )
 
 
@@ -44,7 +48,7 @@ def check_numbers(plan: Plan) -> None:
     for site in plan.sites if engines else ():
         fault = _fault(site, engines)
         if fault:
-            raise PlanError(str(site.site), f"{fault[0]}, which {plan.target} refuses", fault[1])
+            raise PlanError(str(site.site), f"{fault[0]}, which {plan.target} refuses", fault[1], code="Q406")
 
 
 def _fault(site: SitePlan, engines: Iterable[Target]) -> tuple[str, str] | None:

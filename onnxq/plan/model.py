@@ -117,7 +117,7 @@ class Plan:
         for found in self.sites:
             if found.site == site:
                 return found
-        raise PlanError(str(site), "no such site in the plan")
+        raise PlanError(str(site), "no such site in the plan", code="Q404")
 
     @property
     def calibrated(self) -> bool:

@@ -33,7 +33,9 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
     for site in plan.sites:
         found = anchors.site(site)
         if found is None:
-            raise PlanError(str(site.site), "is in the plan but not in this model", _hint(site.site, index))
+            raise PlanError(
+                str(site.site), "is in the plan but not in this model", _hint(site.site, index), code="Q404"
+            )
         moved[site.site] = found
     edges = _EdgeMap(index, anchors, plan)
     sites = tuple(_moved(site, moved, edges) for site in plan.sites)
@@ -44,6 +46,7 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
                 plan.model,
                 "the plan's weight scales were computed from other weights than this model's",
                 "pass --new-weights to compute them again from these, or quantize anew",
+                code="Q402",
             )
         drop = (Role.WEIGHT, Role.BIAS)
         sites = tuple(replace(s, qparams=None, values=None) if s.role in drop else s for s in sites)
@@ -118,7 +121,10 @@ class _EdgeMap:
         node = self.anchors.node(name, self.by_anchor.get(name, ""))
         if node is None:
             raise PlanError(
-                name, "this node is in the plan but not in this model", did_you_mean(name, self.anchors.nodes)
+                name,
+                "this node is in the plan but not in this model",
+                did_you_mean(name, self.anchors.nodes),
+                code="Q404",
             )
         return node.name
 

@@ -48,7 +48,7 @@ def groups_of(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tuple
     wanted = tuple(dict.fromkeys(kinds))
     for kind in wanted:
         if kind not in KINDS:
-            raise ConfigError(f"by: {kind}", "there is no such grouping", did_you_mean(kind, KINDS))
+            raise ConfigError(f"by: {kind}", "there is no such grouping", did_you_mean(kind, KINDS), code="Q304")
     nodes = by_node(switches)
     found: dict[tuple[str, frozenset[Switch]], Group] = {}
     if "node" in wanted:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import PurePath
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -21,10 +21,18 @@ _WORST = 5
 SYNTHETIC = "no samples were given: the models were compared on made-up inputs, so give --data for numbers that count"
 
 
-def difference_json(found: Difference) -> str:
+def difference_json(found: Difference, error: Mapping[str, Any] | None = None) -> str:
     """The comparison as one strict JSON document, with whether it holds."""
     values = {field.name: getattr(found, field.name) for field in fields(found)}
-    return to_json({"schema": SCHEMA, "holds": found.holds, **values, "messages": [str(one) for one in found.unmet]})
+    return to_json(
+        {
+            "schema": SCHEMA,
+            "error": error,
+            "holds": found.holds,
+            **values,
+            "messages": [str(one) for one in found.unmet],
+        }
+    )
 
 
 def show_difference(
@@ -32,6 +40,7 @@ def show_difference(
     *,
     as_json: bool = False,
     verbose: bool = False,
+    error: Mapping[str, Any] | None = None,
     stream: IO[str] | None = None,
     errors: IO[str] | None = None,
     width: int | None = None,
@@ -39,7 +48,7 @@ def show_difference(
     """Print the comparison to `stream` (stdout) as tables or JSON; with JSON the warnings go to `errors` (stderr)."""
     warnings = list(_warnings(found))
     if as_json:
-        write(difference_json(found), stream)
+        write(difference_json(found, error), stream)
         if warnings:
             show(Group(*warnings), sys.stderr if errors is None else errors, width)
         return

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from onnxq.report.model import Latency, Report
+from onnxq.wording import escape_surrogates
 
 SCHEMA = 1
 
@@ -19,10 +20,13 @@ def to_json(value: Any) -> str:
     return json.dumps(_plain(value), indent=1, allow_nan=False) + "\n"
 
 
-def report_json(report: Report) -> str:
-    """The report with its schema number and the values derived from others."""
+def report_json(report: Report, error: Mapping[str, Any] | None = None) -> str:
+    """The report with its schema number and the values derived from others.
+
+    error: why the command fails though there is a report, as plain values.
+    """
     derived = {"roles": dict(report.roles), "slower": report.slower, "alarms": report.alarms()}
-    return to_json({"schema": SCHEMA, **_plain(report), **derived})
+    return to_json({"schema": SCHEMA, "error": error, **_plain(report), **derived})
 
 
 def _plain(value: Any) -> Any:
@@ -31,7 +35,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None if math.isnan(value) else str(value)
     if value is None or isinstance(value, (bool, int, str)):
-        return value
+        return escape_surrogates(value) if isinstance(value, str) else value
     if is_dataclass(value) and not isinstance(value, type):
         plain = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
         return plain | ({"ratio": _plain(value.ratio)} if isinstance(value, Latency) else {})

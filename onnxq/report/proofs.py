@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import IO, Any
 
@@ -21,11 +21,12 @@ _NODE_FIELDS = ("op", "type", "kernel", "kind", "types", "kernels", "reason")
 _SITE_FIELDS = ("role", "state", "rule", "readers", "loose", "kernels", "reason")
 
 
-def proof_json(proof: Proof) -> str:
+def proof_json(proof: Proof, error: Mapping[str, Any] | None = None) -> str:
     """The proof as one strict JSON document; nodes and sites are keyed by name."""
     return to_json(
         {
             "schema": SCHEMA,
+            "error": error,
             "source": proof.source,
             "holds": proof.holds,
             "build": proof.build,
@@ -54,6 +55,7 @@ def show_proof(
     *,
     as_json: bool = False,
     verbose: bool = False,
+    error: Mapping[str, Any] | None = None,
     stream: IO[str] | None = None,
     errors: IO[str] | None = None,
     width: int | None = None,
@@ -64,7 +66,7 @@ def show_proof(
     """
     warnings = [Text(f"warning: {warning}", style="yellow") for warning in _warnings(proof)]
     if as_json:
-        write(proof_json(proof), stream)
+        write(proof_json(proof, error), stream)
         if warnings:
             show(Group(*warnings), sys.stderr if errors is None else errors, width)
         return

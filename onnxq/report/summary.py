@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -38,6 +38,7 @@ def show_report(
     as_json: bool = False,
     verbose: bool = False,
     quiet: bool = False,
+    error: Mapping[str, Any] | None = None,
     stream: IO[str] | None = None,
     errors: IO[str] | None = None,
     width: int | None = None,
@@ -45,13 +46,14 @@ def show_report(
     """Print the report to `stream` (stdout): the summary, or JSON; with `quiet` nothing.
 
     With JSON or `quiet` the warnings go to `errors` (stderr), so that they are seen in any case.
+    error: why the command fails though there is a report, for the JSON.
     """
     if as_json or quiet:
         loud = tuple(_warnings(report))
         if loud:
             show(Group(*loud), sys.stderr if errors is None else errors, width)
     if as_json:
-        write(report_json(report), stream)
+        write(report_json(report, error), stream)
     elif not quiet:
         show(Group(_title(report), sheet(_rows(report, verbose)), *_warnings(report)), stream, width)
 

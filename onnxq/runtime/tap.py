@@ -60,7 +60,7 @@ def tap(proto: ModelProto, tensors: Iterable[TensorId], *, only: bool = False, p
     for tensor in wanted:
         if tensor.name not in known.get(tensor.scope, ()):
             near = did_you_mean(tensor.name, known.get(tensor.scope, ()))
-            raise ModelError(str(tensor), "the model has no such tensor", near)
+            raise ModelError(str(tensor), "the model has no such tensor", near, code="Q116")
     copy, weights = lighten(proto)
     work = _Work(index, probe, set().union(*known.values(), (node.name for node in index.nodes)))
     for tensor in wanted:

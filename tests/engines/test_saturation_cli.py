@@ -71,7 +71,7 @@ def test_prove_warns_and_with_require_exact_fails(folder):
     assert "--data says how often" in told.stdout
     failed = run("prove", folder / "bad.onnx", "--engine", "ort", "--require-exact")
     assert failed.exit_code == 1
-    assert "error: --require-exact: 30 of 30 rows of 1 weight can overflow" in failed.stderr
+    assert "error[Q707]: --require-exact: 30 of 30 rows of 1 weight can overflow" in failed.stderr
     assert "fix: quantize the float model with onnxq" in failed.stderr
     good = run("prove", folder / "good.onnx", "--engine", "ort", "--require-exact")
     assert good.exit_code == 0
@@ -147,7 +147,7 @@ def test_tensorrt_has_no_such_sums(folder, asked):
     asked = [str(folder / part) if part.endswith(".npz") else part for part in asked]
     failed = run("prove", folder / "bad.onnx", *asked)
     assert failed.exit_code == 1
-    assert f"error: {asked[0]}: is about kernels of ONNX Runtime; TensorRT's sums are exact" in failed.stderr
+    assert f"error[Q317]: {asked[0]}: is about kernels of ONNX Runtime; TensorRT's sums are exact" in failed.stderr
     assert "--engine ort" in failed.stderr
 
 

@@ -283,7 +283,7 @@ def test_nothing_is_written_when_a_scale_is_missing(folder: Path, tmp_path: Path
     wanted = ("--model", folder / "m.onnx", "-o", tmp_path / "p.json", "--apply", tmp_path / "q.onnx")
     done = run(tmp_path / "x.cache", *wanted)
     assert done.exit_code == 1
-    assert "error: " in done.stderr
+    assert "error[Q" in done.stderr
     assert "--allow-missing" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.cache"]
     done = run(tmp_path / "x.cache", *wanted, "--allow-missing")

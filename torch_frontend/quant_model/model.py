@@ -141,10 +141,15 @@ class QuantModel(nn.Module):
 
     def _walk(self, w_quant: bool, a_quant: bool) -> None:
         if not isinstance(self.model, fx.GraphModule):
-            raise PlanError("calc_qparams(asym=True)", "the model was not traced", "make its forward traceable")
+            raise PlanError(
+                "calc_qparams(asym=True)", "the model was not traced", "make its forward traceable", code="Q409"
+            )
         if not self._seen:
             raise PlanError(
-                "calc_qparams(asym=True)", "no batch was kept", "call prepare_calibration(keep_inputs=True) first"
+                "calc_qparams(asym=True)",
+                "no batch was kept",
+                "call prepare_calibration(keep_inputs=True) first",
+                code="Q409",
             )
         calibrate.Walk(self.model, weights=w_quant, activations=a_quant).run(self._seen)
 
@@ -263,5 +268,7 @@ def _configured(config: Config | str | Path | Mapping[str, Any] | None, target: 
         base = values.pop("extends", None)
         return load_config(base, {**values, **overrides})
     if config is not None and not isinstance(config, (Config, str, Path)):
-        raise ConfigError("config", f"{type(config).__name__} is no configuration", "give a preset, a file or keys")
+        raise ConfigError(
+            "config", f"{type(config).__name__} is no configuration", "give a preset, a file or keys", code="Q301"
+        )
     return load_config(config, overrides)

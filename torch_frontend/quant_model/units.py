@@ -83,7 +83,7 @@ def check_policies(config: Config) -> None:
     for op, _ in config.torch.multi_input:
         if op not in op_names():
             where = config.where("torch.multi_input")
-            raise ConfigError(f"{where}: {op}", "is no operator", did_you_mean(op, op_names()))
+            raise ConfigError(where / op, "is no operator", did_you_mean(op, op_names()), code="Q309")
 
 
 def find_units(model: fx.GraphModule, config: Config, skipped: Collection[str] = ()) -> Found:
@@ -188,9 +188,10 @@ def _place(place: Place | None, policy: MultiInput | None) -> Place | None:
 def _check_leader(name: Named, policy: MultiInput | None, data: Data, config: Config) -> None:
     if policy is not None and policy.policy == "follow" and data and policy.leader >= len(data):
         raise ConfigError(
-            f"{config.where('torch.multi_input')}: follow: {policy.leader}",
+            config.where("torch.multi_input") / f"follow: {policy.leader}",
             f"{name.path} has {len(data)} computed inputs, counted from 0",
             "name one of them",
+            code="Q309",
         )
 
 

@@ -53,14 +53,15 @@ def reconstruct(
     """
     settings = settings or Settings()
     if method not in METHODS:
-        raise ConfigError(f"method {method!r}", "does not exist", did_you_mean(method, METHODS))
+        raise ConfigError(f"method {method!r}", "does not exist", did_you_mean(method, METHODS), code="Q318")
     if not 0 <= qdrop < 1:
-        raise ConfigError(f"qdrop={qdrop}", "is no probability below 1", "the paper takes 0.5; 0 switches it off")
+        raise ConfigError(
+            f"qdrop={qdrop}", "is no probability below 1", "the paper takes 0.5; 0 switches it off", code="Q318"
+        )
     if isinstance(model, QuantModel):
         if model.state not in (State.CALIBRATED, State.QUANTIZED):
-            raise PlanError(
-                "reconstruct()", f"the model is {model.state.value}", "calibrate it first; do not freeze it"
-            )
+            cause = f"the model is {model.state.value}"
+            raise PlanError("reconstruct()", cause, "calibrate it first; do not freeze it", code="Q409")
         model = model.model
     refusals = _learnable(model)
     batches = _collected(data, settings.samples)
@@ -126,7 +127,9 @@ def _learnable(model: nn.Module) -> list[Refusal]:
                 continue
             if id(child) not in made:
                 if not child.calibrated:
-                    raise CalibrationError(child.site, "has no scale yet", "calibrate before reconstructing")
+                    raise CalibrationError(
+                        child.site, "has no scale yet", "calibrate before reconstructing", code="Q508"
+                    )
                 made[id(child)] = as_adaround(child)
                 if made[id(child)] is None:
                     why = f"{child.name} does not round to the nearest level"
@@ -154,7 +157,7 @@ def _collected(data: Iterable[Any], samples: int) -> list[Batch]:
         if samples <= 0:
             break
     if not batches:
-        raise DataError("reconstruction", "the data has no samples", "give batches of the model's inputs")
+        raise DataError("reconstruction", "the data has no samples", "give batches of the model's inputs", code="Q203")
     return batches
 
 
@@ -172,7 +175,10 @@ def _units(model: nn.Module, method: str, blocks: Sequence[str] | None, settings
         return [graph_unit(model, region.name, list(region.nodes), region.exit) for region in found]
     if blocks is None and method == "brecq":
         raise ConfigError(
-            "method 'brecq'", f"{type(model).__name__} has no graph to find blocks in", "name them: blocks=[…]"
+            "method 'brecq'",
+            f"{type(model).__name__} has no graph to find blocks in",
+            "name them: blocks=[…]",
+            code="Q304",
         )
     if blocks is None:
         blocks = [

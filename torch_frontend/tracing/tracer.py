@@ -190,7 +190,9 @@ def check_patterns(model: nn.Module, skip: Sequence[str]) -> None:
     names = [name for name, _ in model.named_modules() if name]
     for pattern in skip:
         if not any(matches(pattern, name) for name in names):
-            raise ConfigError(f"torch.skip_trace: {pattern!r}", "matches no module", did_you_mean(pattern, names))
+            raise ConfigError(
+                f"torch.skip_trace: {pattern!r}", "matches no module", did_you_mean(pattern, names), code="Q309"
+            )
 
 
 def _in_short(error: Exception) -> str:
