@@ -19,21 +19,23 @@ def check_free(model: str | Path, *outputs: str | Path | None, force: bool = Fal
     wanted = [Path(output) for output in outputs if output is not None]
     for position, path in enumerate(wanted):
         if str(model) and os.path.realpath(path) == os.path.realpath(model):
-            raise OutputError(path, "is the input model, which is never overwritten", "choose another -o", code="Q602")
+            raise OutputError(
+                path, "is the input model, which is never overwritten", "choose another name", code="Q602"
+            )
         if any(os.path.realpath(path) == os.path.realpath(other) for other in wanted[:position]):
             raise OutputError(path, "is asked for twice", "give the outputs different names", code="Q602")
-        if path.is_dir():
+        if os.path.isdir(path):
             raise OutputError(path, "is a folder", "give a file name", code="Q603")
-        if path.exists() and not force:
-            raise OutputError(path, "exists", "choose another name, or overwrite it with --force", code="Q601")
-        if not path.parent.is_dir():
+        if os.path.exists(path) and not force:
+            raise OutputError(path, "exists", "choose another name, or overwrite it with `force=True`", code="Q601")
+        if not os.path.isdir(path.parent):
             raise OutputError(path, f"there is no folder {path.parent}", "create it first", code="Q603")
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
     """Write `text` to a temporary file beside `path` and rename it; OutputError when that cannot be done."""
-    if path.exists() and not overwrite:
-        raise OutputError(path, "exists", "choose another name, or overwrite it with --force", code="Q601")
+    if os.path.exists(path) and not overwrite:
+        raise OutputError(path, "exists", "choose another name, or overwrite it with `force=True`", code="Q601")
     handle, name = -1, ""
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -71,6 +72,18 @@ class LeftFloat:
     reason: str
     rule: str = ""
     code: str = "F102"
+
+
+Unquantized = Refusal | LeftFloat
+
+
+def split_unquantized(found: Iterable[Unquantized]) -> tuple[tuple[Refusal, ...], tuple[LeftFloat, ...]]:
+    """What was asked for and denied, and what stays float by a rule; each subject once, as it was first named."""
+    first: dict[str, Unquantized] = {}
+    for one in found:
+        first.setdefault(one.subject, one)
+    refusals = tuple(one for one in first.values() if isinstance(one, Refusal))
+    return refusals, tuple(one for one in first.values() if isinstance(one, LeftFloat))
 
 
 class Caution(str):

@@ -1,6 +1,6 @@
 """Messages name parameters as Python does, in backticks: `force=True`. Who speaks another language translates them.
 
-The command line shows `--force`. Translation is for showing only; values keep the words of Python.
+The command line shows its options. Translation is for showing only; values keep the words of Python.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from enum import Enum
 from onnx import ModelProto
 
 from onnxq.annotate.saturation import WeightSums
-from onnxq.sites import Role, Site
+from onnxq.sites import Caution, Role, Site
 from onnxq.spec import Granularity
 
 
@@ -78,5 +78,5 @@ class Inspection:
     pairs: tuple[PairInfo, ...]
     source: str = ""
     output: str = ""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Caution, ...] = ()
     weights: tuple[WeightSums, ...] = ()

@@ -22,12 +22,13 @@ from onnxq.graph import name_nodes
 from onnxq.graph.scopes import all_graphs
 from onnxq.plan import Plan
 from onnxq.plan.names import part
-from onnxq.sites import Role
+from onnxq.sites import Caution, Role
 from onnxq.spec import GRAIN_NAMES
 
-BITS_ATTRIBUTE_WARNING = (
+BITS_ATTRIBUTE_WARNING = Caution(
+    "W105",
     "the attribute `bits` is in the file as asked: TensorRT's parser accepts it, "
-    "onnx.checker and ONNX Runtime refuse to load such a file"
+    "onnx.checker and ONNX Runtime refuse to load such a file",
 )
 """Belongs beside every file written with such attributes."""
 
@@ -55,7 +56,8 @@ def annotate_model(
     if bits_attribute:
         warnings = (*warnings, BITS_ATTRIBUTE_WARNING)
     elif had:
-        warnings = (*warnings, f"{had} attributes `bits` became metadata, so that every engine loads the file")
+        text = f"{had} attributes `bits` became metadata, so that every engine loads the file"
+        warnings = (*warnings, Caution("W106", text))
     name = "" if isinstance(source, ModelProto) else str(source)
     return Inspection(model, pairs, source=name, warnings=warnings)
 
@@ -173,12 +175,12 @@ def _from_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo,
         problem = _contradiction(pair, bits)
         if problem:
             raise ConfigError(
-                f"--bits {pattern}={bits}", problem, "give other bits, or a narrower pattern before it", code="Q309"
+                f"bits: {pattern}={bits}", problem, "give other bits, or a narrower pattern before it", code="Q309"
             )
         out.append(replace(pair, bits=bits, origin=Origin.GIVEN))
     for position, (pattern, bits) in enumerate(given):
         if position not in hits:
-            raise ConfigError(f"--bits {pattern}={bits}", *_no_match(pattern, pairs, given[:position]), code="Q309")
+            raise ConfigError(f"bits: {pattern}={bits}", *_no_match(pattern, pairs, given[:position]), code="Q309")
     return tuple(out)
 
 
@@ -222,7 +224,7 @@ def _contradiction(pair: PairInfo, bits: int) -> str:
     return ""
 
 
-def _unbound(pairs: tuple[PairInfo, ...]) -> tuple[str, ...]:
+def _unbound(pairs: tuple[PairInfo, ...]) -> tuple[Caution, ...]:
     loose = [
         str(pair.site)
         for pair in pairs
@@ -233,4 +235,4 @@ def _unbound(pairs: tuple[PairInfo, ...]) -> tuple[str, ...]:
         return ()
     names = ", ".join(loose[:3]) + (" …" if len(loose) > 3 else "")
     text = "noted narrower than their type, but nothing bounds their levels: an engine that does not read the note"
-    return (f"{text} computes with all of them ({len(loose)}: {names})",)
+    return (Caution("W106", f"{text} computes with all of them ({len(loose)}: {names})"),)

@@ -150,5 +150,5 @@ def _refused(
         reason = f"calibration never ran the branch it lies in ({tensor.scope})" if tensor.scope else "was always empty"
         reason = known.reason if known is not None else reason
         fix = known.fix if known is not None else "give samples that reach it"
-        refusals.append(Refusal(str(site), reason, fix, "calibrate"))
+        refusals.append(Refusal(str(site), reason, fix, "calibrate", "R106"))
     return refusals

@@ -8,13 +8,13 @@ import re
 OPTIONS = {
     "allow_missing": "--allow-missing",
     "batch": "--batch",
-    "bits": "--bits",
     "budget": "--budget",
     "cpu": "--cpu",
     "data": "--data",
     "engine": "--engine",
     "engines": "--engines",
     "force": "--force",
+    "given": "--bits",
     "load": "--load",
     "max_drop": "--max-drop",
     "memory_limit": "--memory-limit",
@@ -22,6 +22,7 @@ OPTIONS = {
     "min_sqnr": "--min-sqnr",
     "new_weights": "--new-weights",
     "out": "--output",
+    "overwrite": "--force",
     "placement": "--placement",
     "plan_out": "--plan",
     "promote_to": "--promote-to",
@@ -32,6 +33,7 @@ OPTIONS = {
     "save": "--save",
     "shapes": "--shapes",
     "target": "--target",
+    "verbose": "-v",
 }
 _PARAMETER = re.compile(r"`(\w+)=([^`]*)`")
 

@@ -44,8 +44,8 @@ _HEAD = """# Errors, refusals and warnings by code
 
 `onnxq explain Q303` shows one of them, `onnxq explain` lists all. A code keeps its meaning; the words of a
 message may change. In Python every exception has it as `code`, with `kind`, `subject`, `cause`, `fix`, `file` and
-`line`; refusals, what is left float and warnings have it too. With `--json` a command that fails prints them as one
-document on stdout.
+`line`; refusals, what is left float and warnings have it too. Where JSON is asked for, a command that fails
+prints them as one document on stdout.
 
 This page is made from `onnxq/codes` by `python -m onnxq.codes > docs/errors.md`.
 """

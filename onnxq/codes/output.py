@@ -9,7 +9,7 @@ PROGRAM = (
     Code("Q001", "the command line is wrong",
          "An unknown command or option, a value an option does not take, or an argument that is missing. Exit code"
          " 2.",
-         "See `onnxq COMMAND --help`."),
+         "See the help of the command."),
     Code("Q002", "there is not enough memory",
          "Python could not get the memory it asked for.",
          "Lower the batch, bound the memory, or give fewer samples."),

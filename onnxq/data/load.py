@@ -40,7 +40,7 @@ def load_data(
     if isinstance(source, Dataset):
         return _same_inputs(source, inputs)
     if not inputs:
-        raise DataError("data", "the model has no inputs to feed", "leave --data out")
+        raise DataError("data", "the model has no inputs to feed", "leave `data=…` out")
     opened, title = _open(source, inputs, wished)
     return _chosen(opened, title, inputs, wished)
 

@@ -107,7 +107,7 @@ class _Store:
             raise DataError(
                 path,
                 f"the samples do not fit into the temporary folder ({error.strerror or error})",
-                "free space, set TMPDIR, or take fewer with --samples",
+                "free space, set TMPDIR, or take fewer with `samples=…`",
                 code="Q215",
             ) from error
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

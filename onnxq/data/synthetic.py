@@ -57,7 +57,7 @@ def synthetic(
             raise DataError(
                 f"input {value.name!r}",
                 f"no random values can be made for it ({shape_text(value)})",
-                "give --data",
+                "give `data=…`",
                 code="Q216",
             )
 
@@ -80,7 +80,7 @@ def _running(made: Callable[[int | None], Dataset], session: Session) -> Dataset
             continue
         return dataset
     raise DataError(
-        "synthetic inputs", f"the model runs with none of the sizes tried ({told})", "give --data", code="Q216"
+        "synthetic inputs", f"the model runs with none of the sizes tried ({told})", "give `data=…`", code="Q216"
     )
 
 

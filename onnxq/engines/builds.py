@@ -152,7 +152,7 @@ def able(outcome: Outcome, library: str, install: str) -> Outcome:
         raise VerificationError(
             library,
             outcome.reason,
-            "run it where there is one, or use `--engine tensorrt-rtx`, which builds without a GPU",
+            "run it where there is one, or use `engine='tensorrt-rtx'`, which builds without a GPU",
             code="Q708",
         )
     return outcome

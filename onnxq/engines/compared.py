@@ -12,17 +12,17 @@ from onnxq.errors import DataError
 
 
 def read_proof(path: str | Path) -> dict[str, Any]:
-    """A proof that `onnxq prove --json` wrote. Raises DataError when it is none."""
+    """A proof that `onnxq prove` wrote as JSON. Raises DataError when it is none."""
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(
-            path, error.strerror or str(error), "write it with `onnxq prove --json`", code="Q217"
+            path, error.strerror or str(error), "write it with `onnxq prove`, as JSON", code="Q217"
         ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(path, "is not JSON", "write it with `onnxq prove --json`", code="Q217") from error
+        raise DataError(path, "is not JSON", "write it with `onnxq prove`, as JSON", code="Q217") from error
     if not isinstance(raw, dict) or not all(isinstance(raw.get(key), dict) for key in ("build", "nodes", "sites")):
-        raise DataError(path, "is not the JSON of a proof", "write it with `onnxq prove --json`", code="Q217")
+        raise DataError(path, "is not the JSON of a proof", "write it with `onnxq prove`, as JSON", code="Q217")
     return raw
 
 

@@ -204,7 +204,7 @@ class _Work:
                         path,
                         f"its float run gives another {name} than the float model does here ({error.sqnr_db:.1f} dB): "
                         "it was made with other samples or another model",
-                        "give the samples it was made with: --data and the inputs.json saved beside it",
+                        "give the samples it was made with: as `data=…` the inputs.json saved beside it",
                         code="Q218",
                     )
 
@@ -212,7 +212,7 @@ class _Work:
         """Every matching tensor inside."""
         first, threads = self.dataset[0], self.wish.threads
         if OFF not in self.engines.names:
-            return Inside(skipped=(Refusal("layers", f"they are compared with {OFF}, which did not run"),))
+            return Inside(skipped=(Refusal("layers", f"they are compared with {OFF}, which did not run", code="R111"),))
         self.inner = inner = open_inner(
             self.engines.float_index, self.index, first, fused=ON in self.engines.names, threads=threads
         )  # fmt: skip

@@ -79,7 +79,9 @@ def open_inner(float_index: GraphIndex, index: GraphIndex, feeds: Feeds, *, fuse
     except (OnnxqError, OSError, ValueError) as error:
         inner.fused = None
         fix = "the outputs are compared all the same"
-        inner.skipped.append(Refusal("layers of " + ON, f"the graph ORT makes cannot be read back ({error})", fix))
+        inner.skipped.append(
+            Refusal("layers of " + ON, f"the graph ORT makes cannot be read back ({error})", fix, code="R111")
+        )
     return inner
 
 

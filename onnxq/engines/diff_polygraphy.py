@@ -154,16 +154,14 @@ class Loaded:
 
 
 def load_results(path: str | Path) -> tuple[Loaded, ...]:
-    """The runs in a Polygraphy results file, a folder of per-iteration files, or a folder that `--save` wrote.
+    """The runs in a Polygraphy results file, a folder of per-iteration files, or a folder that a comparison saved.
 
     Raises DataError for anything else.
     """
     place = Path(path)
     file = place / RESULTS if (place / RESULTS).is_file() else place
     if not file.exists():
-        raise DataError(
-            path, "there is no such file or folder", "save one with `onnxq diff --save FOLDER`", code="Q217"
-        )
+        raise DataError(path, "there is no such file or folder", "save one with `onnxq diff` and `save=…`", code="Q217")
     kind = polygraphy("comparator").RunResults
     found: dict[str, list[dict[str, Array]]] = {}
     try:
@@ -173,10 +171,10 @@ def load_results(path: str | Path) -> tuple[Loaded, ...]:
                 for name, iterations in kind.load(str(one)).items():
                     found.setdefault(name, []).extend(_arrays(iteration) for iteration in iterations)
     except Exception as error:  # the file may hold anything; numpy, json and Polygraphy each complain in their own way
-        fix = "save one with `onnxq diff --save` or `polygraphy run --save-outputs`"
+        fix = "save one with `onnxq diff` and `save=…`, or `polygraphy run --save-outputs`"
         raise DataError(path, f"holds no Polygraphy RunResults ({_first_line(error)})", fix, code="Q217") from error
     if not any(found.values()):
-        raise DataError(path, "holds no results", "save some with `onnxq diff --save FOLDER`", code="Q217")
+        raise DataError(path, "holds no results", "save some with `onnxq diff` and `save=…`", code="Q217")
     return tuple(Loaded(_STAMP.sub("", name), str(path), tuple(samples)) for name, samples in found.items())
 
 

@@ -68,7 +68,7 @@ class Engines:
                     self.names.append(name)
                 except OnnxqError as error:
                     refusal = Refusal(
-                        name, f"{error.subject}: {error.cause}".splitlines()[0], _FIX.get(name, error.fix)
+                        name, f"{error.subject}: {error.cause}".splitlines()[0], _FIX.get(name, error.fix), code="R111"
                     )
                     self._skip(refusal, required=self._required(name))
                     self.failed[name] = error
@@ -136,7 +136,8 @@ class Engines:
             stack.enter_context(active([runner]))
         except OnnxqError as error:
             self._skip(
-                Refusal(f"layers of {TRT}", error.cause, "the outputs are compared all the same"), required=False
+                Refusal(f"layers of {TRT}", error.cause, "the outputs are compared all the same", code="R111"),
+                required=False,
             )
             return []
         return [runner]

@@ -35,7 +35,7 @@ from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.graph import GraphIndex, infer_shapes, inline_functions, name_nodes, save_model
 from onnxq.nearest import did_you_mean
 from onnxq.plan import from_json
-from onnxq.sites import Refusal
+from onnxq.sites import Caution, Unquantized
 
 _LIBRARIES = {
     RTX: ("tensorrt_rtx", "pip install 'onnxq[trt-rtx]'"),
@@ -97,12 +97,16 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
         kernels = _kernels(wish.engine, outcome, proto, folder)
         weights = _weights(wish.engine, index, kernels, folder)
         saved = files.keep(folder, outcome)
-        warnings = [*inspection.warnings, *filter(None, [note]), *_otherwise(wish.engine, outcome, folder)]
+        warnings = [
+            *inspection.warnings,
+            *([Caution("W112", note)] if note else []),
+            *_otherwise(wish.engine, outcome, folder),
+        ]
     reduced = None
     if wish.reduce and outcome.state != BUILT:
         reduced, saved = _reduced(index, job, outcome, wish, files, saved)
     build = _build(wish.engine, capability, outcome, shapes, reduced, saved)
-    why = Why(wish.engine, index, inspection.pairs, _refusals(proto), capability)
+    why = Why(wish.engine, index, inspection.pairs, _unquantized(proto), capability)
     nodes, sites = judge(index, inspection, kernels, why) if outcome.state == BUILT else ((), ())
     types = {one.node: one.type for one in nodes}
     proof = Proof(
@@ -142,9 +146,9 @@ def _capability(wish: Wish) -> str:
     if wish.engine not in ENGINES:
         raise ConfigError(f"engine {wish.engine!r}", "is not known", did_you_mean(wish.engine, ENGINES), code="Q312")
     if wish.engine != ORT and (wish.require_exact or wish.dataset is not None):
-        asked = "--require-exact" if wish.require_exact else "--data"
+        asked = "`require_exact=True`" if wish.require_exact else "`data=…`"
         raise ConfigError(
-            asked, "is about kernels of ONNX Runtime; TensorRT's sums are exact", "add --engine ort", code="Q317"
+            asked, "is about kernels of ONNX Runtime; TensorRT's sums are exact", "take `engine='ort'`", code="Q317"
         )
     if wish.engine != RTX:
         if wish.capability is not None:
@@ -175,11 +179,11 @@ def _required(index: GraphIndex, patterns: Sequence[str]) -> dict[str, tuple[str
             found[pattern] = tuple(n.name for n in heavy if n.op_type == pattern or matches(pattern, n.name))
         except re.error as error:
             raise ConfigError(
-                f"--require-int8 {pattern}", f"is not a regular expression: {error}", code="Q309"
+                f"require_int8: {pattern}", f"is not a regular expression: {error}", code="Q309"
             ) from error
         if not found[pattern]:
             raise ConfigError(
-                f"--require-int8 {pattern}",
+                f"require_int8: {pattern}",
                 f"matches none of the {len(heavy)} nodes that are judged ({', '.join(sorted(HEAVY))})",
                 did_you_mean(pattern, [node.name for node in heavy]) if heavy else "",
                 code="Q309",
@@ -187,13 +191,14 @@ def _required(index: GraphIndex, patterns: Sequence[str]) -> dict[str, tuple[str
     return found
 
 
-def _refusals(proto: onnx.ModelProto) -> tuple[Refusal, ...]:
+def _unquantized(proto: onnx.ModelProto) -> tuple[Unquantized, ...]:
     """What the plan inside the model left float, and why; () when there is none or it cannot be read."""
     text = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
     try:
-        return from_json(text).refusals if text else ()
+        plan = from_json(text) if text else None
     except OnnxqError:
         return ()
+    return (*plan.refusals, *plan.left_float) if plan is not None else ()
 
 
 def _kernels(engine: str, outcome: Outcome, model: onnx.ModelProto, folder: Path) -> tuple[Kernel, ...]:
@@ -216,13 +221,14 @@ def _weights(engine: str, index: GraphIndex, kernels: Sequence[Kernel], folder: 
     return (*found, *unasked_sums(index, kernels, optimized, found))
 
 
-def _otherwise(engine: str, outcome: Outcome, folder: Path) -> Iterator[str]:
+def _otherwise(engine: str, outcome: Outcome, folder: Path) -> Iterator[Caution]:
     """ONNX Runtime's kernels are found in its graph before tensors are laid out anew; say so when that changes them."""
     if engine == ORT and outcome.state == BUILT:
         before, after = (integer_kernels(onnx.load(folder / name)) for name in (builds.OPTIMIZED, builds.ENGINE))
         if before != after:
             told = ", ".join(f"{kind} {before[kind]} -> {after[kind]}" for kind in sorted(before | after))
-            yield f"the last step of ONNX Runtime's optimization changes the integer kernels: {told}"
+            text = f"the last step of ONNX Runtime's optimization changes the integer kernels: {told}"
+            yield Caution("W112", text)
 
 
 def _build(
@@ -279,7 +285,7 @@ class _Files:
         for name in (*self._names.values(), REDUCED):
             if (self.folder / name).exists() and not self._force:
                 raise OutputError(
-                    str(self.folder / name), "exists", "choose another folder, or use --force", code="Q601"
+                    str(self.folder / name), "exists", "choose another folder, or use `force=True`", code="Q601"
                 )
 
     @property

@@ -15,6 +15,7 @@ from onnxq.graph.index import opset_of
 from onnxq.graph.scopes import topological, walk
 from onnxq.graph.weights import check_tensors, lighten
 from onnxq.nearest import nearest
+from onnxq.sites import Caution
 
 # From IR version 4 on an initializer need not be a graph input as well.
 PLAIN_INITIALIZERS_IR = 4
@@ -33,7 +34,7 @@ class Model:
     path: Path | None
     size_bytes: int
     external: bool
-    notes: tuple[str, ...] = ()
+    notes: tuple[Caution, ...] = ()
 
 
 def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
@@ -187,7 +188,7 @@ def _check_versions(proto: ModelProto, subject: str) -> None:
         )
 
 
-def _plain_initializers(proto: ModelProto) -> tuple[str, ...]:
+def _plain_initializers(proto: ModelProto) -> tuple[Caution, ...]:
     """ORT takes an initializer that is a graph input for variable: neither folded nor prepacked nor quantized."""
     graph = proto.graph
     stored = {tensor.name for tensor in graph.initializer}
@@ -199,10 +200,11 @@ def _plain_initializers(proto: ModelProto) -> tuple[str, ...]:
     del graph.input[:]
     graph.input.extend(kept)
     proto.ir_version = max(proto.ir_version, PLAIN_INITIALIZERS_IR)
-    return (f"{dropped} initializers were listed as graph inputs too; they are plain initializers now",)
+    text = f"{dropped} initializers were listed as graph inputs too; they are plain initializers now"
+    return (Caution("W113", text),)
 
 
-def _sort(proto: ModelProto) -> tuple[str, ...]:
+def _sort(proto: ModelProto) -> tuple[Caution, ...]:
     moved = False
     for _, graph in walk(proto.graph):
         order = topological(graph)
@@ -211,4 +213,4 @@ def _sort(proto: ModelProto) -> tuple[str, ...]:
             del graph.node[:]
             graph.node.extend(copies)
             moved = True
-    return ("nodes stood before their producers; they are sorted now",) if moved else ()
+    return (Caution("W113", "nodes stood before their producers; they are sorted now"),) if moved else ()

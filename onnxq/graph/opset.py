@@ -50,7 +50,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
         check_structure(full, f"the model at opset {minimum}")
     except ModelError as error:
         fix = "inline its functions first" if named.functions else "export it at a newer opset"
-        raise error.replace_text(fix=fix) from error
+        raise ModelError(error.subject, error.cause, fix, code="Q109") from error
     return full
 
 

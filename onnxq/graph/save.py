@@ -59,7 +59,7 @@ def _check_targets(targets: list[Path], overwrite: bool) -> None:
             raise OutputError(target, "is a folder", "name a file", code="Q603")
         if os.path.lexists(target) and not overwrite:
             raise OutputError(
-                target, "exists already", "choose another name, or allow overwriting (--force)", code="Q601"
+                target, "exists already", "choose another name, or overwrite it with `overwrite=True`", code="Q601"
             )
 
 

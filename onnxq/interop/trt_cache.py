@@ -100,7 +100,7 @@ def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
     return Cache(source, header, tuple(entries))
 
 
-_AGAIN = "calibrate with TensorRT again, or quantize with --data"
+_AGAIN = "calibrate with TensorRT again, or quantize with samples"
 
 
 def write_cache(scales: Mapping[str, float | np.float32], *, header: str = HEADER) -> str:

@@ -33,10 +33,12 @@ def read_plan(plan: Plan | str | Path) -> Plan:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise PlanError(
-            path, error.strerror or str(error), "write one with `onnxq plan` or `--plan`", code="Q401"
+            path, error.strerror or str(error), "write one with `onnxq plan`, or with `plan_out=…`", code="Q401"
         ) from error
     except UnicodeDecodeError as error:
-        raise PlanError(path, "is not a text file", "write one with `onnxq plan` or `--plan`", code="Q401") from error
+        raise PlanError(
+            path, "is not a text file", "write one with `onnxq plan`, or with `plan_out=…`", code="Q401"
+        ) from error
     return from_json(text, source=path)
 
 
@@ -71,7 +73,7 @@ def apply(
         needs = [site for site in missing if str(site.role) in ("activation", "output")]
         if needs and inputs is None:
             raise PlanError(
-                str(needs[0].site), "the plan has no scale for it", "pass --data to calibrate it", code="Q405"
+                str(needs[0].site), "the plan has no scale for it", "pass `data=…` to calibrate it", code="Q405"
             )
         with stages.run("calibrate"):
             found = calibrate(

@@ -105,7 +105,7 @@ def _folder(folder: Path, force: bool) -> Path:
     there += sorted(path.name for path in folder.glob("bisect-*.onnx")) if folder.is_dir() else []
     if there and not force:
         raise OutputError(
-            folder, f"holds {', '.join(there)} already", "choose another folder, or pass --force", code="Q601"
+            folder, f"holds {', '.join(there)} already", "choose another folder, or pass `force=True`", code="Q601"
         )
     try:
         folder.mkdir(exist_ok=True)

@@ -20,7 +20,7 @@ from onnxq.pipeline.prepared import PreparedModel, load
 from onnxq.pipeline.run import DEFAULT_OPTIONS, Options, configured, look
 from onnxq.plan import Plan
 from onnxq.report import Progress, silent
-from onnxq.sites import Refusal
+from onnxq.sites import Caution, Refusal
 
 _SHOWN = 4
 _REASON = "reads or writes a tensor that the calibration cache has no scale for"
@@ -43,14 +43,15 @@ def import_calibration(
     wished = _symmetric(config, target, options)
     name = Path(model).name if isinstance(model, (str, Path)) else "model"
     trial = _attempt(scales, load(model, skip=wished.skip, target=wished.target), None, data, wished, name)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Caution, ...] = ()
     made = sorted(frozenset(trial.prepared.passes) & _MAKES_TENSORS)
     if made and _made_by_us(trial):
         prepared = load(model, skip=(*wished.skip, *made), target=wished.target)
         other = _attempt(scales, prepared, trial.inputs, data, wished, name)
         if len(other.found.missing) < len(trial.found.missing):
             trial = other
-            notes = (f"prepared without {', '.join(made)}, which makes tensors that TensorRT did not have",)
+            text = f"prepared without {', '.join(made)}, which makes tensors that TensorRT did not have"
+            notes = (Caution("W114", text),)
     if trial.found.missing and data is None and not allow_missing:
         raise _lacking(scales, trial.found)
     absent = tuple(replace(one, done="calibrated on the samples") for one in trial.found.absent)
@@ -139,7 +140,7 @@ def _lacking(cache: Cache, found: Findings) -> CalibrationError:
     return CalibrationError(
         cache.source,
         f"has no scale for {len(found.absent)} of {total} tensors to be quantized: {', '.join(lines)}{more}",
-        "calibrate them with --data, or leave what reads them in float with --allow-missing",
+        "calibrate them with `data=…`, or leave what reads them in float with `allow_missing=True`",
         code="Q507",
     )
 
@@ -157,16 +158,17 @@ def _without(trial: _Trial, config: Config, cache: Cache, name: str) -> tuple[_T
         if not set(readers) - set(left):
             subject = str(trial.found.missing[0].site)
             raise CalibrationError(
-                subject, "has no scale and cannot be left float", "calibrate it with --data", code="Q507"
+                subject, "has no scale and cannot be left float", "calibrate it with `data=…`", code="Q507"
             )
         for one, site in zip(trial.found.absent, trial.found.missing, strict=True):
             nodes = ", ".join(consumers_of((site,), index))
             absent.setdefault(one.site, replace(one, done=f"left float: {nodes}"))
         left |= {node: tensor for node, tensor in readers.items() if node not in left}
         trial = _attempt(cache, trial.prepared, trial.inputs, None, _floating(config, left), name)
-    refusals = tuple(Refusal(node, _REASON, "calibrate it with --data", "no-scale") for node in left)
+    refusals = tuple(Refusal(node, _REASON, "calibrate it with samples", "no-scale", "R106") for node in left)
     others = tuple(refusal for refusal in trial.plan.refusals if refusal.subject not in left)
-    plan = replace(trial.plan, refusals=(*others, *refusals))
+    floats = tuple(one for one in trial.plan.left_float if one.subject not in left)
+    plan = replace(trial.plan, refusals=(*others, *refusals), left_float=floats)
     return replace(trial, plan=plan), tuple(absent.values())
 
 

@@ -80,7 +80,7 @@ def _both(
     if quantized is None:
         given = read_plan(plan) if plan is not None else None
         if given is None or not given.calibrated:
-            raise PlanError("plan", "it has no numbers yet", "use one that `onnxq quantize --plan` wrote", code="Q405")
+            raise PlanError("plan", "it has no numbers yet", "use one that `onnxq quantize` wrote", code="Q405")
         prepared = rescaled(load(model, only=given.prepare, target=given.target), given.scalings)
         rebased = rebase(given, GraphIndex(prepared.proto), fingerprint(prepared.proto))
         return prepared, realise(prepared, rebased)

@@ -34,7 +34,7 @@ from onnxq.plan import Plan, Scaling
 from onnxq.planner import Draft, draft
 from onnxq.report import Progress, silent
 from onnxq.runtime import cpu_kind, observe_shapes
-from onnxq.sites import Role
+from onnxq.sites import Caution, Role
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
 _SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
@@ -42,9 +42,10 @@ _EQUALITY_SAMPLES = 2
 _TIMING_SAMPLES = 8
 # Share of the time that is left, where there is a budget.
 _SCALING = 0.3
-SYNTHETIC = (
+SYNTHETIC = Caution(
+    "W101",
     "SYNTHETIC DATA: no samples were given; ranges that come from random inputs make answers nobody can trust. "
-    "Pass --data with real samples."
+    "Pass real samples as `data=…`.",
 )
 
 
@@ -73,7 +74,7 @@ class Options:
         """What was asked of the accuracy. Raises ConfigError for what does not go together."""
         if self.metric is None and self.max_drop is not None:
             raise ConfigError(
-                "max_drop", "says nothing without a metric", "give --metric file.py:function as well", code="Q308"
+                "max_drop", "says nothing without a metric", "give `metric=…`, a file.py:function, as well", code="Q308"
             )
         if self.metric is not None and self.min_sqnr is not None:
             raise ConfigError(
@@ -177,7 +178,7 @@ def quantize(
         inputs = read_data(prepared, data, wished, choosing=wish.asked)
         if inputs.synthetic and wish.asked:
             raise ConfigError(
-                "data", "no samples were given: made-up inputs say nothing of accuracy", "pass --data", code="Q319"
+                "data", "no samples were given: made-up inputs say nothing of accuracy", "pass `data=…`", code="Q319"
             )
         prove_equal(prepared, islice(inputs.trial.samples(), _EQUALITY_SAMPLES))
     budget.prepared()
@@ -260,7 +261,7 @@ def _placed(
     return drafted, chosen, None
 
 
-def _warnings(plan: Plan, inputs: Inputs) -> tuple[str, ...]:
+def _warnings(plan: Plan, inputs: Inputs) -> tuple[Caution, ...]:
     ranged = any(site.role is not Role.WEIGHT for site in plan.sites)
     return (SYNTHETIC, *plan.warnings) if inputs.synthetic and ranged else plan.warnings
 
@@ -289,8 +290,9 @@ def make_plan(
     return replace(plan, data=inputs.description, warnings=warnings)
 
 
-def _left_out(effort: str) -> str:
-    return (
+def _left_out(effort: str) -> Caution:
+    text = (
         f"effort {effort!r} is not in this plan: scaling of channels, the sweep and promotion need a calibrated model. "
-        "`onnxq quantize` runs them, and `--plan` writes the plan with what they did; `onnxq apply` only calibrates"
+        "`onnxq quantize` runs them and gives a plan with what they did; `onnxq apply` only calibrates"
     )
+    return Caution("W114", text)

@@ -80,7 +80,7 @@ def scale_channels(
                 if not equal
                 else f"the quantized outputs fell from {best or 0.0:.1f} to {now or 0.0:.1f} dB"
             )
-            refusal = Refusal(name, f"rolled back: {why}", "", name)
+            refusal = Refusal(name, f"rolled back: {why}", "", name, "R112")
             prepared = reported(prepared, PassReport(name, (), (refusal,)))
             continue
         told = f"{len(factors)} tensors, max |difference| {worst:.3g}, {best:.1f} -> {now:.1f} dB in a trial"
@@ -134,7 +134,7 @@ def _rewritten(prepared: PreparedModel, name: str, factors: Mapping[TensorId, Ar
 
 
 def _left(name: str, lines: Sequence[str]) -> tuple[Refusal, ...]:
-    return tuple(Refusal(line.partition(":")[0], line.partition(": ")[2], "", name) for line in lines)
+    return tuple(Refusal(line.partition(":")[0], line.partition(": ")[2], "", name, "R112") for line in lines)
 
 
 Chosen = tuple[Mapping[TensorId, Array], tuple[str, ...]]

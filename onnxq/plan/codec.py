@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.plan.model import SCHEMA, BiasPlan, Plan, Saturation, SitePlan
 from onnxq.plan.scalings import Scaling, read_scaling, scaling_dict
-from onnxq.sites import Edge, Refusal, Role, Site, TensorId
+from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId
 from onnxq.spec import GRAIN_NAMES, Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 _INLINE = 64
@@ -82,8 +82,9 @@ def _read_plan(text: str, source: str) -> Plan:
             sites=sites,
             float_nodes=tuple(raw.get("float_nodes", ())),
             refusals=tuple(Refusal(**entry) for entry in raw.get("refusals", ())),
+            left_float=tuple(LeftFloat(**entry) for entry in raw.get("left_float", ())),
             kept=tuple(raw.get("kept", ())),
-            warnings=tuple(raw.get("warnings", ())),
+            warnings=tuple(Caution(**entry) for entry in raw.get("warnings", ())),
             choice=dict(raw.get("choice", {})),
             nodes=dict(raw.get("nodes", {})),
             scalings=tuple(_scaling(entry) for entry in raw.get("scalings", ())),
@@ -110,6 +111,7 @@ _PLAN_KEYS: dict[str, type] = {
     "kept": list,
     "float_nodes": list,
     "refusals": list,
+    "left_float": list,
     "sites": list,
     "nodes": dict,
     "scalings": list,
@@ -134,10 +136,11 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "prepare": list(plan.prepare),
         "data": plan.data,
         "choice": dict(plan.choice),
-        "warnings": list(plan.warnings),
+        "warnings": [{"code": warning.code, "text": str(warning)} for warning in plan.warnings],
         "kept": list(plan.kept),
         "float_nodes": list(plan.float_nodes),
         "refusals": [{k: v for k, v in vars(refusal).items() if v} for refusal in plan.refusals],
+        "left_float": [{k: v for k, v in vars(one).items() if v} for one in plan.left_float],
         "sites": [_site_dict(site) for site in plan.sites],
         "nodes": dict(plan.nodes),
         **({"scalings": [scaling_dict(s, _array(s.factors)) for s in plan.scalings]} if plan.scalings else {}),

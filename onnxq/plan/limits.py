@@ -37,7 +37,7 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
             raise PlanError(
                 str(site.site),
                 f"{plan.target} has no kernel for {what}",
-                f"plan the model again with --target {plan.target}, or give the site a spec from a fresh plan",
+                f"plan the model again for {plan.target}, or give the site a spec from a fresh plan",
                 code="Q406",
             )
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxq.errors import PlanError
 from onnxq.numerics import SumOrder
 from onnxq.plan.scalings import Scaling
-from onnxq.sites import Edge, Refusal, Role, Site
+from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 
 SCHEMA = 1
@@ -102,8 +102,9 @@ class Plan:
     sites: tuple[SitePlan, ...] = ()
     float_nodes: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    left_float: tuple[LeftFloat, ...] = ()
     kept: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Caution, ...] = ()
     data: str = ""
     choice: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[str, str] = field(default_factory=dict)

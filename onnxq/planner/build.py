@@ -17,7 +17,7 @@ from onnxq.planner.place import Placer, spec_refusals
 from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.planner.units import Units, find_units
 from onnxq.planner.wishes import Wishes
-from onnxq.sites import Edge, Refusal, Role, TensorId
+from onnxq.sites import Edge, Refusal, Role, TensorId, Unquantized, split_unquantized
 from onnxq.targets import Shapes, target
 
 
@@ -30,7 +30,7 @@ class Draft:
     units: Units
     wishes: Wishes
     base: Plan
-    refused: Mapping[str, Refusal]
+    refused: Mapping[str, Unquantized]
 
     @cached_property
     def ids(self) -> Mapping[TensorId, str]:
@@ -49,7 +49,7 @@ class Draft:
         return self.placed(choose(*given, cpu=cpu), {"placement": "rules", "cpu": cpu})
 
     def candidates(self) -> Mapping[str, frozenset[str]]:
-        """Named choices for --placement measured."""
+        """Named choices for a placement that is measured."""
         return strategies(self.units, self.wishes, self.base.target, self.refused, cpu=self.config.cpu)
 
     def placed(self, choice: Choice, how: Mapping[str, str]) -> Plan:
@@ -60,14 +60,13 @@ class Draft:
         engine = target(self.base.target, self.config.mode)
         floats = float_nodes(self.units.index, placement.sites) if engine.quantizes_alone else ()
         sites, nodes = anchored(self.units.index, placement.sites, floats, ids)
-        seen: dict[str, Refusal] = {}
-        for refusal in (*placement.refusals, *choice.refusals, *self.base.refusals):
-            seen.setdefault(refusal.subject, refusal)
+        refusals, left_float = split_unquantized((*choice.reasons, *self.base.refusals, *self.base.left_float))
         plan = replace(
             self.base,
             sites=sites,
             opset=max(self.base.opset, placement.opset, _HALF_OPSET if _in_half(self.units.index, sites) else 0),
-            refusals=tuple(seen.values()),
+            refusals=refusals,
+            left_float=left_float,
             warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
             float_nodes=floats,
             nodes=nodes,
@@ -102,12 +101,13 @@ def draft(
     engine = target(config.target, config.mode)
     units = find_units(index, engine, shapes or {}, closed=frozenset(closed))
     print_of = fingerprint(proto) if identified else Fingerprint("", "")
-    refusals = [Refusal(scope, reason, "give samples that reach it", "scope") for scope, reason in closed.items()]
-    refusals += list(units.refusals)
-    table = engine.no_kernel
-    refusals += [
-        Refusal(node.name, table[node.op_type], rule="no-kernel") for node in index.nodes if node.op_type in table
-    ]
+    reasons: list[Unquantized] = []
+    for scope, reason in closed.items():
+        reasons.append(Refusal(scope, reason, "give samples that reach it", "scope", "R104"))
+    reasons += units.reasons
+    without = (engine.without_kernel(node.name, node.op_type) for node in index.nodes)
+    reasons += [reason for reason in without if reason is not None]
+    refusals, left_float = split_unquantized(reasons)
     base = Plan(
         target=config.target,
         model=name,
@@ -116,7 +116,8 @@ def draft(
         prepare=prepare,
         saturation=config.saturation,
         warnings=(ALLOWED,) if config.saturation == "allow" and engine.saturates else (),
-        refusals=tuple(refusals),
+        refusals=refusals,
+        left_float=left_float,
         kept=tuple(node.name for node in index.nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear")),
     )
     return Draft(proto, config, units, wishes, base, spec_refusals(units, wishes, engine, config))

@@ -45,7 +45,7 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
             raise PlanError(
                 plan.model,
                 "the plan's weight scales were computed from other weights than this model's",
-                "pass --new-weights to compute them again from these, or quantize anew",
+                "pass `new_weights=True` to compute them again from these, or quantize anew",
                 code="Q402",
             )
         drop = (Role.WEIGHT, Role.BIAS)

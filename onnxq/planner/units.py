@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan import Bound
-from onnxq.sites import Edge, Refusal, TensorId
+from onnxq.sites import Edge, TensorId, Unquantized
 from onnxq.targets import Candidate, PlacementRule, Shapes, Target
 
 
@@ -48,7 +48,7 @@ class Units:
     index: GraphIndex
     shapes: Shapes
     units: tuple[Unit, ...]
-    refusals: tuple[Refusal, ...]
+    reasons: tuple[Unquantized, ...]
     by_name: dict[str, Unit] = field(default_factory=dict)
     by_out: dict[TensorId, Unit] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
@@ -71,25 +71,25 @@ def find_units(index: GraphIndex, target: Target, shapes: Shapes, *, closed: fro
     """Every node some rule of the target could quantize.
 
     closed: scopes to leave alone (loop bodies, branches calibration cannot reach).
-    Compute nodes that no rule takes come back as refusals.
+    Compute nodes that no rule takes come back with their reasons.
     """
     units: list[Unit] = []
-    refusals: list[Refusal] = []
+    reasons: list[Unquantized] = []
     kept = _between_existing_pairs(index)
     for node in index.nodes:
         if _inside(node.scope, closed) or node.name in kept:
             continue
         candidate = Candidate(node, index, shapes)
-        rule, refusal = target.rule_for(candidate)
-        if refusal is not None:
-            refusals.append(refusal)
+        rule, reason = target.rule_for(candidate)
+        if reason is not None:
+            reasons.append(reason)
         if rule is not None:
             unit = _unit(candidate, rule)
             if unit is not None:
                 units.append(unit)
     by_out = {unit.out: unit for unit in units}
     folded = frozenset(unit.activation.name for unit in units if unit.activation is not None)
-    return Units(index, shapes, tuple(units), tuple(refusals), {unit.name: unit for unit in units}, by_out, folded)
+    return Units(index, shapes, tuple(units), tuple(reasons), {unit.name: unit for unit in units}, by_out, folded)
 
 
 def _inside(scope: str, closed: frozenset[str]) -> bool:

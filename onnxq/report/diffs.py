@@ -15,10 +15,14 @@ from rich.text import Text
 from onnxq.engines.diff_model import FLOAT, Difference, Error, LayerDiff, Parting
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import saturation_cause
-from onnxq.report.terminal import decibel, sheet, show, table, write
+from onnxq.report.terminal import decibel, sheet, show, table, warning_text, write
+from onnxq.sites import Caution
+from onnxq.wording import phrase
 
 _WORST = 5
-SYNTHETIC = "no samples were given: the models were compared on made-up inputs, so give --data for numbers that count"
+SYNTHETIC = Caution(
+    "W101", "no samples were given: the models were compared on made-up inputs, so give `data=…` for numbers that count"
+)
 
 
 def difference_json(found: Difference, error: Mapping[str, Any] | None = None) -> str:
@@ -82,7 +86,10 @@ def _rows(found: Difference, verbose: bool) -> Iterator[tuple[str, RenderableTyp
             shown = worst if verbose else worst[:_WORST]
             yield "worst", Text("\n".join(f"{one.name} ({one.op}): -{one.drop_db:.1f} dB" for one in shown))
     if found.skipped:
-        lines = (f"{s.subject}: {s.reason}" + (f"\n    fix: {s.fix}" if s.fix else "") for s in found.skipped)
+        lines = (
+            f"[{s.code}] {s.subject}: {s.reason}" + (f"\n    fix: {phrase(s.fix)}" if s.fix else "")
+            for s in found.skipped
+        )
         yield "not run", Text("\n".join(lines))
     if found.notes:
         yield "notes", Text("\n".join(found.notes))
@@ -165,12 +172,12 @@ def _layer(layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose
 
 def _warnings(found: Difference) -> Iterator[RenderableType]:
     for part in found.parted:
-        yield Text(
-            f"warning: {part.run} computes something else than {part.against} from {part.tensor} on "
-            f"({_apart(part.sqnr_db, part.levels)}){_cause(part)}",
-            style="bold red",
+        text = (
+            f"{part.run} computes something else than {part.against} from {part.tensor} on "
+            f"({_apart(part.sqnr_db, part.levels)}){_cause(part)}"
         )
+        yield warning_text(Caution("W109", text), "bold red")
     for one in found.unmet:
         yield Text(f"unmet: output {one.output}: {one}", style="bold red")
     if found.synthetic:
-        yield Text(f"warning: {SYNTHETIC}", style="yellow")
+        yield warning_text(SYNTHETIC)

@@ -10,7 +10,8 @@ from enum import Enum
 from typing import Any
 
 from onnxq.report.model import Latency, Report
-from onnxq.wording import escape_surrogates
+from onnxq.sites import Caution
+from onnxq.wording import escape_surrogates, phrase
 
 SCHEMA = 1
 
@@ -34,8 +35,10 @@ def _plain(value: Any) -> Any:
         return _plain(value.value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None if math.isnan(value) else str(value)
+    if isinstance(value, Caution):
+        return {"code": value.code, "text": _plain(str(value))}
     if value is None or isinstance(value, (bool, int, str)):
-        return escape_surrogates(value) if isinstance(value, str) else value
+        return escape_surrogates(phrase(value)) if isinstance(value, str) else value
     if is_dataclass(value) and not isinstance(value, type):
         plain = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
         return plain | ({"ratio": _plain(value.ratio)} if isinstance(value, Latency) else {})

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from onnxq.plan import Plan, SitePlan, to_json
-from onnxq.report.model import Report, SiteLine
-from onnxq.report.summary import refusal_lines, role_counts
-from onnxq.report.terminal import scale_range, sheet, show, table, write
+from onnxq.report.model import SiteLine
+from onnxq.report.summary import reason_lines, role_counts
+from onnxq.report.terminal import scale_range, sheet, show, table, warning_text, write
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
 
@@ -64,7 +64,7 @@ def _parts(plan: Plan, verbose: bool) -> Iterator[RenderableType]:
         yield Text("")
     yield sheet(_rows(plan, verbose))
     for warning in plan.warnings:
-        yield Text(f"warning: {warning}", style="yellow")
+        yield warning_text(warning)
 
 
 def _rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
@@ -81,7 +81,8 @@ def _rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
             more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
             yield label, Text(", ".join(shown) + more)
     if plan.refusals:
-        groups = Report(refusals=plan.refusals).refused()
-        yield "refused", Text("\n".join(refusal_lines(groups, verbose)))
+        yield "refused", Text("\n".join(reason_lines(plan.refusals, verbose)))
+    if plan.left_float:
+        yield "left float", Text("\n".join(reason_lines(plan.left_float, verbose)))
     if plan.data:
         yield "data", Text(plan.data)

@@ -14,11 +14,15 @@ from rich.text import Text
 
 from onnxq.profile import KINDS, GroupCost, Profile
 from onnxq.report.document import SCHEMA, to_json
-from onnxq.report.terminal import decibel, sheet, show, table, write
+from onnxq.report.terminal import MORE, decibel, sheet, show, table, warning_text, write
+from onnxq.sites import Caution
+from onnxq.wording import phrase
 
 _SHOWN = 12
 _TITLES = {"node": "nodes, each with all it reads", "stretch": "stretches of neighbouring nodes", "site": "sites"}
-SYNTHETIC = "no samples were given: costs were measured on made-up inputs, so give --data for numbers that count"
+SYNTHETIC = Caution(
+    "W101", "no samples were given: costs were measured on made-up inputs, so give `data=…` for numbers that count"
+)
 
 
 def profile_json(found: Profile) -> str:
@@ -81,12 +85,12 @@ def _costs(costs: Sequence[GroupCost], verbose: bool) -> RenderableType:
     ]  # fmt: skip
     made = table(columns, rows, right=columns[2:], fold=("name",))
     if len(shown) < len(costs):
-        return Group(made, Text(f"and {len(costs) - len(shown)} more; -v lists them all", style="dim"))
+        return Group(made, Text(f"and {len(costs) - len(shown)} more; {phrase(MORE)}", style="dim"))
     return made
 
 
 def _warnings(found: Profile) -> Iterator[RenderableType]:
     for line in found.warnings:
-        yield Text(f"warning: {line}", style="yellow")
+        yield warning_text(line)
     if found.synthetic:
-        yield Text(f"warning: {SYNTHETIC}", style="yellow")
+        yield warning_text(SYNTHETIC)

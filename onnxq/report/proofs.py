@@ -14,7 +14,9 @@ from rich.text import Text
 from onnxq.engines.proof import BUILT, FUSED, INT8, NodeProof, Proof, Tensor
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import cost_lines, saturation_summary, sums_tables
-from onnxq.report.terminal import seconds, sheet, show, size, table, write
+from onnxq.report.terminal import MORE, seconds, sheet, show, size, table, warning_text, write
+from onnxq.sites import Caution
+from onnxq.wording import phrase
 
 _SHOWN = 12
 _NODE_FIELDS = ("op", "type", "kernel", "kind", "types", "kernels", "reason")
@@ -64,7 +66,7 @@ def show_proof(
 
     verbose: every pair and every kernel, not only the pairs that did not fuse.
     """
-    warnings = [Text(f"warning: {warning}", style="yellow") for warning in _warnings(proof)]
+    warnings = [warning_text(warning) for warning in _warnings(proof)]
     if as_json:
         write(proof_json(proof, error), stream)
         if warnings:
@@ -73,11 +75,11 @@ def show_proof(
     show(Group(*_parts(proof, verbose), *warnings), stream, width)
 
 
-def _warnings(proof: Proof) -> Iterator[str]:
+def _warnings(proof: Proof) -> Iterator[Caution]:
     yield from proof.warnings
     told = saturation_summary(proof.weights)
     if told and not proof.require_exact:
-        yield told if proof.cost is not None else f"{told}; --data says how often they do"
+        yield Caution("W107", told if proof.cost is not None else f"{told}; `data=…` says how often they do")
 
 
 def _parts(proof: Proof, verbose: bool) -> Iterator[RenderableType]:
@@ -179,4 +181,4 @@ def _reasons(nodes: Sequence[NodeProof]) -> list[str]:
 def _first(lines: Sequence[str]) -> list[str]:
     if len(lines) <= _SHOWN:
         return list(lines)
-    return [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more reasons; -v lists them all"]
+    return [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more reasons; {phrase(MORE)}"]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from onnxq.report.terminal import decibel, table
+from onnxq.report.terminal import MORE, decibel, table
+from onnxq.wording import phrase
 
 if TYPE_CHECKING:
     from onnxq.annotate import WeightSums
@@ -62,7 +63,7 @@ def sums_tables(weights: Sequence[WeightSums], cost: Cost | None, verbose: bool)
     right = ("rows", "sums", "saturated")
     yield table(columns, rows, right=[name for name in right if name in columns], fold=("node", "weight", "exact"))
     if len(found) > len(rows):
-        yield Text(f"and {len(found) - len(rows)} more weights; -v lists them all")
+        yield Text(f"and {len(found) - len(rows)} more weights; {phrase(MORE)}")
     yield Text("")
 
 
@@ -70,4 +71,4 @@ def cost_lines(cost: Cost) -> list[str]:
     """What saturation costs at each output, and what could not be computed."""
     whose = f"on {cost.samples} samples, against exact sums"
     lines = [f"{one.output}: {decibel(one.sqnr_db)} {whose}, max abs {one.max_abs:.3g}" for one in cost.outputs]
-    return lines + [f"{one.subject}: {one.reason}" for one in cost.skipped]
+    return lines + [f"[{one.code}] {one.subject}: {one.reason}" for one in cost.skipped]

@@ -12,7 +12,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from onnxq.sites import Caution
+from onnxq.wording import phrase
+
 _PIPED_WIDTH = 100_000
+MORE = "`verbose=True` lists them all"
 
 
 def show(renderable: RenderableType, stream: IO[str] | None = None, width: int | None = None) -> None:
@@ -67,6 +71,11 @@ def sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     for label, content in rows:
         out.add_row(label, content)
     return out
+
+
+def warning_text(warning: Caution, style: str = "yellow") -> Text:
+    """`warning[W101]: text`, in the reader's words."""
+    return Text(f"warning[{warning.code}]: {phrase(warning)}", style=style)
 
 
 def size(count: int) -> str:

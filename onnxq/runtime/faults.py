@@ -52,7 +52,7 @@ def running(error: Exception, model: str) -> OnnxqError:
     text = clean(error)
     if _out_of_memory(error, text):
         return ModelError(
-            model, "ONNX Runtime ran out of memory", "use a smaller --batch or --memory-limit", code="Q112"
+            model, "ONNX Runtime ran out of memory", "use a smaller `batch=…` or `memory_limit=…`", code="Q112"
         )
     return _bad_input(text) or _bad_node(text, model)
 

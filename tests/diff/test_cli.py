@@ -75,7 +75,7 @@ def test_a_disagreement_is_shown_bisected_and_written(folder: Path, tmp_path: Pa
     assert done.exit_code == 0, done.output
     assert "ort-on parts from ort-off first at y" in done.stdout
     assert "node_y (MatMul)" in done.stdout
-    assert "warning: ort-on computes something else" in done.stdout
+    assert "warning[W109]: ort-on computes something else" in done.stdout
     assert sorted(path.name for path in save.iterdir()) == [
         "bisect-ort-on.inputs.json", "bisect-ort-on.onnx", "diff.json", "inputs.json", "results.json"
     ]  # fmt: skip

@@ -80,7 +80,7 @@ def test_what_is_no_proof_cannot_be_compared_with(folder, tmp_path, text):
     (tmp_path / "p.json").write_text(text)
     result = run(folder / "good.onnx", "--engine", "ort", "--compare", tmp_path / "p.json")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "write it with `onnxq prove --json`" in result.stderr
+    assert "write it with `onnxq prove`, as JSON" in result.stderr
 
 
 def test_files_go_where_they_are_asked_for_and_are_not_overwritten(folder, tmp_path):
@@ -91,7 +91,7 @@ def test_files_go_where_they_are_asked_for_and_are_not_overwritten(folder, tmp_p
     assert onnx.load(out / "optimized.onnx").graph.node
     again = run(folder / "good.onnx", "--engine", "ort", "--save", out)
     assert (again.exit_code, again.stdout) == (1, "")
-    assert "use --force" in again.stderr
+    assert "use `--force`" in again.stderr
     assert run(folder / "good.onnx", "--engine", "ort", "--save", out, "--force").exit_code == 0
 
 

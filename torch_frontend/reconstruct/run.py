@@ -73,10 +73,7 @@ def reconstruct(
         for index, unit in enumerate(units):
             own = [found for found in unit.weights if isinstance(found, AdaRound)]
             again = [found for found in own if id(found) in learned]
-            refusals += [
-                Refusal(found.site, f"{unit.name} reads it too; it was learned in {learned[id(found)]}", rule="shared")
-                for found in again
-            ]
+            refusals += [_shared(found.site, unit.name, learned[id(found)]) for found in again]
             if not own or again:
                 continue
             learned.update((id(found), unit.name) for found in own)
@@ -85,6 +82,10 @@ def reconstruct(
                 _fill(cache, model, unit, batches, floats=qdrop > 0)
                 done.append(learn(unit, cache, settings, qdrop=qdrop, activation_lr=rate, tell=tell))
     return Reconstruction(method=method, units=tuple(done), refusals=tuple(refusals))
+
+
+def _shared(site: str, unit: str, other: str) -> Refusal:
+    return Refusal(site, f"{unit} reads it too; it was learned in {other}", rule="shared", code="R110")
 
 
 def _telling(
@@ -133,7 +134,9 @@ def _learnable(model: nn.Module) -> list[Refusal]:
                 made[id(child)] = as_adaround(child)
                 if made[id(child)] is None:
                     why = f"{child.name} does not round to the nearest level"
-                    refusals.append(Refusal(child.site, why, "use uniform, lsq or lsq+ for its weight", "rounding"))
+                    refusals.append(
+                        Refusal(child.site, why, "use uniform, lsq or lsq+ for its weight", "rounding", "R110")
+                    )
             if (learnable := made[id(child)]) is not None:
                 setattr(parent, name, learnable)
     if not any(isinstance(found, AdaRound) for found in quantizers_of(model)):
