@@ -44,7 +44,7 @@ def put_biases(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     for bias in plan.biases:
         node = index.node(bias.edge.node)
         if bias.edge.index > len(node.inputs):
-            raise PlanError(str(bias.edge), "this node has no place for a bias", "plan this model again")
+            raise PlanError(str(bias.edge), "this node has no place for a bias", "plan this model again", code="Q404")
         name = editor.fresh(f"{part(bias.edge, 'float')}/corrected")
         editor.add_initializer(node.scope, name, bias.values)
         editor.replace_input(bias.edge, name)
@@ -63,7 +63,7 @@ def emit(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     Raises PlanError for a site without numbers, one that is not in this model, or one that the target cannot run.
     """
     if opset_of(proto) < plan.opset:
-        raise PlanError(plan.model, f"the plan needs opset {plan.opset}, the model has {opset_of(proto)}")
+        raise PlanError(plan.model, f"the plan needs opset {plan.opset}, the model has {opset_of(proto)}", code="Q404")
     index = index_of(proto)
     check_specs(plan, index)
     check_numbers(plan)
@@ -73,7 +73,7 @@ def emit(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
         writer.share(site)
     for site in plan.sites:
         if site.qparams is None:
-            raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)")
+            raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)", code="Q405")
         if site.role in (Role.WEIGHT, Role.BIAS):
             writer.constant(site, site.qparams)
         else:
@@ -219,7 +219,7 @@ class _Writer:
         tensor, scope = self._tensor(site), self._scope(site)
         value = self.index.constant(tensor)
         if value is None:
-            raise PlanError(str(site.site), "is not a constant in this model", "plan this model again")
+            raise PlanError(str(site.site), "is not a constant in this model", "plan this model again", code="Q404")
         names = self._names(site, ("dq_node", "quantized", "dequantized"))
         data = _round_constant(site, numbers, value) if site.values is None else _given(site, value)
         storage = site.spec.storage
@@ -274,7 +274,9 @@ class _Writer:
         name = node.inputs[site.site.index] if site.site.index < len(node.inputs) else ""
         tensor = self.index.resolve(name, node.scope) if name else None
         if tensor is None:
-            raise PlanError(str(site.site), "this input is not connected in this model", "plan this model again")
+            raise PlanError(
+                str(site.site), "this input is not connected in this model", "plan this model again", code="Q404"
+            )
         return tensor
 
     def _scope(self, site: SitePlan) -> str:
@@ -311,10 +313,10 @@ def _given(site: SitePlan, value: NDArray[np.generic]) -> NDArray[np.generic]:
     fits = data.shape == value.shape and data.dtype == np.dtype(_numpy_type(site.spec))
     if not fits or (data.size and (data.min() < site.spec.qmin or data.max() > site.spec.qmax)):
         cause = f"its values do not fit a {site.spec.storage} tensor of shape {list(value.shape)}"
-        raise PlanError(str(site.site), cause, "take `values` out, or plan this model again")
+        raise PlanError(str(site.site), cause, "take `values` out, or plan this model again", code="Q408")
     if any(saturating_sums(data, order).any() for order in site.sum_orders):
         cause = "its values overflow 16-bit sums on CPUs without VNNI, and the plan says that they do not"
-        raise PlanError(str(site.site), cause, "take `values` out, or write `saturation: allow`")
+        raise PlanError(str(site.site), cause, "take `values` out, or write `saturation: allow`", code="Q408")
     return data
 
 

@@ -27,4 +27,6 @@ def _front_end() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise MissingDependencyError("onnxq.qat", "torch is not installed", "pip install 'onnxq[torch]'") from error
+        raise MissingDependencyError(
+            "onnxq.qat", "torch is not installed", "pip install 'onnxq[torch]'", code="Q802"
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -47,12 +48,54 @@ Site = TensorId | Edge
 
 @dataclass(frozen=True)
 class Refusal:
-    """What was not quantized though it could have been asked for, why, and what the person can do.
+    """What was asked for and denied, why, and what the person can do.
 
-    subject: a node, tensor or site name. rule: the placement rule or check that refused.
+    subject: a node, tensor or site name. rule: the placement rule or check that refused. code: its kind, of
+    `onnxq.codes`.
     """
 
     subject: str
     reason: str
     fix: str = ""
     rule: str = ""
+    code: str = "R100"
+
+
+@dataclass(frozen=True)
+class LeftFloat:
+    """What stays float because int8 does not pay there, or because a rule of the person says so.
+
+    subject: a node name. rule: the rule that leaves it. code: its kind, of `onnxq.codes`.
+    """
+
+    subject: str
+    reason: str
+    rule: str = ""
+    code: str = "F102"
+
+
+Unquantized = Refusal | LeftFloat
+
+
+def split_unquantized(found: Iterable[Unquantized]) -> tuple[tuple[Refusal, ...], tuple[LeftFloat, ...]]:
+    """What was asked for and denied, and what stays float by a rule; each subject once, as it was first named."""
+    first: dict[str, Unquantized] = {}
+    for one in found:
+        first.setdefault(one.subject, one)
+    refusals = tuple(one for one in first.values() if isinstance(one, Refusal))
+    return refusals, tuple(one for one in first.values() if isinstance(one, LeftFloat))
+
+
+class Caution(str):
+    """A warning: its text, with its kind as `code`, of `onnxq.codes`."""
+
+    __slots__ = ("code",)
+    code: str
+
+    def __new__(cls, code: str, text: str) -> Caution:
+        made = super().__new__(cls, text)
+        made.code = code
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.code, str(self)

@@ -77,7 +77,9 @@ class QuantSpec:
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 3, 4, 5, 6, 7, 8, 16, 32):
-            raise ConfigError(f"bits={self.bits}", "bit width must be 2-8, 16 or 32", "choose one of these")
+            raise ConfigError(
+                f"bits={self.bits}", "bit width must be 2-8, 16 or 32", "choose one of these", code="Q313"
+            )
         if not self.storage:
             container = 8 if self.bits <= 8 else self.bits
             object.__setattr__(self, "storage", f"{'' if self.signed else 'u'}int{container}")
@@ -92,12 +94,14 @@ class QuantSpec:
                 f"storage={self.storage!r}",
                 f"cannot hold {self.bits}-bit {'signed' if self.signed else 'unsigned'} values",
                 f"use one of {', '.join(fitting)}",
+                code="Q313",
             )
         if self.is_float and (self.bits != 8 or not self.symmetric or self.narrow_range):
             raise ConfigError(
                 f"storage={self.storage!r}",
                 "is 8 bits, symmetric and takes no narrow_range",
                 "ask for bits: 8 and scheme: symmetric, or for an integer type",
+                code="Q313",
             )
 
     @property

@@ -147,7 +147,9 @@ def check_interface(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
     wanted = [value for value in before.graph.input if value.name not in fixed]
     for kind, old, new in (("input", wanted, after.graph.input), ("output", before.graph.output, after.graph.output)):
         if [value.name for value in old] != [value.name for value in new]:
-            raise VerificationError(kind + "s", f"were {[v.name for v in old]}, are {[v.name for v in new]}")
+            raise VerificationError(
+                kind + "s", f"were {[v.name for v in old]}, are {[v.name for v in new]}", code="Q702"
+            )
         for a, b in zip(old, new, strict=True):
             if a.type.SerializeToString(deterministic=True) != b.type.SerializeToString(deterministic=True):
-                raise VerificationError(f"{kind} {a.name}", "has another type or shape than before")
+                raise VerificationError(f"{kind} {a.name}", "has another type or shape than before", code="Q702")

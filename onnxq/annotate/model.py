@@ -9,7 +9,7 @@ from onnx import ModelProto
 
 from onnxq.annotate.operators import OperatorInfo
 from onnxq.annotate.saturation import WeightSums
-from onnxq.sites import Role, Site
+from onnxq.sites import Caution, Role, Site
 from onnxq.spec import Granularity
 
 
@@ -80,6 +80,6 @@ class Inspection:
     pairs: tuple[PairInfo, ...]
     source: str = ""
     output: str = ""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Caution, ...] = ()
     operators: tuple[OperatorInfo, ...] = ()
     weights: tuple[WeightSums, ...] = ()

@@ -17,7 +17,7 @@ from onnxq.errors import PlanError
 from onnxq.graph.scopes import walk
 from onnxq.plan import Plan, from_json
 from onnxq.plan.names import part
-from onnxq.sites import Site
+from onnxq.sites import Caution, Site
 from onnxq.spec import QuantSpec
 
 NODE_PREFIX = "onnxq."
@@ -30,7 +30,7 @@ class Notes:
     by_node: Mapping[str, Mapping[str, Any]]
     own: Mapping[str, Mapping[str, str]]
     plan: Mapping[str, QuantSpec]
-    problems: tuple[str, ...] = field(default=())
+    problems: tuple[Caution, ...] = field(default=())
 
     def record(self, chain: Chain) -> Mapping[str, Any]:
         """What was noted for the first node of the chain that has a note; {} without any."""
@@ -63,7 +63,7 @@ class Notes:
 def read_notes(proto: ModelProto) -> Notes:
     """Everything onnxq noted in the model; `problems` says what could not be read."""
     held = {entry.key: entry.value for entry in proto.metadata_props}
-    problems: list[str] = []
+    problems: list[Caution] = []
     by_node: dict[str, Mapping[str, Any]] = {}
     if BITS_KEY in held:
         try:
@@ -73,17 +73,15 @@ def read_notes(proto: ModelProto) -> Notes:
             records = raw.items()
             by_node = {name: _plain_record(record) for name, record in records if isinstance(record, dict)}
         except PlanError as error:
-            problems.append(
-                f"the model's {BITS_KEY} metadata cannot be read ({error.cause}); it is left out of account"
-            )
+            text = f"the model's {BITS_KEY} metadata cannot be read ({error.cause}); it is left out of account"
+            problems.append(Caution("W106", text))
     plan: dict[str, QuantSpec] = {}
     if PLAN_KEY in held:
         try:
             plan = specs_by_node(from_json(held[PLAN_KEY], source=PLAN_KEY))
         except PlanError as error:
-            problems.append(
-                f"the model's {PLAN_KEY} metadata cannot be read ({error.cause}); it is left out of account"
-            )
+            text = f"the model's {PLAN_KEY} metadata cannot be read ({error.cause}); it is left out of account"
+            problems.append(Caution("W106", text))
     return Notes(by_node, _own(proto), plan, tuple(problems))
 
 

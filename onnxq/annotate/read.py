@@ -20,7 +20,7 @@ from onnxq.annotate.saturation import find_saturating
 from onnxq.graph import GraphIndex, inline_functions, name_nodes
 from onnxq.graph.scopes import function_id
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
-from onnxq.sites import Role
+from onnxq.sites import Caution, Role
 
 _PAIR_OPS = (QUANTIZE, DEQUANTIZE)
 
@@ -53,7 +53,7 @@ def find_pairs(proto: ModelProto) -> tuple[PairInfo, ...]:
     return tuple(pair_info(index, chain, notes) for chain in chains(index))
 
 
-def prepare(source: str | Path | ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
+def prepare(source: str | Path | ModelProto) -> tuple[ModelProto, tuple[Caution, ...]]:
     """The model with every node named and, when functions hold pairs, those inlined; and what must be said of it."""
     model = read_model(source)
     proto = name_nodes(model.proto)
@@ -62,8 +62,8 @@ def prepare(source: str | Path | ModelProto) -> tuple[ModelProto, tuple[str, ...
     if not holders:
         return proto, notes
     names = ", ".join(function_id(function) for function in holders[:3])
-    notes = (*notes, f"functions that hold pairs were inlined, so that each pair has a name of its own: {names}")
-    return name_nodes(inline_functions(proto)), notes
+    text = f"functions that hold pairs were inlined, so that each pair has a name of its own: {names}"
+    return name_nodes(inline_functions(proto)), (*notes, Caution("W106", text))
 
 
 def pair_info(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:

@@ -23,12 +23,13 @@ from onnxq.graph import GraphIndex, name_nodes
 from onnxq.graph.scopes import all_graphs
 from onnxq.plan import Plan
 from onnxq.plan.names import part
-from onnxq.sites import Role
+from onnxq.sites import Caution, Role
 from onnxq.spec import GRAIN_NAMES
 
-BITS_ATTRIBUTE_WARNING = (
+BITS_ATTRIBUTE_WARNING = Caution(
+    "W105",
     "the attribute `bits` is in the file as asked: TensorRT's parser accepts it, "
-    "onnx.checker and ONNX Runtime refuse to load such a file"
+    "onnx.checker and ONNX Runtime refuse to load such a file",
 )
 """Belongs beside every file written with such attributes."""
 
@@ -56,7 +57,8 @@ def annotate_model(
     if bits_attribute:
         warnings = (*warnings, BITS_ATTRIBUTE_WARNING)
     elif had:
-        warnings = (*warnings, f"{had} attributes `bits` became metadata, so that every engine loads the file")
+        text = f"{had} attributes `bits` became metadata, so that every engine loads the file"
+        warnings = (*warnings, Caution("W106", text))
     name = "" if isinstance(source, ModelProto) else str(source)
     operators = find_operators(GraphIndex(name_nodes(model)))
     return Inspection(model, pairs, source=name, warnings=warnings, operators=operators)
@@ -174,11 +176,13 @@ def _from_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo,
             continue
         problem = _contradiction(pair, bits)
         if problem:
-            raise ConfigError(f"--bits {pattern}={bits}", problem, "give other bits, or a narrower pattern before it")
+            raise ConfigError(
+                f"bits: {pattern}={bits}", problem, "give other bits, or a narrower pattern before it", code="Q309"
+            )
         out.append(replace(pair, bits=bits, origin=Origin.GIVEN))
     for position, (pattern, bits) in enumerate(given):
         if position not in hits:
-            raise ConfigError(f"--bits {pattern}={bits}", *_no_match(pattern, pairs, given[:position]))
+            raise ConfigError(f"bits: {pattern}={bits}", *_no_match(pattern, pairs, given[:position]), code="Q309")
     return tuple(out)
 
 
@@ -200,14 +204,15 @@ def _from_plan(pairs: tuple[PairInfo, ...], plan: Plan) -> tuple[PairInfo, ...]:
             continue
         problem = _contradiction(pair, spec.bits)
         if problem:
-            raise PlanError(str(pair.site), problem, "the plan belongs to another model, or was edited: plan again")
+            raise PlanError(
+                str(pair.site), problem, "the plan belongs to another model, or was edited: plan again", code="Q404"
+            )
         out.append(replace(pair, bits=spec.bits, symmetric=spec.symmetric, origin=Origin.PLAN))
     if plan.all_sites and not any(pair.origin is Origin.PLAN for pair in out):
         first = plan.all_sites[0].site
         raise PlanError(
             plan.model or "plan", f"none of its {len(plan.all_sites)} sites is a pair of this model, e.g. {first}",
-            did_you_mean(str(first), (str(pair.site) for pair in pairs)),
-        )  # fmt: skip
+            did_you_mean(str(first), (str(pair.site) for pair in pairs)), code="Q404")  # fmt: skip
     return tuple(out)
 
 
@@ -221,7 +226,7 @@ def _contradiction(pair: PairInfo, bits: int) -> str:
     return ""
 
 
-def _unbound(pairs: tuple[PairInfo, ...]) -> tuple[str, ...]:
+def _unbound(pairs: tuple[PairInfo, ...]) -> tuple[Caution, ...]:
     loose = [
         str(pair.site)
         for pair in pairs
@@ -232,4 +237,4 @@ def _unbound(pairs: tuple[PairInfo, ...]) -> tuple[str, ...]:
         return ()
     names = ", ".join(loose[:3]) + (" …" if len(loose) > 3 else "")
     text = "noted narrower than their type, but nothing bounds their levels: an engine that does not read the note"
-    return (f"{text} computes with all of them ({len(loose)}: {names})",)
+    return (Caution("W106", f"{text} computes with all of them ({len(loose)}: {names})"),)

@@ -128,4 +128,5 @@ def _blame(taps: Taps, tensor: TensorId, batch: Batch, dataset: Dataset, error: 
         str(tensor),
         f"{error.cause}, in {dataset.name(guilty)}",
         "mend or leave out that sample, or the node that made it",
+        code="Q501",
     )

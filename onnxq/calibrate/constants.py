@@ -23,13 +23,13 @@ def tensor_of(index: GraphIndex, site: Site) -> TensorId:
     """The tensor a site quantizes. Raises PlanError when the model does not have it."""
     if isinstance(site, TensorId):
         if index.resolve(site.name, site.scope) != site:
-            raise PlanError(str(site), "the model has no such tensor", "plan this model again")
+            raise PlanError(str(site), "the model has no such tensor", "plan this model again", code="Q404")
         return site
     node = index.node(site.node)
     name = node.inputs[site.index] if site.index < len(node.inputs) else ""
     found = index.resolve(name, node.scope)
     if found is None:
-        raise PlanError(str(site), "this input is not connected in the model", "plan this model again")
+        raise PlanError(str(site), "this input is not connected in the model", "plan this model again", code="Q404")
     return found
 
 
@@ -66,7 +66,9 @@ def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], numbers: Number
         if site.role is not Role.BIAS:
             continue
         if site.derived is None:
-            raise PlanError(str(site.site), "a bias needs the activation and the weight it derives from", "plan again")
+            raise PlanError(
+                str(site.site), "a bias needs the activation and the weight it derives from", "plan again", code="Q403"
+            )
         x, w = site.derived
         if x in numbers and w in numbers:
             with _about(site):
@@ -77,7 +79,9 @@ def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], numbers: Number
 def _constant(index: GraphIndex, site: SitePlan) -> NDArray[Any]:
     value = index.constant(tensor_of(index, site.site))
     if value is None:
-        raise PlanError(str(site.site), f"is not a constant, as a {site.role} must be", "plan this model again")
+        raise PlanError(
+            str(site.site), f"is not a constant, as a {site.role} must be", "plan this model again", code="Q404"
+        )
     return value
 
 
@@ -90,5 +94,5 @@ def _about(site: SitePlan) -> Iterator[None]:
         if error.subject == str(site.site) or error.subject.startswith(f"{site.site}:"):
             raise
         if error.subject in ("weight", "bias"):
-            raise type(error)(str(site.site), error.cause, error.fix) from error
+            raise error.replace_text(subject=str(site.site)) from error
         raise type(error)(f"{site.site}: {error.subject}", error.cause, error.fix) from error

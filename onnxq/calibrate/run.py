@@ -52,7 +52,9 @@ def calibrate(
     unseen: tuple[Refusal, ...] = ()
     if watch.readers:
         if dataset is None:
-            raise PlanError(str(next(iter(wants))), "has no scale, and there are no samples", "give calibration data")
+            raise PlanError(
+                str(next(iter(wants))), "has no scale, and there are no samples", "give calibration data", code="Q405"
+            )
         limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
         unseen = observe(
             proto,
@@ -89,10 +91,15 @@ def _watch(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch, dict[Si
         first = groups.setdefault(site.group, site) if site.group else site
         if first.spec != site.spec:
             raise PlanError(
-                str(site.site), f"shares its scale with {first.site} but has another spec", "make them equal"
+                str(site.site),
+                f"shares its scale with {first.site} but has another spec",
+                "make them equal",
+                code="Q403",
             )
         if not isinstance(site.spec.granularity, PerTensor):
-            raise PlanError(str(site.site), "activations have one scale per tensor", "ask for granularity: tensor")
+            raise PlanError(
+                str(site.site), "activations have one scale per tensor", "ask for granularity: tensor", code="Q403"
+            )
         tensor = tensor_of(index, site.site)
         want = Want(f"group {site.group}" if site.group else f"tensor {tensor}", first.observer, first.spec)
         wants[site.site] = want
@@ -133,5 +140,5 @@ def _refused(
         reason = f"calibration never ran the branch it lies in ({tensor.scope})" if tensor.scope else "was always empty"
         reason = known.reason if known is not None else reason
         fix = known.fix if known is not None else "give samples that reach it"
-        refusals.append(Refusal(str(site), reason, fix, "calibrate"))
+        refusals.append(Refusal(str(site), reason, fix, "calibrate", "R106"))
     return refusals

@@ -10,7 +10,7 @@ _EPILOG = """\b
 Exit codes:
   0    done
   1    something in the model, data or configuration must be mended, or a tolerance is not met
-       (the message says what and how)
+       (the message says what and how; `onnxq explain CODE` says more)
   2    the command line is wrong
   3    done, but with refusals, and --strict was given
   4    done, but --min-sqnr or --max-drop does not hold
@@ -32,6 +32,7 @@ Exit codes:
         "inspect": "onnxq.cli.inspect",
         "annotate-bits": "onnxq.cli.annotate_bits",
         "build-kernels": "onnxq.cli.build_kernels",
+        "explain": "onnxq.cli.explain",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EPILOG,

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from onnxq.cli import options
+from onnxq.cli.errors import error_fields, say_error
 from onnxq.errors import MissingDependencyError
 
 
@@ -28,7 +29,7 @@ from onnxq.errors import MissingDependencyError
 @click.option("--force", is_flag=True, help="Build again what is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 @options.quiet
-def command(archs: tuple[str, ...], out: str | None, force: bool, as_json: bool, quiet: bool) -> None:
+def command(archs: tuple[str, ...], out: str | None, force: bool, as_json: bool, quiet: bool) -> int:
     """Compile the fake-quant kernels: for the CPU with the C++ compiler, for GPUs with nvcc, or else with NVRTC.
 
     They are compiled on first use anyway; this does it before, and for GPUs that are not in this machine.
@@ -44,9 +45,11 @@ def command(archs: tuple[str, ...], out: str | None, force: bool, as_json: bool,
         from onnxq.kernels import build_kernels
 
         built = build_kernels(archs, output=None if out is None else Path(out), force=force, progress=progress)
-    report.show_kernels(built, as_json=as_json, quiet=quiet)
     missing = [one for one in built if one.state == "missing"]
     asked = [one for one in missing if one.kernels == "CUDA"] if archs else []
+    failed = None
     if asked or len(missing) == len(built):
         one = (asked or missing)[0]
-        raise MissingDependencyError(f"{one.kernels} kernels", one.reason)
+        failed = MissingDependencyError(f"{one.kernels} kernels", one.reason)
+    report.show_kernels(built, as_json=as_json, quiet=quiet, error=error_fields(failed) if failed else None)
+    return say_error(failed) if failed else 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxq.cli import options
+from onnxq.cli.errors import error_fields, say_error
 from onnxq.errors import VerificationError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ _FLOAT = options.FiniteFloat()
 @options.quiet
 def command(
     model: str, quantized: str, as_json: bool, verbose: bool, top: int | None, quiet: bool, **wanted: Any
-) -> None:
+) -> int:
     """Run FLOAT and QUANT on samples and say how far they are apart: ONNX Runtime off, on, and TensorRT.
 
     Exits with 1 when a tolerance is not met, or when an engine that must run does not: one named by --engines, else the
@@ -111,16 +112,20 @@ def command(
         from onnxq import pipeline
 
         found = pipeline.diff(model, quantized, progress=progress, **wanted)
-    report.show_difference(found, as_json=as_json, verbose=verbose, top=top, quiet=quiet)
-    _demand(found)
+    unmet = _find_unmet(found)
+    report.show_difference(
+        found, as_json=as_json, verbose=verbose, top=top, quiet=quiet, error=error_fields(unmet) if unmet else None
+    )
+    return say_error(unmet) if unmet else 0
 
 
-def _demand(found: Difference) -> None:
-    """Exit with 1, saying why, when a tolerance or an engine is lacking."""
+def _find_unmet(found: Difference) -> VerificationError | None:
+    """The error of a tolerance that is not met, or of an engine that is lacking; None when all holds."""
     if found.unmet:
         first, more = found.unmet[0], len(found.unmet) - 1
         rest = f"; and {more} more tolerance{'s' if more > 1 else ''} not met" if more else ""
-        raise VerificationError(f"output {first.output}", f"{first}{rest}")
+        return VerificationError(f"output {first.output}", f"{first}{rest}", code="Q703")
     for name in found.missing:
         refusal = next(one for one in found.skipped if one.subject == name)
-        raise VerificationError(f"engine {name}", f"must run, and did not: {refusal.reason}", refusal.fix)
+        return VerificationError(f"engine {name}", f"must run, and did not: {refusal.reason}", refusal.fix, code="Q704")
+    return None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxq.cli import options
+from onnxq.cli.errors import error_fields, say_error
 from onnxq.errors import VerificationError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ _NAMED = 5
 @options.quiet
 def command(
     model: str, shapes: tuple[str, ...], as_json: bool, verbose: bool, top: int | None, quiet: bool, **wanted: Any
-) -> None:
+) -> int:
     """Build the engine of MODEL and tell which kernel every pair and every heavy node became, and in which type.
 
     With --engine ort also which weights can overflow the 16-bit sums of x86 CPUs without VNNI; with --data how often
@@ -85,23 +86,29 @@ def command(
         from onnxq.engines.profiles import parse_shapes
 
         proof = pipeline.prove(model, shapes=parse_shapes(shapes), progress=progress, **wanted)
-    report.show_proof(proof, as_json=as_json, verbose=verbose, top=top, quiet=quiet)
-    _demand(proof)
+    unmet = _find_unmet(proof)
+    report.show_proof(
+        proof, as_json=as_json, verbose=verbose, top=top, quiet=quiet, error=error_fields(unmet) if unmet else None
+    )
+    return say_error(unmet) if unmet else 0
 
 
-def _demand(proof: Proof) -> None:
-    """Exit with 1, saying why, when there is no engine or a required node is not in int8."""
+def _find_unmet(proof: Proof) -> VerificationError | None:
+    """The error of an engine that was not built or of a requirement that does not hold; None when all holds."""
     build = proof.build
     if not proof.built:
         told = "" if build.reduced is not None else "--reduce finds the smallest part that does this; "
         subject = f"node {build.node}" if build.node else (proof.source or "the model")
-        raise VerificationError(subject, f"{build.state}: {build.reason}", f"{told}--save keeps the log")
+        return VerificationError(subject, f"{build.state}: {build.reason}", f"{told}--save keeps the log", code="Q705")
     if proof.unmet:
         named = ", ".join(proof.unmet[:_NAMED]) + (", …" if len(proof.unmet) > _NAMED else "")
         reason = proof.node(proof.unmet[0]).reason
-        raise VerificationError(f"--require-int8: {named}", f"not in int8 ({len(proof.unmet)} in all)", reason)
+        return VerificationError(
+            f"--require-int8: {named}", f"not in int8 ({len(proof.unmet)} in all)", reason, code="Q706"
+        )
     if not proof.holds:
         from onnxq.report import saturation_summary
 
         fix = "quantize the float model with onnxq (saturation: avoid, the default), or with 7-bit weights"
-        raise VerificationError("--require-exact", saturation_summary(proof.weights), fix)
+        return VerificationError("--require-exact", saturation_summary(proof.weights), fix, code="Q707")
+    return None

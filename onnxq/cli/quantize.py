@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnxq.cli import options
+from onnxq.cli.errors import error_fields, say_error
 from onnxq.cli.group import REFUSED, UNMET
 from onnxq.cli.outputs import beside
+from onnxq.errors import VerificationError
+
+if TYPE_CHECKING:
+    from onnxq.report import Promotion
 
 
 @click.command("quantize", short_help="Quantize a model, check the result, say what was done.")
@@ -51,8 +56,16 @@ def command(
             model, out=target, plan_out=plan_out, force=force, latency=False if no_latency else None,
             progress=progress, **wanted,
         )  # fmt: skip
-    report.show_report(result.report, as_json=as_json, verbose=verbose, quiet=quiet)
-    if result.report.promotion is not None and not result.report.promotion.met and wished:
-        click.echo(f"error: {result.report.promotion.line()}\n  the model is written all the same", err=True)
-        return UNMET
+    unmet = _find_unmet(result.report.promotion) if wished else None
+    fields = error_fields(unmet, UNMET) if unmet else None
+    report.show_report(result.report, as_json=as_json, verbose=verbose, quiet=quiet, error=fields)
+    if unmet is not None:
+        return say_error(unmet, UNMET)
     return REFUSED if strict and result.report.refusals else 0
+
+
+def _find_unmet(promotion: Promotion | None) -> VerificationError | None:
+    """The error of a wish for accuracy that does not hold; None when it does."""
+    if promotion is None or promotion.met:
+        return None
+    return VerificationError("accuracy", promotion.line(), "the model is written all the same", code="Q709")

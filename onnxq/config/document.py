@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from onnxq.errors import ConfigError
+from onnxq.errors import ConfigError, Location
 
 Path = tuple[str | int, ...]
 # Far more than rules for every node of the largest networks take; aliases of aliases pass it in ten lines.
@@ -46,7 +46,10 @@ def parse(text: str, source: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ConfigError(
-            f"{source}:{mark.line + 1}" if mark else source, f"not YAML: {error.problem}", "mend the file's syntax"
+            Location(source, mark.line + 1 if mark else None),
+            f"not YAML: {error.problem}",
+            "mend the file's syntax",
+            code="Q302",
         ) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -54,7 +57,7 @@ def parse(text: str, source: str) -> Document:
         cause = f"holds the character {found!r}, which no YAML may"
         raise ConfigError(f"{source}:{line}", cause, "remove it: the file may be damaged, or no YAML at all") from error
     except yaml.YAMLError as error:
-        raise ConfigError(source, f"not YAML: {error}", "mend the file's syntax") from error
+        raise ConfigError(Location(source), f"not YAML: {error}", "mend the file's syntax", code="Q302") from error
     except RecursionError as error:
         line = 1 if loader is None else int(loader.line) + 1
         raise ConfigError(f"{source}:{line}", _DEEP, "a configuration needs six levels at most") from error
@@ -62,7 +65,9 @@ def parse(text: str, source: str) -> Document:
         if loader is not None:
             loader.dispose()
     if not isinstance(values, dict):
-        raise ConfigError(f"{source}:1", "must be a mapping of keys to values", "start with e.g. `target: ort`")
+        raise ConfigError(
+            Location(source, 1), "must be a mapping of keys to values", "start with e.g. `target: ort`", code="Q302"
+        )
     return Document(source, values, reader.lines if root is not None else {})
 
 
@@ -76,16 +81,17 @@ class _Reader:
 
     def read(self, node: Any, path: Path, above: tuple[int, ...]) -> Any:
         """The value of a node. above: the nodes it lies in."""
-        where = f"{self.source}:{node.start_mark.line + 1}"
+        where = Location(self.source, node.start_mark.line + 1)
         if id(node) in above:
-            raise ConfigError(where, f"{dotted(path)}: an alias that contains itself", "write the value out")
+            raise ConfigError(
+                where, f"{dotted(path)}: an alias that contains itself", "write the value out", code="Q302"
+            )
         if len(above) > _DEPTH:
-            raise ConfigError(where, _DEEP, "a configuration needs six levels at most")
+            raise ConfigError(where, _DEEP, "a configuration needs six levels at most", code="Q302")
         self.values += 1
         if self.values > _VALUES or self.characters > _CHARACTERS:
-            raise ConfigError(
-                where, f"its aliases stand for more than {_VALUES:,} values", "write out what is meant, without aliases"
-            )
+            cause = f"its aliases stand for more than {_VALUES:,} values"
+            raise ConfigError(where, cause, "write out what is meant, without aliases", code="Q302")
         inside = (*above, id(node))
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, inside)
@@ -95,38 +101,44 @@ class _Reader:
                 self.lines[(*path, index)] = item.start_mark.line + 1
                 items.append(self.read(item, (*path, index), inside))
             return items
-        return self._scalar(node, f"{where}: {dotted(path)}" if path else where)
+        return self._scalar(node, where / dotted(path) if path else where)
 
     def _mapping(self, node: Any, path: Path, inside: tuple[int, ...]) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            where = f"{self.source}:{key_node.start_mark.line + 1}"
+            where = Location(self.source, key_node.start_mark.line + 1)
             key = self._scalar(key_node, where) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
-                raise ConfigError(where, f"{dotted(path)}: a key must be a word, not {key!r}", "quote it")
+                raise ConfigError(where, f"{dotted(path)}: a key must be a word, not {key!r}", "quote it", code="Q302")
             here = (*path, key)
             if key in out:
                 raise ConfigError(
-                    f"{where}: {dotted(here)}", f"given twice, first in line {self.lines[here]}", "keep one of them"
+                    where / dotted(here),
+                    f"given twice, first in line {self.lines[here]}",
+                    "keep one of them",
+                    code="Q305",
                 )
             self.lines[here] = key_node.start_mark.line + 1
             out[key] = self.read(value_node, here, inside)
         return out
 
-    def _scalar(self, node: Any, where: str) -> Any:
+    def _scalar(self, node: Any, where: Location) -> Any:
         try:
             value = self.loader.construct_object(node)
         except yaml.YAMLError:
             raise
         except Exception as error:  # PyYAML's constructors let ValueError, KeyError, AttributeError … through
             text = node.value if len(node.value) <= _SHOWN else f"{node.value[:_SHOWN]}..."
-            raise ConfigError(where, f"{text!r} is no value of its kind", "quote it, or correct it") from error
+            raise ConfigError(
+                where, f"{text!r} is no value of its kind", "quote it, or correct it", code="Q304"
+            ) from error
         if value is not None and not isinstance(value, (str, int, float, bool)):
-            raise ConfigError(where, f"{type(value).__name__} is no configuration value", "quote it")
+            raise ConfigError(where, f"{type(value).__name__} is no configuration value", "quote it", code="Q302")
         if isinstance(value, int) and abs(value) > _LARGEST:
-            raise ConfigError(where, "is too large a number", f"stay below {_LARGEST:,}")
+            raise ConfigError(where, "is too large a number", f"stay below {_LARGEST:,}", code="Q304")
         if isinstance(value, str):
             self.characters += len(value)
             if any("\ud800" <= char <= "\udfff" for char in value):
-                raise ConfigError(where, "holds half a character (a lone surrogate)", "write the character itself")
+                cause = "holds half a character (a lone surrogate)"
+                raise ConfigError(where, cause, "write the character itself", code="Q304")
         return value

@@ -19,11 +19,12 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Fault:
-    """One wrong entry: where it is in the document, what is wrong, what to write."""
+    """One wrong entry: where it is in the document, what is wrong, what to write. code: its kind in a configuration."""
 
     path: Path
     cause: str
     fix: str
+    code: str = "Q304"
 
 
 def list_faults(error: ValidationError, root: type[BaseModel], hidden: Hidden | None = None) -> list[Fault]:
@@ -35,7 +36,7 @@ def _describe(details: ErrorDetails, root: type[BaseModel], hidden: Hidden) -> F
     path, kind, value = tuple(details["loc"]), details["type"], details["input"]
     if kind == "extra_forbidden":
         key = str(path[-1])
-        return Fault(path, f"unknown key {shorten(key)}", hint_key(_owner(root, path[:-1]), key, hidden))
+        return Fault(path, f"unknown key {shorten(key)}", hint_key(_owner(root, path[:-1]), key, hidden), "Q303")
     if kind in ("literal_error", "enum"):
         choices = str(details.get("ctx", {}).get("expected", ""))
         known = [part.strip("' ") for part in choices.replace(" or ", ", ").split(", ")]

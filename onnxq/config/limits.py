@@ -6,11 +6,11 @@ The target's own tables (onnxq/targets) decide node by node; this only refuses w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnxq.config.model import Config
 from onnxq.config.wish import QuantWish
-from onnxq.errors import ConfigError
+from onnxq.errors import ConfigError, Location
 from onnxq.spec import FLOAT8
 
 # Observers that weigh evenly spaced levels against each other; those of FP8 are not.
@@ -99,20 +99,20 @@ def check_limits(config: Config) -> Config:
     """The configuration itself. ConfigError naming file, line and path of what its target cannot take."""
     for limit in LIMITS.get(config.target, ()):
         if not limit.takes(config):
-            raise ConfigError(_where(config, limit.path), limit.why, limit.fix)
+            raise ConfigError(_where(config, limit.path), limit.why, limit.fix, code="Q307")
     for path, cause, fix in (*_rule_faults(config), *_observer_faults(config)):
-        raise ConfigError(_where(config, path), cause, fix)
+        raise ConfigError(_where(config, path), cause, fix, code="Q307")
     return config
 
 
-def _where(config: Config, path: str) -> str:
+def _where(config: Config, path: str) -> Location:
     """`file:line: path` of the field; of what holds it, or of the target that asks for it, where it was not written."""
     parent = path.rpartition(".")[0]
     for written in (path, parent, "target"):
         found = config.where(written)
-        if written and found != written:
-            return f"{found.removesuffix(written)}{path}"
-    return path
+        if written and str(found) != written:
+            return replace(found, within=f"{found.within.removesuffix(written)}{path}")
+    return Location("") / path
 
 
 def _rule_faults(config: Config) -> Iterator[tuple[str, str, str]]:

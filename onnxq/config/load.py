@@ -17,14 +17,14 @@ from onnxq.config.model import Config
 from onnxq.config.presets import preset_names, preset_text
 from onnxq.config.sparsebit import converted, recognised
 from onnxq.config.wish import Rule
-from onnxq.errors import ConfigError
+from onnxq.errors import ConfigError, Location
 from onnxq.files import read_input, readable, reason_of
 from onnxq.nearest import did_you_mean
 
 DEFAULT = "ort-int8"
 # No configuration is as large; /dev/zero is.
 _MOST_BYTES = 16 * 2**20
-_OVERRIDE = "option"
+_OVERRIDE = Location("", None, "option")
 # Mappings whose keys belong together: a file's own takes the place of the inherited one.
 _WHOLE = ("observer", "quantizer")
 _SET_HERE: Mapping[type[BaseModel], frozenset[str]] = {
@@ -50,13 +50,13 @@ def load_config(source: str | FilePath | Config | None = None, overrides: Mappin
     return _build(_merge(values, given), places, str(source if source is not None else DEFAULT))
 
 
-def _read(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any], dict[Path, str]]:
+def _read(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any], dict[Path, Location]]:
     document = _document(source, above)
     if recognised(document.values):
         document = converted(document)
     values = dict(document.values)
     _refuse_reserved(document)
-    places = {path: f"{document.source}:{line}" for path, line in document.lines.items()}
+    places = {path: Location(document.source, line) for path, line in document.lines.items()}
     _anchor_libraries(values, FilePath(document.source).parent)
     base_name = values.pop("extends", None)
     for index, rule in enumerate(_rules(values)):
@@ -66,14 +66,16 @@ def _read(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any
         return values, places
     where = places[("extends",)]
     if not isinstance(base_name, str):
-        raise ConfigError(f"{where}: extends", "must be the name of a preset or a file", "e.g. `extends: ort-int8`")
+        raise ConfigError(
+            where / "extends", "must be the name of a preset or a file", "e.g. `extends: ort-int8`", code="Q306"
+        )
     seen = (*above, document.source)
     beside = FilePath(document.source).parent / base_name
     try:
         base, base_places = _read(beside if _is_path(base_name) and not _is_preset(document) else base_name, seen)
     except ConfigError as error:
         if error.subject.startswith(("preset ", "config ")):
-            raise ConfigError(f"{where}: extends: {error.subject}", error.cause, error.fix) from error
+            raise ConfigError(where / f"extends: {error.subject}", error.cause, error.fix, code=error.code) from error
         raise
     own = len(_rules(values))
     moved = {_shift(path, own): place for path, place in base_places.items()}
@@ -101,12 +103,13 @@ def _document(source: str | FilePath, above: tuple[str, ...]) -> Document:
         text = read_input(path, ConfigError, limit=_MOST_BYTES, pipes=True).decode("utf-8")
     except FileNotFoundError as error:
         fix = did_you_mean(path.stem, preset_names())
-        raise ConfigError(f"config {name}", "no such file", f"presets go by name; {fix}") from error
+        raise ConfigError(f"config {name}", "no such file", f"presets go by name; {fix}", code="Q301") from error
     except (OSError, ValueError) as error:  # ValueError: no text, or a NUL in the name
         raise ConfigError(
             f"config {name if name.isprintable() else repr(name)}",
             f"cannot be read: {reason_of(error)}",
             "give a YAML file or a preset's name",
+            code="Q301",
         ) from error
     return parse(text, name)
 
@@ -116,8 +119,8 @@ def _refuse_reserved(document: Document) -> None:
         key = path[-1]
         owner = Config if len(path) == 1 else Rule if len(path) == 3 and path[0] == "rules" else None
         if owner is not None and key in _SET_HERE[owner]:
-            where = f"{document.source}:{document.lines[path]}: {dotted(path)}"
-            raise ConfigError(where, f"unknown key {key!r}", hint_key(owner, str(key), _SET_HERE))
+            where = Location(document.source, document.lines[path], dotted(path))
+            raise ConfigError(where, f"unknown key {key!r}", hint_key(owner, str(key), _SET_HERE), code="Q303")
 
 
 def _rules(values: Mapping[str, Any]) -> list[Any]:
@@ -178,7 +181,7 @@ def _paths(values: Mapping[str, Any], above: Path = ()) -> list[Path]:
     return out
 
 
-def _build(values: Mapping[str, Any], places: Mapping[Path, str], source: str) -> Config:
+def _build(values: Mapping[str, Any], places: Mapping[Path, Location], source: str) -> Config:
     # JSON mode of pydantic's strict validation takes lists for tuples and words for enums, and nothing else.
     try:
         text = readable(json.dumps({**values, "source": source}, default=_plain, ensure_ascii=False))
@@ -196,15 +199,15 @@ def _plain(value: Any) -> Any:
     return value.model_dump(mode="json", exclude_unset=True) if hasattr(value, "model_dump") else str(value)
 
 
-def _explain(error: ValidationError, places: Mapping[Path, str], source: str) -> ConfigError:
+def _explain(error: ValidationError, places: Mapping[Path, Location], source: str) -> ConfigError:
     found = [(_subject(one.path, places, source), one) for one in list_faults(error, Config, _SET_HERE)]
     subject, first = found[0]
     rest = "".join(f"\n  also {other}: {one.cause}; {one.fix}" for other, one in found[1:])
-    return ConfigError(subject, first.cause, first.fix + rest)
+    return ConfigError(subject, first.cause, first.fix + rest, code=first.code)
 
 
-def _subject(path: Path, places: Mapping[Path, str], source: str) -> str:
+def _subject(path: Path, places: Mapping[Path, Location], source: str) -> Location:
     """`file:line: path`, with the line of the innermost part that was written; inside of types only as far as that."""
     known = next((n for n in range(len(path), 0, -1) if path[:n] in places), 0)
-    place = places[path[:known]] if known else source
-    return f"{place}: {dotted(path)}" if path else place
+    place = places[path[:known]] if known else Location(source)
+    return place / dotted(path) if path else place

@@ -13,6 +13,7 @@ from onnxq.config.data import DataConfig, RuntimeConfig, VerifyConfig
 from onnxq.config.front_end import FrontEnd
 from onnxq.config.values import Bits, Frozen
 from onnxq.config.wish import QuantWish, Rule
+from onnxq.errors import Location
 
 
 def _activation_wish() -> QuantWish:
@@ -58,9 +59,8 @@ class Config(Frozen):
     verify: VerifyConfig = VerifyConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     torch: FrontEnd = FrontEnd()
-    _lines: dict[str, str] = PrivateAttr(default_factory=dict)
+    _lines: dict[str, Location] = PrivateAttr(default_factory=dict)
 
-    def where(self, path: str) -> str:
+    def where(self, path: str) -> Location:
         """`file:line: path` of a dotted path such as "activations.observer"; the path alone if it was not written."""
-        place = self._lines.get(path)
-        return f"{place}: {path}" if place else path
+        return self._lines.get(path, Location("")) / path

@@ -24,7 +24,7 @@ def _folder() -> Traversable:
         return resources.files(_PACKAGE)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "presets", f"neither {beside} nor the package {_PACKAGE} is there", "reinstall onnxq"
+            "presets", f"neither {beside} nor the package {_PACKAGE} is there", "reinstall onnxq", code="Q301"
         ) from error
 
 
@@ -36,5 +36,7 @@ def preset_names() -> tuple[str, ...]:
 def preset_text(name: str) -> str:
     """The YAML of a preset; ConfigError with the nearest names when there is none."""
     if name not in preset_names():
-        raise ConfigError(f"preset {name!r}", "no preset or file of this name", did_you_mean(name, preset_names()))
+        raise ConfigError(
+            f"preset {name!r}", "no preset or file of this name", did_you_mean(name, preset_names()), code="Q301"
+        )
     return (_folder() / f"{name}.yaml").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from onnxq.config.document import Path, dotted
 from onnxq.config.faults import Fault, list_faults, shorten
-from onnxq.errors import OnnxqError
+from onnxq.errors import Location, OnnxqError
 
 _Row = TypeVar("_Row", bound=BaseModel)
 # Most faults told of one file.
@@ -72,25 +72,28 @@ class JsonText:
     source: str
     text: str
 
-    def where(self, path: Path) -> str:
+    def where(self, path: Path) -> Location:
         """`file:line: dotted.path` of an entry, with the line of the innermost part that is there."""
-        line = find_line(self.text, path)
-        return f"{self.source}:{line}: {dotted(path)}" if path else f"{self.source}:{line}"
+        return Location(self.source, find_line(self.text, path), dotted(path))
 
-    def parse(self, error: type[OnnxqError], fix: str) -> Any:
-        """Plain values. Raises `error` for what is no JSON, nested too deeply, or gives a key twice."""
+    def parse(self, error: type[OnnxqError], fix: str, *, code: str = "") -> Any:
+        """Plain values. Raises `error`, with `code`, for what is no JSON, nested too deeply, or gives a key twice."""
         try:
             from_json(self.text)
             return json.loads(self.text, object_pairs_hook=_no_repeats)
         except _Repeated as repeated:
-            raise error(self.source, f"gives {shorten(str(repeated))} twice in one object", "keep one") from repeated
+            cause = f"gives {shorten(str(repeated))} twice in one object"
+            raise error(self.source, cause, "keep one", code=code) from repeated
         except (ValueError, RecursionError) as found:
             line = _LINE.search(str(found))
             cause = str(found).splitlines()[0][:200].replace(line[0] if line else "\n", "")
-            raise error(f"{self.source}:{line[1] if line else 1}", f"not JSON: {cause}", fix) from found
+            where = Location(self.source, int(line[1]) if line else 1)
+            raise error(where, f"not JSON: {cause}", fix, code=code) from found
 
-    def read(self, schema: type[_Row], error: type[OnnxqError], fix: str) -> _Row:
-        """The content as `schema`. Raises `error` naming line and path of what does not fit; fix: where to get another.
+    def read(self, schema: type[_Row], error: type[OnnxqError], fix: str, *, code: str = "") -> _Row:
+        """The content as `schema`. Raises `error`, with `code`, naming line and path of what does not fit.
+
+        fix: where to get another file.
 
         Only what `parse` accepts should come here.
         """
@@ -98,7 +101,7 @@ class JsonText:
             return schema.model_validate_json(self.text, strict=True)
         except ValidationError as found:
             faults = list_faults(found, schema)
-            raise explain([(self.where(one.path), one) for one in faults], error, fix) from found
+            raise explain([(self.where(one.path), one) for one in faults], error, fix, code) from found
 
 
 def check_values(values: Mapping[str, Any], schema: type[_Row], subject: str, error: type[OnnxqError]) -> _Row:
@@ -106,17 +109,17 @@ def check_values(values: Mapping[str, Any], schema: type[_Row], subject: str, er
     try:
         return schema.model_validate(dict(values), strict=True)
     except ValidationError as found:
-        faults = [(f"{subject}: {dotted(one.path)}", one) for one in list_faults(found, schema)]
+        faults = [(Location(subject, within=dotted(one.path)), one) for one in list_faults(found, schema)]
         raise explain(faults, error, "") from found
 
 
-def explain(faults: list[tuple[str, Fault]], error: type[OnnxqError], fix: str) -> OnnxqError:
-    """One error for all faults, each with its subject. fix: added where a fault has no better one."""
+def explain(faults: list[tuple[Location, Fault]], error: type[OnnxqError], fix: str, code: str = "") -> OnnxqError:
+    """One error for all faults, each with its place. fix: added where a fault has no better one."""
     (subject, first), rest = faults[0], faults[1:]
     more = "".join(f"\n  also {other}: {one.cause}; {one.fix}" for other, one in rest[:_TOLD])
     more += f"\n  and {len(rest) - _TOLD} more" if len(rest) > _TOLD else ""
     own = f"{first.fix}, or {fix}" if fix else first.fix
-    return error(subject, first.cause, own + more)
+    return error(subject, first.cause, own + more, code=code)
 
 
 def find_line(text: str, path: Path) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from onnxq.config.document import Document, Path, dotted
 from onnxq.config.faults import shorten
-from onnxq.errors import ConfigError
+from onnxq.errors import ConfigError, Location
 from onnxq.nearest import did_you_mean
 
 _SECTIONS = ("BACKEND", "SKIP_TRACE_MODULES", "SCHEDULE", "W", "A")
@@ -73,11 +73,11 @@ class _Reading:
     values: dict[str, Any] = field(default_factory=dict)
     lines: dict[Path, int] = field(default_factory=dict)
 
-    def where(self, path: Path) -> str:
+    def where(self, path: Path) -> Location:
         while path and path not in self.document.lines:
             path = path[:-1]
         line = self.document.lines.get(path)
-        return f"{self.document.source}:{line}: {dotted(path)}" if line else self.document.source
+        return Location(self.document.source, line, dotted(path) if line else "")
 
     def get(self, path: Path, default: Any = None) -> Any:
         at: Any = self.document.values
@@ -98,10 +98,12 @@ class _Reading:
     def only(self, path: Path, values: Any, known: Sequence[str]) -> None:
         """Refuse a section that is no mapping, and keys Sparsebit does not have."""
         if not isinstance(values, Mapping):
-            raise ConfigError(self.where(path), "must be a mapping", f"with {', '.join(known)}")
+            raise ConfigError(self.where(path), "must be a mapping", f"with {', '.join(known)}", code="Q304")
         for key in values:
             if key not in known:
-                raise ConfigError(self.where((*path, key)), f"unknown key {key!r}", did_you_mean(str(key), known))
+                raise ConfigError(
+                    self.where((*path, key)), f"unknown key {key!r}", did_you_mean(str(key), known), code="Q303"
+                )
 
     def listed(self, path: Path) -> list[Any]:
         """A list, [] where nothing or null stands."""
@@ -126,7 +128,9 @@ class _Reading:
 
     def translate(self, word: str, known: Mapping[str, Any], path: Path) -> Any:
         if word.lower() not in known:
-            raise ConfigError(self.where(path), f"{word!r} is none of {', '.join(known)}", did_you_mean(word, known))
+            raise ConfigError(
+                self.where(path), f"{word!r} is none of {', '.join(known)}", did_you_mean(word, known), code="Q304"
+            )
         return known[word.lower()]
 
 
@@ -138,6 +142,7 @@ def _schedule(reading: _Reading) -> None:
             reading.where((*path, "BN_TUNING")),
             "batch norms are tuned by a step of the program, not by the configuration",
             "remove it, and run batches inside `with model.batchnorm_tuning():`",
+            code="Q304",
         )
     reading.put(("torch", "fuse_bn"), reading.get((*path, "FUSE_BN"), False), (*path, "FUSE_BN"))
     redundant = (*path, "DISABLE_UNNECESSARY_QUANT")
@@ -210,7 +215,7 @@ def _fields(reading: _Reading, path: Path, given: Mapping[str, Any]) -> dict[str
     options: dict[str, Any] = {}
     for key, value in given.items():
         if key not in _FIELDS:
-            raise ConfigError(reading.where((*path, *key.split("."))), f"unknown key {key!r}", _hint(key))
+            raise ConfigError(reading.where((*path, *key.split("."))), f"unknown key {key!r}", _hint(key), code="Q303")
         found = _FIELDS[key](reading, (*path, *key.split(".")), value)
         for name, one in found.items():
             (options if name in _OPTIONS else out)[name] = one
@@ -230,14 +235,16 @@ def _specific(reading: _Reading, name: str) -> list[tuple[str, Any]]:
     path: Path = (name, "SPECIFIC")
     listed = reading.get(path, [])
     if not isinstance(listed, list) or not all(isinstance(one, Mapping) for one in listed):
-        raise ConfigError(reading.where(path), "must be a list with one mapping of patterns", 'e.g. [{"conv1": […]}]')
+        raise ConfigError(
+            reading.where(path), "must be a list with one mapping of patterns", 'e.g. [{"conv1": […]}]', code="Q304"
+        )
     return [(str(pattern), pairs) for one in listed[:1] for pattern, pairs in one.items()]
 
 
 def _rule(reading: _Reading, path: Path, role: str, pattern: str, pairs: Any) -> dict[str, Any]:
     at: Path = (*path, 0, pattern)
     if not isinstance(pairs, Sequence) or isinstance(pairs, str) or len(pairs) % 2:
-        raise ConfigError(reading.where(at), "must list keys and values in turn", '["QUANTIZER.BIT", 8]')
+        raise ConfigError(reading.where(at), "must list keys and values in turn", '["QUANTIZER.BIT", 8]', code="Q304")
     given = {str(key): value for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
     wanted = {"float": True} if _off(given) else _fields(reading, at, given)
     return {"node": _pattern(pattern), "role": role, "set": wanted, "at": reading.document.lines.get(at, 1)}

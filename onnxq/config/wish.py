@@ -73,6 +73,7 @@ class QuantWish(Frozen):
                     f"granularity {self.granularity!r}",
                     "this tensor has no channel axis",
                     "ask for granularity: tensor",
+                    code="Q313",
                 )
             grain = PerChannel(axis) if self.block_size is None else PerBlock(axis, self.block_size)
         return QuantSpec(
@@ -172,7 +173,14 @@ class Rule(Frozen):
             return QuantWish(**{**fields, **given})
         except ValidationError as error:
             cause = "; ".join(str(e["msg"]).removeprefix("Value error, ") for e in error.errors())
-            raise ConfigError(self.describe(), cause, "complete the rule's `set`") from error
+            raise ConfigError(
+                self.describe(),
+                cause,
+                "complete the rule's `set`",
+                code="Q304",
+                file=self.source,
+                line=self.line or None,
+            ) from error
 
     def describe(self) -> str:
         """The rule in one line, with where it was written: what messages and plans call it."""

@@ -55,7 +55,7 @@ def load_npz(path: Path) -> dict[str, Array]:
             if info.compress_type != zipfile.ZIP_STORED and info.file_size <= left:
                 left -= info.file_size
     if not found:
-        raise DataError(str(path), "is empty: it holds no arrays", "save at least one array per model input")
+        raise DataError(path, "is empty: it holds no arrays", "save at least one array per model input", code="Q203")
     return found
 
 
@@ -96,10 +96,13 @@ def _header(stream: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...], bo
         raise DataError(where, f"its header says shape {list(shape)}, and no dimension is negative", _DAMAGED)
     if dtype.hasobject:
         raise DataError(
-            where, "holds Python objects, which are never loaded: a file could run code", "save plain numeric arrays"
+            where,
+            "holds Python objects, which are never loaded: a file could run code",
+            "save plain numeric arrays",
+            code="Q206",
         )
     if dtype.names is not None or dtype.subdtype is not None:
-        raise DataError(where, "is a structured array", "save one plain array per model input")
+        raise DataError(where, "is a structured array", "save one plain array per model input", code="Q206")
     return dtype, shape, order
 
 
@@ -113,7 +116,9 @@ def _bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
 def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], order: bool, offset: int, where: str) -> Array:
     size = _bytes(dtype, shape)
     if offset + size > path.stat().st_size:
-        raise DataError(where, f"is truncated: {path.stat().st_size - offset} of {size} bytes are there", _DAMAGED)
+        raise DataError(
+            where, f"is truncated: {path.stat().st_size - offset} of {size} bytes are there", _DAMAGED, code="Q204"
+        )
     if size == 0:
         return np.empty(shape, dtype)
     return np.memmap(path, dtype, "r", offset, shape, "F" if order else "C")
@@ -147,7 +152,9 @@ def _reading(where: str) -> Iterator[None]:
         raise
     except OSError as error:
         cause = f"cannot be read ({error.strerror or error})"
-        raise DataError(where, cause, "check its permissions and the space left in the temporary folder") from error
+        raise DataError(
+            where, cause, "check its permissions and the space left in the temporary folder", code="Q202"
+        ) from error
     except Exception as error:  # the file may hold anything; zipfile, zlib and numpy each complain in their own way
         raise DataError(where, f"is not a readable array file ({_first_line(error)})", _DAMAGED) from error
 

@@ -95,7 +95,9 @@ def is_batch(symbol: object) -> bool:
 
 def _some(found: Cut, value: ValueInfo, where: str) -> Cut:
     if found.count == 0:
-        raise DataError(f"{where}, input {value.name!r}", "is empty: it has no samples", "give it at least one")
+        raise DataError(
+            f"{where}, input {value.name!r}", "is empty: it has no samples", "give it at least one", code="Q203"
+        )
     return found
 
 
@@ -108,5 +110,6 @@ def _fixed(rows: int, value: ValueInfo, where: str) -> Cut:
             f"{where}, input {value.name!r}",
             f"has {rows} rows; the model takes {size} at a time, {shape_text(value)}" if rows else "is empty",
             f"give at least {size}",
+            code="Q209",
         )
     return Cut(rows // size, size=size, left_over=rows % size)

@@ -41,7 +41,7 @@ class Dataset:
         synthetic: bool = False,
     ) -> None:
         if not indices:
-            raise DataError(title, "is empty: it has no samples", "give it at least one sample")
+            raise DataError(title, "is empty: it has no samples", "give it at least one sample", code="Q203")
         self.inputs: tuple[ValueInfo, ...] = tuple(inputs)
         self.synthetic = synthetic
         self._source, self._title = source, title

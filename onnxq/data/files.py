@@ -28,14 +28,16 @@ def open_path(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> So
     try:
         return _open(path, inputs, config)
     except OSError as error:
-        raise DataError(str(path), f"cannot be read ({error.strerror or error})", "check its permissions") from error
+        raise DataError(
+            path, f"cannot be read ({error.strerror or error})", "check its permissions", code="Q202"
+        ) from error
 
 
 def _open(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
     if path.is_dir():
         return _folder(path, inputs, config)
     if not path.exists():
-        raise DataError(str(path), "there is no such file or folder", near_files(path))
+        raise DataError(path, "there is no such file or folder", near_files(path), code="Q201")
     if not path.is_file():
         check_regular(path, DataError)
     reader = _READERS.get(path.suffix.lower())
@@ -43,7 +45,7 @@ def _open(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source
         return reader(path, inputs)
     if path.suffix.lower() in SUFFIXES:
         return image_source([path], path.parent, inputs, config.images)
-    raise DataError(str(path), "is of no kind that samples are read from", f"use {_KINDS}")
+    raise DataError(path, "is of no kind that samples are read from", f"use {_KINDS}", code="Q206")
 
 
 def _npz(path: Path, inputs: Sequence[ValueInfo]) -> Source:
@@ -53,7 +55,9 @@ def _npz(path: Path, inputs: Sequence[ValueInfo]) -> Source:
 def _npy(path: Path, inputs: Sequence[ValueInfo]) -> Source:
     if len(inputs) != 1:
         names = ", ".join(value.name for value in inputs)
-        raise DataError(str(path), f"holds one array, the model has {len(inputs)} inputs: {names}", "use a .npz file")
+        raise DataError(
+            path, f"holds one array, the model has {len(inputs)} inputs: {names}", "use a .npz file", code="Q207"
+        )
     return ArraySource({inputs[0].name: load_npy(path)}, inputs, path.name)
 
 
@@ -93,9 +97,9 @@ def _folder(folder: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> So
     }
     told = [kind for kind, there in found.items() if there]
     if not told:
-        raise DataError(str(folder), "is empty: there are no samples in it", f"use {_KINDS}")
+        raise DataError(folder, "is empty: there are no samples in it", f"use {_KINDS}", code="Q203")
     if len(told) > 1:
-        raise DataError(str(folder), f"holds {' and '.join(told)}", "keep one kind of samples in a folder")
+        raise DataError(folder, f"holds {' and '.join(told)}", "keep one kind of samples in a folder", code="Q206")
     openers: dict[str, Callable[[], Source]] = {
         "ONNX test data (input_*.pb)": lambda: LazySource(
             sets, lambda path: read_set(path, inputs), lambda path: str(path.name)
@@ -117,9 +121,10 @@ def _npy_files(folder: Path, files: Sequence[Path], inputs: Sequence[ValueInfo])
         return ArraySource(arrays, inputs, folder.name)
     if len(inputs) != 1:
         raise DataError(
-            str(folder),
+            folder,
             f"has no .npy file for each input ({', '.join(f'{stem}.npy' for stem in named)})",
             "name the files after the inputs, or use .npz files with one array per input",
+            code="Q207",
         )
     return JoinedSource([_npy(path, inputs) for path in files])
 
@@ -130,7 +135,7 @@ def _input_folders(by_input: dict[str, Path], inputs: Sequence[ValueInfo], where
     counts = {name: len(files) for name, files in listed.items()}
     if len(set(counts.values())) != 1 or not next(iter(counts.values()), 0):
         told = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
-        raise DataError(where, f"the inputs' folders do not hold the same number of .npy files: {told}")
+        raise DataError(where, f"the inputs' folders do not hold the same number of .npy files: {told}", code="Q212")
     rows = zip(*listed.values(), strict=True)
     return JoinedSource(
         [

@@ -60,6 +60,7 @@ def by_input(inputs: Sequence[ValueInfo], given: Arrays, where: str) -> tuple[di
                 f"name the arrays after the inputs: {_listed(names)}"
                 if not extra
                 else f"{did_you_mean(name, extra)} Name the arrays after the inputs: {_listed(names)}",
+                code="Q207",
             )
     return {name: given[name] for name in names}, extra
 
@@ -81,6 +82,7 @@ def check_kind(array_dtype: np.dtype[Any], value: ValueInfo, where: str) -> str:
             f"{where}, input {value.name!r}",
             f"is {array_dtype}, the model wants {_name(want)}",
             f"convert it first, e.g. {value.name}.astype({_name(want)!r}), if that is what its values mean",
+            code="Q210",
         )
     return "" if kind(want) == "string" else f"input {value.name}: {array_dtype} converted to {want}"
 
@@ -101,6 +103,7 @@ def check_dims(shape: Sequence[int], value: ValueInfo, where: str, *, skip: int 
             f"{where}, input {value.name!r}",
             f"axis {axis + offset} of its shape {list(shape)} is {got}, the model wants {want} in {shape_text(value)}",
             _layout_hint(shape[offset:], value),
+            code="Q209",
         )
 
 
@@ -125,6 +128,7 @@ def rank_error(shape: Sequence[int], value: ValueInfo, where: str) -> DataError:
         f"its shape {list(shape)} has {len(shape)} dimensions; the model wants {rank}, {shape_text(value)},"
         f" or {rank + 1} with one sample per leading index",
         near,
+        code="Q209",
     )
 
 
@@ -146,11 +150,15 @@ def ready(array: Array, value: ValueInfo, where: str) -> Array:
     if kind(want) == "int" and array.size:
         limits = np.iinfo(want)
         if int(array.min()) < limits.min or int(array.max()) > limits.max:
-            raise DataError(f"{where}, input {value.name!r}", f"holds values that {want} cannot", "check the data")
+            raise DataError(
+                f"{where}, input {value.name!r}", f"holds values that {want} cannot", "check the data", code="Q210"
+            )
     with np.errstate(over="ignore"):
         out = np.array(array, dtype=want, order="C")
     if kind(want) == "float" and not np.isfinite(out).all():
-        raise DataError(f"{where}, input {value.name!r}", f"holds values too large for {want}", "scale the data")
+        raise DataError(
+            f"{where}, input {value.name!r}", f"holds values too large for {want}", "scale the data", code="Q210"
+        )
     return out
 
 
@@ -163,4 +171,5 @@ def _check_finite(array: Array, value: ValueInfo, where: str) -> None:
             f"{where}, input {value.name!r}",
             f"holds {kinds} ({int(bad.sum())} of {array.size} values, the first at {list(place)})",
             "remove the sample or mend how it was made",
+            code="Q211",
         )

@@ -36,9 +36,10 @@ def image_source(
     """
     if config is None:
         raise DataError(
-            str(folder),
+            folder,
             "is a folder of images, and nothing says how they become the model's input",
             "give a configuration with `data: {images: {size: [224, 224], mean: […], std: […]}}`",
+            code="Q214",
         )
     value = _input(inputs, config, str(folder))
     _pillow()
@@ -53,15 +54,23 @@ def _input(inputs: Sequence[ValueInfo], config: ImageConfig, where: str) -> Valu
     names = [value.name for value in inputs]
     if config.input and config.input not in names:
         raise DataError(
-            f"data.images.input {config.input!r}", "the model has no such input", did_you_mean(config.input, names)
+            f"data.images.input {config.input!r}",
+            "the model has no such input",
+            did_you_mean(config.input, names),
+            code="Q208",
         )
     if len(inputs) != 1:
         raise DataError(
-            where, f"gives images for one input, the model has {len(inputs)}: {', '.join(names)}", "use .npz files"
+            where,
+            f"gives images for one input, the model has {len(inputs)}: {', '.join(names)}",
+            "use .npz files",
+            code="Q214",
         )
     value = inputs[0]
     if value.shape is not None and len(value.shape) != 4:
-        raise DataError(f"input {value.name!r}", f"does not take images: it is {shape_text(value)}", "use .npz files")
+        raise DataError(
+            f"input {value.name!r}", f"does not take images: it is {shape_text(value)}", "use .npz files", code="Q214"
+        )
     return value
 
 
@@ -76,7 +85,10 @@ def read_image(path: Path, config: ImageConfig, value: ValueInfo) -> Array:
         array: Array = pixels.astype(want)
         if config.mean or config.std:
             raise DataError(
-                f"input {value.name!r}", f"is {want}: it takes pixels as they are", "leave mean and std out"
+                f"input {value.name!r}",
+                f"is {want}: it takes pixels as they are",
+                "leave mean and std out",
+                code="Q214",
             )
     else:
         low, high = config.range
@@ -96,7 +108,7 @@ def _pixels(path: Path, config: ImageConfig) -> Array:
         with image_module.open(path) as opened:
             image = opened.convert("L" if config.color == "GRAY" else "RGB")
     except (OSError, SyntaxError, ValueError, image_module.DecompressionBombError) as error:
-        raise DataError(str(path), f"is not a readable image ({error})", "remove or replace it") from error
+        raise DataError(path, f"is not a readable image ({error})", "remove or replace it", code="Q204") from error
     pixels = np.asarray(_placed(image_module, image, config), np.uint8)
     if config.color == "GRAY":
         return pixels[:, :, None]
@@ -140,5 +152,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingDependencyError("Pillow", "is needed to read images", "pip install 'onnxq[images]'") from error
+        raise MissingDependencyError(
+            "Pillow", "is needed to read images", "pip install 'onnxq[images]'", code="Q803"
+        ) from error
     return Image

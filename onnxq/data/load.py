@@ -48,7 +48,7 @@ def load_data(
     if isinstance(source, Dataset):
         return _same_inputs(source, inputs)
     if not inputs:
-        raise DataError("data", "the model has no inputs to feed", "leave --data out")
+        raise DataError("data", "the model has no inputs to feed", "leave `data=…` out")
     with progress("reading samples") as task:
         opened, title = _open(source, inputs, wished, task.advance)
         return _chosen(opened, title, inputs, wished)
@@ -71,7 +71,10 @@ def _open(source: Any, inputs: Sequence[ValueInfo], config: DataConfig, tick: Ca
             given = source()
         return _open(given, inputs, config, tick)
     raise DataError(
-        "data", f"is a {type(source).__name__}", "give a path, arrays by input name, or an iterable of {name: array}"
+        "data",
+        f"is a {type(source).__name__}",
+        "give a path, arrays by input name, or an iterable of {name: array}",
+        code="Q206",
     )
 
 
@@ -87,7 +90,9 @@ def _open_path(
     title = f"{path.name}:{function}"
     given = call(path, function)
     if isinstance(given, Dataset):
-        raise DataError(title, "returns a Dataset", "return arrays by input name or an iterable of {name: array}")
+        raise DataError(
+            title, "returns a Dataset", "return arrays by input name or an iterable of {name: array}", code="Q213"
+        )
     if isinstance(given, Iterable) and not isinstance(given, (str, os.PathLike, Mapping, list, tuple, np.ndarray)):
         return spool(given, inputs, title, config.samples, tick), title
     return _open(given, inputs, config, tick)[0], title
@@ -97,7 +102,7 @@ def _chosen(source: Source, title: str, inputs: Sequence[ValueInfo], config: Dat
     """The samples asked for. The first one is read now: what does not fit should be known before work begins."""
     total = len(source)
     if total == 0:
-        raise DataError(title, "is empty: it has no samples", "give it at least one sample")
+        raise DataError(title, "is empty: it has no samples", "give it at least one sample", code="Q203")
     raw = source.sample(0)
     notes = [check_kind(np.asarray(raw[value.name]).dtype, value, source.name(0)) for value in inputs]
     source.notes = tuple(dict.fromkeys([*source.notes, *(note for note in notes if note)]))
@@ -119,5 +124,6 @@ def _same_inputs(dataset: Dataset, inputs: Sequence[ValueInfo]) -> Dataset:
             f"was loaded for inputs {', '.join(v.name for v in dataset.inputs)}; "
             f"the model has {', '.join(v.name for v in inputs)}",
             "load it with this model's inputs",
+            code="Q208",
         )
     return dataset

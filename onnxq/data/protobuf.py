@@ -37,7 +37,9 @@ def read_set(folder: Path, inputs: Sequence[ValueInfo]) -> dict[str, Array]:
         return dict(tensors)
     if len(tensors) != len(names):
         raise DataError(
-            str(folder), f"has {len(tensors)} input files, the model has {len(names)} inputs ({', '.join(names)})"
+            folder,
+            f"has {len(tensors)} input files, the model has {len(names)} inputs ({', '.join(names)})",
+            code="Q207",
         )
     return {name: array for name, (_, array) in zip(names, tensors, strict=True)}
 
@@ -48,19 +50,19 @@ def read_tensor(path: Path) -> tuple[str, Array]:
     try:
         data = read_input(path, DataError, limit=_MOST_BYTES)
     except OSError as error:
-        raise DataError(str(path), f"cannot be read ({error.strerror or error})") from error
+        raise DataError(path, f"cannot be read ({error.strerror or error})", code="Q202") from error
     try:
         tensor.ParseFromString(data)
     except Exception as error:  # protobuf's DecodeError; its package has no types
-        raise DataError(str(path), "is not an ONNX tensor", "sequences and maps are not supported") from error
+        raise DataError(path, "is not an ONNX tensor", "sequences and maps are not supported", code="Q206") from error
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        raise DataError(str(path), "keeps its values in another file", "save the tensor with its values inside")
+        raise DataError(path, "keeps its values in another file", "save the tensor with its values inside", code="Q204")
     if tensor.data_type not in onnx.TensorProto.DataType.values() or tensor.data_type == 0:
-        raise DataError(str(path), "is not an ONNX tensor", "sequences and maps are not supported")
+        raise DataError(path, "is not an ONNX tensor", "sequences and maps are not supported", code="Q206")
     try:
         return tensor.name, onnx.numpy_helper.to_array(tensor)
     except (ValueError, TypeError) as error:
-        raise DataError(str(path), f"is damaged ({error})", "copy or make it again") from error
+        raise DataError(path, f"is damaged ({error})", "copy or make it again", code="Q204") from error
 
 
 def _files(folder: Path) -> list[Path]:

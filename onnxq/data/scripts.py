@@ -36,7 +36,7 @@ def call(path: Path, function: str) -> Any:
     found = find_function(path, function)
     wants = [p for p in inspect.signature(found).parameters.values() if p.default is p.empty]
     if any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in wants):
-        raise DataError(where, "the function wants arguments; it is called without", "give them defaults")
+        raise DataError(where, "the function wants arguments; it is called without", "give them defaults", code="Q213")
     with user_code(where, path.parent):
         return found()
 
@@ -48,7 +48,7 @@ def find_function(path: Path, function: str) -> Callable[..., Any]:
     with user_code(where, path.parent):
         spec = importlib.util.spec_from_file_location(f"_onnxq_data_{path.stem}", path)
         if spec is None or spec.loader is None:
-            raise DataError(str(path), "is not a Python file")
+            raise DataError(path, "is not a Python file", code="Q213")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         try:
@@ -58,7 +58,7 @@ def find_function(path: Path, function: str) -> Callable[..., Any]:
     found: Callable[..., Any] | None = getattr(module, function, None)
     if found is None or not callable(found):
         names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise DataError(where, "the file has no such function", did_you_mean(function, names))
+        raise DataError(where, "the file has no such function", did_you_mean(function, names), code="Q213")
     return found
 
 
@@ -71,7 +71,9 @@ def _check_script(path: Path) -> None:
     except FileNotFoundError:
         raise DataError(str(path), "there is no such file", near_files(path)) from None
     except OSError as error:
-        raise DataError(str(path), f"cannot be read ({error.strerror or error})", "check its permissions") from error
+        raise DataError(
+            str(path), f"cannot be read ({error.strerror or error})", "check its permissions", code="Q213"
+        ) from error
 
 
 def near_files(path: Path) -> str:
@@ -89,17 +91,19 @@ def feeds_from_json(path: Path) -> Sequence[Mapping[str, Array]]:
         text = read_input(path, DataError, limit=_MOST_BYTES).decode("utf-8")
         content = json.loads(text, object_hook=lambda found: _decoded(found, path))
     except (ValueError, RecursionError) as error:  # ValueError: no JSON, no text, numbers of thousands of digits
-        raise DataError(str(path), f"is not JSON ({error})", "make it with `polygraphy run --save-inputs`") from error
+        raise DataError(
+            path, f"is not JSON ({error})", "make it with `polygraphy run --save-inputs`", code="Q206"
+        ) from error
     except OSError as error:
-        raise DataError(str(path), f"cannot be read ({error.strerror or error})") from error
+        raise DataError(path, f"cannot be read ({error.strerror or error})", code="Q202") from error
     feeds = content if isinstance(content, list) else [content]
     for feed in feeds:
         if not isinstance(feed, dict) or not all(isinstance(value, np.ndarray) for value in feed.values()):
             raise DataError(
-                str(path), "is not a list of {input name: array}", "make it with `polygraphy run --save-inputs`"
+                path, "is not a list of {input name: array}", "make it with `polygraphy run --save-inputs`", code="Q206"
             )
     if not feeds:
-        raise DataError(str(path), "is empty: it has no samples", "give it at least one sample")
+        raise DataError(path, "is empty: it has no samples", "give it at least one sample", code="Q203")
     return feeds
 
 
@@ -111,9 +115,13 @@ def _decoded(found: dict[str, Any], path: Path) -> Any:
     if marker is None:
         return found
     if marker != "ndarray" or not isinstance(found.get("array"), str):
-        raise DataError(str(path), f"holds a Polygraphy {marker}, not input arrays", "save inputs as numpy arrays")
+        raise DataError(
+            path, f"holds a Polygraphy {marker}, not input arrays", "save inputs as numpy arrays", code="Q206"
+        )
     try:
         data = base64.b64decode(found["array"].encode(), validate=True)
         return np.load(io.BytesIO(data), allow_pickle=False)
     except Exception as error:  # numpy parses a header that anybody may have written: whatever it says, it is no array
-        raise DataError(str(path), f"holds an array that cannot be decoded ({error})", "make the file again") from error
+        raise DataError(
+            path, f"holds an array that cannot be decoded ({error})", "make the file again", code="Q204"
+        ) from error

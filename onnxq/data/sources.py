@@ -49,7 +49,9 @@ class ArraySource:
         if feed and (uneven or (several and same)) and all(fits_whole(shapes[v.name], v) for v in inputs):
             self._cuts = {value.name: Cut(None) for value in inputs}
         elif uneven:
-            raise DataError(where, f"the inputs disagree on the number of samples: {uneven}", "give each as many")
+            raise DataError(
+                where, f"the inputs disagree on the number of samples: {uneven}", "give each as many", code="Q212"
+            )
         self._count = next((one.count for one in self._cuts.values() if one.count is not None), 1)
         left = {one.left_over for one in self._cuts.values()} - {0}
         notes += [f"{rows} rows left over that do not fill the model's batch: not used" for rows in sorted(left)]

@@ -26,10 +26,12 @@ def named(item: Any, inputs: Sequence[ValueInfo], where: str) -> dict[str, Array
     if isinstance(item, np.ndarray) or (hasattr(item, "__array__") and not isinstance(item, dict)):
         if len(inputs) != 1:
             names = ", ".join(value.name for value in inputs)
-            raise DataError(where, "is one array without a name", f"the model has several inputs: {names}")
+            raise DataError(where, "is one array without a name", f"the model has several inputs: {names}", code="Q207")
         return {inputs[0].name: np.asarray(item)}
     if not hasattr(item, "keys"):
-        raise DataError(where, f"is a {type(item).__name__}, not a mapping", "give {input name: array} for each sample")
+        raise DataError(
+            where, f"is a {type(item).__name__}, not a mapping", "give {input name: array} for each sample", code="Q206"
+        )
     return {str(name): _array(item[name], f"{where}, array {name!r}") for name in item}
 
 
@@ -37,9 +39,9 @@ def _array(value: Any, where: str) -> Array:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
-        raise DataError(where, f"cannot become an array ({error})", "give numeric arrays") from error
+        raise DataError(where, f"cannot become an array ({error})", "give numeric arrays", code="Q206") from error
     if array.dtype.kind == "O" and not all(isinstance(one, (str, bytes)) for one in array.flat):
-        raise DataError(where, "holds Python objects", "give numeric arrays")
+        raise DataError(where, "holds Python objects", "give numeric arrays", code="Q206")
     return array
 
 
@@ -67,7 +69,7 @@ def spool(
         if limit is not None and count >= limit:
             break
     if not parts:
-        raise DataError(where, "is empty: it gave no samples", "give it at least one sample")
+        raise DataError(where, "is empty: it gave no samples", "give it at least one sample", code="Q203")
     return JoinedSource(parts, keep=store)
 
 
@@ -107,8 +109,9 @@ class _Store:
             np.save(path, array, allow_pickle=False)
         except OSError as error:
             raise DataError(
-                str(path),
+                path,
                 f"the samples do not fit into the temporary folder ({error.strerror or error})",
-                "free space, set TMPDIR, or take fewer with --samples",
+                "free space, set TMPDIR, or take fewer with `samples=…`",
+                code="Q215",
             ) from error
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

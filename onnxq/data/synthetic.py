@@ -55,7 +55,10 @@ def synthetic(
         want = wanted_dtype(value)
         if value.shape is None or want is None or kind(want) not in ("float", "int", "bool"):
             raise DataError(
-                f"input {value.name!r}", f"no random values can be made for it ({shape_text(value)})", "give --data"
+                f"input {value.name!r}",
+                f"no random values can be made for it ({shape_text(value)})",
+                "give `data=…`",
+                code="Q216",
             )
 
     def made(other: int | None) -> Dataset:
@@ -76,7 +79,9 @@ def _running(made: Callable[[int | None], Dataset], session: Session) -> Dataset
             told = told or f"{error.subject}: {error.cause}"
             continue
         return dataset
-    raise DataError("synthetic inputs", f"the model runs with none of the sizes tried ({told})", "give --data")
+    raise DataError(
+        "synthetic inputs", f"the model runs with none of the sizes tried ({told})", "give `data=…`", code="Q216"
+    )
 
 
 def _shapes(inputs: Sequence[ValueInfo], dims: Mapping[str, int], other: int | None) -> dict[str, tuple[int, ...]]:

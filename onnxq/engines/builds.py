@@ -149,11 +149,12 @@ def _last_lines(folder: Path) -> tuple[str, ...]:
 def able(outcome: Outcome, library: str, install: str) -> Outcome:
     """The outcome, when the library could work at all. Raises MissingDependencyError or VerificationError if not."""
     if outcome.state == "missing":
-        raise MissingDependencyError(library, f"cannot be imported ({outcome.reason})", install)
+        raise MissingDependencyError(library, f"cannot be imported ({outcome.reason})", install, code="Q805")
     if outcome.state == "unable":
         raise VerificationError(
             library,
             outcome.reason,
-            "run it where there is one, or use `--engine tensorrt-rtx`, which builds without a GPU",
+            "run it where there is one, or use `engine='tensorrt-rtx'`, which builds without a GPU",
+            code="Q708",
         )
     return outcome

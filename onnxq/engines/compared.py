@@ -47,16 +47,16 @@ class ProofFile(Loose):
     weights: tuple[_WeightRow, ...] | None = None
 
 
-_FIX = "write it with `onnxq prove --json`"
+_FIX = "write it with `onnxq prove`, as JSON"
 
 
 def read_proof(path: str | Path) -> ProofFile:
-    """A proof that `onnxq prove --json` wrote. Raises DataError, with line and path, when it is none."""
-    text = JsonText(str(path), read_text(path, DataError, _FIX, limit=_MOST_BYTES))
-    raw = text.parse(DataError, _FIX)
+    """A proof that `onnxq prove`, as JSON wrote. Raises DataError, with line and path, when it is none."""
+    text = JsonText(str(path), read_text(path, DataError, _FIX, limit=_MOST_BYTES, code="Q217"))
+    raw = text.parse(DataError, _FIX, code="Q217")
     if not isinstance(raw, dict) or not all(isinstance(raw.get(key), dict) for key in ("build", "nodes", "sites")):
-        raise DataError(str(path), "is not the JSON of a proof", _FIX)
-    return text.read(ProofFile, DataError, _FIX)
+        raise DataError(path, "is not the JSON of a proof", _FIX, code="Q217")
+    return text.read(ProofFile, DataError, _FIX, code="Q217")
 
 
 def changes(before: ProofFile, after: Proof) -> Iterator[Change]:

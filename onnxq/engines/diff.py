@@ -119,9 +119,12 @@ def check_pair(float_index: GraphIndex, index: GraphIndex) -> None:
             "inputs",
             f"the models do not have the same ones: {', '.join(only)}",
             "give a model and its own quantized form",
+            code="Q114",
         )
     if not {value.name for value in float_index.outputs} & {value.name for value in index.outputs}:
-        raise ModelError("outputs", "the models have none in common", "give a model and its own quantized form")
+        raise ModelError(
+            "outputs", "the models have none in common", "give a model and its own quantized form", code="Q114"
+        )
 
 
 @dataclass(eq=False)
@@ -192,7 +195,8 @@ class _Work:
                         path,
                         f"its float run gives another {name} than the float model does here ({error.sqnr_db:.1f} dB): "
                         "it was made with other samples or another model",
-                        "give the samples it was made with: --data and the inputs.json saved beside it",
+                        "give the samples it was made with: as `data=…` the inputs.json saved beside it",
+                        code="Q218",
                     )
 
     def inside(self) -> Inside:
@@ -200,7 +204,11 @@ class _Work:
         first, threads = self.dataset[0], self.wish.threads
         if OFF not in self.engines.names:
             return Inside(
-                skipped=(Refusal("layers", f"they are compared with the model run {run_label(OFF)}, which failed"),)
+                skipped=(
+                    Refusal(
+                        "layers", f"they are compared with the model run {run_label(OFF)}, which failed", code="R111"
+                    ),
+                )
             )
         with self.engines.progress("having ONNX Runtime optimize the model"):
             self.inner = inner = open_inner(

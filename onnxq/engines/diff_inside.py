@@ -82,7 +82,7 @@ def open_inner(float_index: GraphIndex, index: GraphIndex, feeds: Feeds, *, fuse
         inner.fused = None
         fix = "the outputs are compared all the same"
         inner.skipped.append(
-            Refusal(f"layers {run_label(ON)}", f"the graph ORT makes cannot be read back ({error})", fix)
+            Refusal(f"layers {run_label(ON)}", f"the graph ORT makes cannot be read back ({error})", fix, code="R111")
         )
     return inner
 

@@ -33,7 +33,7 @@ def polygraphy(module: str = "") -> Any:
     try:
         return import_module(f"polygraphy.{module}" if module else "polygraphy")
     except ImportError as error:
-        raise MissingDependencyError("polygraphy", f"cannot be imported ({error})", INSTALL) from error
+        raise MissingDependencyError("polygraphy", f"cannot be imported ({error})", INSTALL, code="Q804") from error
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def quiet() -> Iterator[None]:
         except (trouble, OSError) as error:  # OSError: a CUDA library that cannot be loaded
             # Its messages go on for lines; the later ones say what to install.
             told = " ".join(str(error).split())
-            raise ModelError("Polygraphy", told[:_TOLD] or "failed") from error
+            raise ModelError("Polygraphy", told[:_TOLD] or "failed", code="Q115") from error
 
 
 class _OurSession:
@@ -154,14 +154,14 @@ class Loaded:
 
 
 def load_results(path: str | Path) -> tuple[Loaded, ...]:
-    """The runs in a Polygraphy results file, a folder of per-iteration files, or a folder that `--save` wrote.
+    """The runs in a Polygraphy results file, a folder of per-iteration files, or a folder that a comparison saved.
 
     Raises DataError for anything else.
     """
     place = Path(path)
     file = place / RESULTS if (place / RESULTS).is_file() else place
     if not file.exists():
-        raise DataError(str(path), "there is no such file or folder", "save one with `onnxq diff --save FOLDER`")
+        raise DataError(path, "there is no such file or folder", "save one with `onnxq diff` and `save=…`", code="Q217")
     for one in sorted(file.glob("*.json")) if file.is_dir() else [file]:
         check_regular(one, DataError)
     kind = polygraphy("comparator").RunResults
@@ -173,10 +173,10 @@ def load_results(path: str | Path) -> tuple[Loaded, ...]:
                 for name, iterations in kind.load(str(one)).items():
                     found.setdefault(name, []).extend(_arrays(iteration) for iteration in iterations)
     except Exception as error:  # the file may hold anything; numpy, json and Polygraphy each complain in their own way
-        fix = "save one with `onnxq diff --save` or `polygraphy run --save-outputs`"
-        raise DataError(str(path), f"holds no Polygraphy RunResults ({_first_line(error)})", fix) from error
+        fix = "save one with `onnxq diff` and `save=…`, or `polygraphy run --save-outputs`"
+        raise DataError(path, f"holds no Polygraphy RunResults ({_first_line(error)})", fix, code="Q217") from error
     if not any(found.values()):
-        raise DataError(str(path), "holds no results", "save some with `onnxq diff --save FOLDER`")
+        raise DataError(path, "holds no results", "save some with `onnxq diff` and `save=…`", code="Q217")
     return tuple(Loaded(_STAMP.sub("", name), str(path), tuple(samples)) for name, samples in found.items())
 
 

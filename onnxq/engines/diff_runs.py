@@ -67,7 +67,9 @@ class Engines:
                     runners.append(self._start(name, stack))
                     self.names.append(name)
                 except OnnxqError as error:
-                    refusal = Refusal(name, str(error).splitlines()[0], _FIX.get(name, error.fix))
+                    refusal = Refusal(
+                        name, f"{error.subject}: {error.cause}".splitlines()[0], _FIX.get(name, error.fix), code="R111"
+                    )
                     self._skip(refusal, required=self._required(name))
                     self.failed[name] = error
             if len(runners) == 1 and self.failed and alone:
@@ -106,7 +108,7 @@ class Engines:
                     raise
                 # Polygraphy and TensorRT grow apart with their releases; a mismatch shows as one of these.
                 fix = "install releases of polygraphy and TensorRT that belong together"
-                raise ModelError(TRT, f"{type(error).__name__}: {error}", fix) from error
+                raise ModelError(TRT, f"{type(error).__name__}: {error}", fix, code="Q115") from error
             stack.enter_context(trial.pop_all())
         return runner
 
@@ -135,7 +137,8 @@ class Engines:
             stack.enter_context(active([runner]))
         except OnnxqError as error:
             self._skip(
-                Refusal(f"layers of {TRT}", error.cause, "the outputs are compared all the same"), required=False
+                Refusal(f"layers of {TRT}", error.cause, "the outputs are compared all the same", code="R111"),
+                required=False,
             )
             return []
         return [runner]

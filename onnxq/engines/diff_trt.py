@@ -33,12 +33,14 @@ def obstacle() -> Refusal | None:
             TRT,
             "TensorRT is not installed",
             "pip install 'onnxq[trt]' on a machine with an NVIDIA GPU ('onnxq[trt-rtx]' for TensorRT for RTX)",
+            code="R111",
         )
     if not _gpus():
         return Refusal(
             TRT,
             f"{library()} is installed, but there is no NVIDIA GPU (or no driver) to run an engine on",
-            "run `onnxq diff --save FOLDER` on a machine with one, and pass FOLDER to --load here",
+            "run `onnxq diff` with `save=…` on a machine with one, and take its folder as `load=…` here",
+            code="R111",
         )
     return None
 
@@ -122,9 +124,9 @@ def build(
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE, errors="replace")
     except subprocess.TimeoutExpired as error:
-        raise ModelError(TRT, f"the engine was not built within {_PATIENCE / 60:.0f} minutes") from error
+        raise ModelError(TRT, f"the engine was not built within {_PATIENCE / 60:.0f} minutes", code="Q115") from error
     if done.returncode or not engine.is_file():
-        raise ModelError(TRT, reason(done.returncode, done.stderr + done.stdout))
+        raise ModelError(TRT, reason(done.returncode, done.stderr + done.stdout), code="Q115")
     return engine
 
 

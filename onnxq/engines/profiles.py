@@ -1,4 +1,4 @@
-"""The sizes an engine is built for: `--shapes input:min,opt,max`, and a guess for inputs nobody gave sizes for."""
+"""The sizes an engine is built for: input:min,opt,max, and a guess for inputs nobody gave sizes for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, Sizes]:
         name, _, sizes = text.rpartition(":")
         parts = [part.strip() for part in sizes.split(",")]
         if not name or len(parts) not in (1, 3) or not all(re.fullmatch(r"\d+(x\d+)*", part) for part in parts):
-            raise ConfigError(f"--shapes {text}", "is not an input with its sizes", _FORM)
+            raise ConfigError(f"shapes: {text}", "is not an input with its sizes", _FORM, code="Q315")
         shapes = [tuple(int(size) for size in part.split("x")) for part in parts] * (3 if len(parts) == 1 else 1)
         found[name] = (shapes[0], shapes[1], shapes[2])
     return found
@@ -46,7 +46,7 @@ def profile(
     found: dict[str, Sizes] = {}
     for name, sizes in given.items():
         if name not in inputs:
-            raise ConfigError(f"--shapes {name}", "the model has no such input", did_you_mean(name, inputs))
+            raise ConfigError(f"shapes: {name}", "the model has no such input", did_you_mean(name, inputs), code="Q315")
         found[name] = _checked(inputs[name], sizes)
     missing = [value for value in inputs.values() if dynamic(value) and value.name not in found]
     if not missing:
@@ -56,7 +56,7 @@ def profile(
         shape = guessed[value.name]
         found[value.name] = (shape, shape, shape)
     told = ", ".join(f"{value.name} {'x'.join(map(str, guessed[value.name]))}" for value in missing)
-    note = f"inputs of no fixed size were built for one size: {told}; --shapes gives others"
+    note = f"inputs of no fixed size were built for one size: {told}; `shapes=…` gives others"
     return {name: sizes for name, sizes in found.items() if dynamic(inputs[name])}, note
 
 
@@ -69,9 +69,13 @@ def _checked(value: ValueInfo, sizes: Sequence[Sequence[int]]) -> Sizes:
         )
         if not fits:
             have = "x".join(str(dim or "?") for dim in value.shape or ())
-            raise ConfigError(f"--shapes {value.name}", f"{'x'.join(map(str, shape))} does not fit its shape {have}")
+            raise ConfigError(
+                f"shapes: {value.name}", f"{'x'.join(map(str, shape))} does not fit its shape {have}", code="Q315"
+            )
     if len(shapes) != 3 or not all(a <= b <= c for a, b, c in zip(*shapes, strict=True)):
-        raise ConfigError(f"--shapes {value.name}", "its three shapes are not min, opt, max in growing order", _FORM)
+        raise ConfigError(
+            f"shapes: {value.name}", "its three shapes are not min, opt, max in growing order", _FORM, code="Q315"
+        )
     return shapes[0], shapes[1], shapes[2]
 
 
@@ -91,5 +95,7 @@ def _guess(
         except OnnxqError:
             sample = synthetic(inputs, samples=1, dims=dims)[0]
     except DataError as error:
-        raise ConfigError(error.subject, f"no size can be guessed for it: {error.cause}", "give --shapes") from error
+        raise ConfigError(
+            error.subject, f"no size can be guessed for it: {error.cause}", "give `shapes=…`", code="Q315"
+        ) from error
     return {name: tuple(int(size) for size in array.shape) for name, array in sample.items()}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from onnxq.annotate import WeightSums
 from onnxq.engines.saturation.model import Cost
+from onnxq.sites import Caution
 
 RTX, TRT, ORT = "tensorrt-rtx", "tensorrt", "ort"
 ENGINES = (RTX, TRT, ORT)
@@ -125,7 +126,7 @@ class Build:
 
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
-    """One --require-int8 pattern: the heavy nodes it selects and those of them that do not run in int8."""
+    """One pattern of nodes that must be int8: the heavy nodes it selects and those of them that do not run in int8."""
 
     pattern: str
     nodes: tuple[str, ...]
@@ -167,7 +168,7 @@ class Proof:
     require_exact: bool = False
     compared: str = ""
     changes: tuple[Change, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Caution, ...] = ()
 
     @property
     def built(self) -> bool:

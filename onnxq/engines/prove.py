@@ -37,7 +37,7 @@ from onnxq.nearest import did_you_mean
 from onnxq.plan import from_json
 from onnxq.progress import Progress, Task, silent
 from onnxq.runtime import open_libraries
-from onnxq.sites import Refusal
+from onnxq.sites import Caution, Unquantized
 
 _LIBRARIES = {
     RTX: ("tensorrt_rtx", "pip install 'onnxq[trt-rtx]'"),
@@ -103,17 +103,23 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
         with wish.progress(f"building with {_PACKAGES[engine][0]}, for at most {wish.timeout:g} s"):
             outcome = able(builds.build(inspection.model, job, folder, timeout=wish.timeout), library, install)
         if outcome.state == "usage":
-            raise ConfigError(f"compute capability {wish.capability}", outcome.reason, "choose one of these")
+            raise ConfigError(
+                f"compute capability {wish.capability}", outcome.reason, "choose one of these", code="Q304"
+            )
         with wish.progress("reading what was built"):
             kernels = _kernels(engine, outcome, proto, folder)
             weights = _weights(engine, index, kernels, folder)
             saved = files.keep(folder, outcome)
-            warnings = [*inspection.warnings, *filter(None, [note]), *_otherwise(engine, outcome, folder)]
+            warnings = [
+                *inspection.warnings,
+                *([Caution("W112", note)] if note else []),
+                *_otherwise(engine, outcome, folder),
+            ]
     reduced = None
     if wish.reduce and outcome.state != BUILT:
         reduced, saved = _reduced(index, job, outcome, wish, files, saved)
     build = _build(engine, capability, outcome, shapes, reduced, saved)
-    why = Why(engine, index, inspection.pairs, _refusals(proto), capability)
+    why = Why(engine, index, inspection.pairs, _unquantized(proto), capability)
     with wish.progress("telling kernels from nodes and pairs"):
         nodes, sites = judge(index, inspection, kernels, why) if outcome.state == BUILT else ((), ())
     types = {one.node: one.type for one in nodes}
@@ -151,17 +157,19 @@ def _cost(proto: onnx.ModelProto, weights: Sequence[WeightSums], wish: Wish) -> 
 def _capability(wish: Wish, engine: str) -> str:
     """SM86 for 8.6; "" where the engine takes the GPU it finds."""
     if engine not in ENGINES:
-        raise ConfigError(f"engine {engine!r}", "is not known", did_you_mean(engine, ENGINES))
+        raise ConfigError(f"engine {engine!r}", "is not known", did_you_mean(engine, ENGINES), code="Q312")
     if engine != ORT and (wish.require_exact or wish.dataset is not None):
-        asked = "--require-exact" if wish.require_exact else "--data"
-        raise ConfigError(asked, "is about kernels of ONNX Runtime; TensorRT's sums are exact", "add --engine ort")
+        asked = "`require_exact=True`" if wish.require_exact else "`data=…`"
+        raise ConfigError(
+            asked, "is about kernels of ONNX Runtime; TensorRT's sums are exact", "take `engine='ort'`", code="Q317"
+        )
     if engine != RTX:
         if wish.capability is not None:
-            raise ConfigError("compute capability", f"{engine} builds for this machine", "leave it out")
+            raise ConfigError("compute capability", f"{engine} builds for this machine", "leave it out", code="Q317")
         return ""
     found = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)", (wish.capability or CAPABILITY).lower())
     if found is None:
-        raise ConfigError(f"compute capability {wish.capability!r}", "is none", "write it as 8.6")
+        raise ConfigError(f"compute capability {wish.capability!r}", "is none", "write it as 8.6", code="Q304")
     return f"SM{found[1]}{found[2]}"
 
 
@@ -181,23 +189,27 @@ def _required(index: GraphIndex, patterns: Sequence[str]) -> dict[str, tuple[str
         try:
             found[pattern] = tuple(n.name for n in heavy if n.op_type == pattern or matches(pattern, n.name))
         except re.error as error:
-            raise ConfigError(f"--require-int8 {pattern}", f"is not a regular expression: {error}") from error
+            raise ConfigError(
+                f"require_int8: {pattern}", f"is not a regular expression: {error}", code="Q309"
+            ) from error
         if not found[pattern]:
             raise ConfigError(
-                f"--require-int8 {pattern}",
+                f"require_int8: {pattern}",
                 f"matches none of the {len(heavy)} nodes that are judged ({', '.join(sorted(HEAVY))})",
                 did_you_mean(pattern, [node.name for node in heavy]) if heavy else "",
+                code="Q309",
             )
     return found
 
 
-def _refusals(proto: onnx.ModelProto) -> tuple[Refusal, ...]:
+def _unquantized(proto: onnx.ModelProto) -> tuple[Unquantized, ...]:
     """What the plan inside the model left float, and why; () when there is none or it cannot be read."""
     text = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
     try:
-        return from_json(text).refusals if text else ()
+        plan = from_json(text) if text else None
     except OnnxqError:
         return ()
+    return (*plan.refusals, *plan.left_float) if plan is not None else ()
 
 
 def _kernels(engine: str, outcome: Outcome, model: onnx.ModelProto, folder: Path) -> tuple[Kernel, ...]:
@@ -220,13 +232,14 @@ def _weights(engine: str, index: GraphIndex, kernels: Sequence[Kernel], folder: 
     return (*found, *unasked_sums(index, kernels, optimized, found))
 
 
-def _otherwise(engine: str, outcome: Outcome, folder: Path) -> Iterator[str]:
+def _otherwise(engine: str, outcome: Outcome, folder: Path) -> Iterator[Caution]:
     """ONNX Runtime's kernels are found in its graph before tensors are laid out anew; say so when that changes them."""
     if engine == ORT and outcome.state == BUILT:
         before, after = (integer_kernels(onnx.load(folder / name)) for name in (builds.OPTIMIZED, builds.ENGINE))
         if before != after:
             told = ", ".join(f"{kind} {before[kind]} -> {after[kind]}" for kind in sorted(before | after))
-            yield f"the last step of ONNX Runtime's optimization changes the integer kernels: {told}"
+            text = f"the last step of ONNX Runtime's optimization changes the integer kernels: {told}"
+            yield Caution("W112", text)
 
 
 def _build(

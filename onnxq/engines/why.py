@@ -10,7 +10,7 @@ from onnxq.engines.kernels import PRODUCTS
 from onnxq.engines.proof import ORT, UNSEEN, NodeProof
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
-from onnxq.sites import Refusal, Role, TensorId
+from onnxq.sites import Role, TensorId, Unquantized
 from onnxq.spec import PerChannel, PerTensor
 
 _NO_KERNEL = {
@@ -35,12 +35,12 @@ _CHANNELS = {"Conv": 0, "MatMul": -1}
 
 @dataclass(frozen=True)
 class Why:
-    """What is known of the model: its pairs by the tensor they make, and what its plan refused."""
+    """What is known of the model: its pairs by the tensor they make, and what its plan left float."""
 
     engine: str
     index: GraphIndex
     pairs: Sequence[PairInfo]
-    refusals: Sequence[Refusal] = ()
+    left: Sequence[Unquantized] = ()
     capability: str = ""
     _by_dequantize: dict[str, PairInfo] = field(default_factory=dict, init=False)
 
@@ -49,9 +49,9 @@ class Why:
 
     def node(self, node: NodeRef, kind: str, types: str) -> str:
         """Why a heavy node does not run in int8; "" when the model does not show it."""
-        refused = next((one for one in self.refusals if one.subject == node.name), None)
-        if refused is not None:
-            return f"the plan left it float: {refused.reason}"
+        left = next((one for one in self.left if one.subject == node.name), None)
+        if left is not None:
+            return f"the plan left it float: {left.reason}"
         family = ORT if self.engine == ORT else "tensorrt"
         if node.op_type in _NO_KERNEL[family]:
             text = f"{'ONNX Runtime' if family == ORT else 'TensorRT'} has no int8 kernel for {node.op_type}"

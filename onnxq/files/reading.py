@@ -31,14 +31,15 @@ def read_input(path: str | Path, error: type[OnnxqError], *, limit: int, pipes: 
     return data
 
 
-def read_text(path: str | Path, error: type[OnnxqError], fix: str, *, limit: int = 64 * MIB) -> str:
-    """The text of a file or pipe, without a byte order mark; raises `error` with `fix` where there is none."""
+def read_text(path: str | Path, error: type[OnnxqError], fix: str, *, limit: int = 64 * MIB, code: str = "") -> str:
+    """The text of a file or pipe, without a byte order mark; raises `error` (fix, code) where there is none."""
     try:
         return read_input(path, error, limit=limit, pipes=True).decode("utf-8-sig")
     except UnicodeDecodeError as found:
-        raise error(str(path), "is not a text file", fix) from found
+        raise error(Path(path), "is not a text file", fix, code=code) from found
     except (OSError, ValueError) as found:  # ValueError: a name with a NUL in it
-        raise error(repr(str(path)) if "\0" in str(path) else str(path), reason_of(found), fix) from found
+        subject = repr(str(path)) if "\0" in str(path) else Path(path)
+        raise error(subject, reason_of(found), fix, code=code) from found
 
 
 def reason_of(error: Exception) -> str:

@@ -28,7 +28,9 @@ class Editor:
 
     def __init__(self, proto: ModelProto) -> None:
         if not has_unique_names(proto):
-            raise ModelError("the model", "has unnamed nodes or nodes that share a name", "call name_nodes first")
+            raise ModelError(
+                "the model", "has unnamed nodes or nodes that share a name", "call name_nodes first", code="Q117"
+            )
         self._source = proto
         self._wiring = import_wiring(proto)
         self._names = all_names(proto)
@@ -85,14 +87,14 @@ class Editor:
     def remove_initializer(self, t: TensorId) -> None:
         """Take out an initializer that nothing reads."""
         if t.name not in self._tensor_scope(t).initializers or not self.is_unread(t):
-            raise ModelError(str(t), "is not an initializer, or is still read", "rewire its readers first")
+            raise ModelError(str(t), "is not an initializer, or is still read", "rewire its readers first", code="Q117")
         del self._wiring.tensors[t], self._wiring.scopes[t.scope].initializers[t.name]
 
     def replace_initializer(self, t: TensorId, array: NDArray[Any], *, dtype: int | None = None) -> None:
         """Other values (and, if need be, another shape or type) for an initializer, for all that read it."""
         scope = self._tensor_scope(t)
         if t.name not in scope.initializers:
-            raise ModelError(str(t), "is not an initializer", did_you_mean(t.name, scope.initializers))
+            raise ModelError(str(t), "is not an initializer", did_you_mean(t.name, scope.initializers), code="Q117")
         scope.initializers[t.name] = encode_tensor(t.name, array, dtype, hold=not scope.name)
         scope.value_info.pop(t.name, None)
 
@@ -117,10 +119,12 @@ class Editor:
         """
         held_scope = self._scope(scope)
         if name in self._wiring.nodes:
-            raise ModelError(name, "there is a node of this name already", "take a name from fresh()")
+            raise ModelError(name, "there is a node of this name already", "take a name from fresh()", code="Q117")
         for anchor in filter(None, (before, after)):
             if self._node(anchor).scope != scope:
-                raise ModelError(anchor, f"is not in scope {scope!r}", "anchor the new node in its own scope")
+                raise ModelError(
+                    anchor, f"is not in scope {scope!r}", "anchor the new node in its own scope", code="Q117"
+                )
         attributes = {key: _attribute(key, value) for key, value in (attrs or {}).items()}
         read = [self._visible(tensor, scope) for tensor in inputs]
         made = [self._define(tensor, scope) if tensor else gs.Variable.empty() for tensor in outputs]
@@ -156,7 +160,7 @@ class Editor:
         """Let one input of one node read another tensor ("" leaves it out; the input after the last one is added)."""
         held = self._node(edge.node)
         if not 0 <= edge.index <= len(held.node.inputs):
-            raise ModelError(str(edge), f"the node has {len(held.node.inputs)} inputs", "use one of these")
+            raise ModelError(str(edge), f"the node has {len(held.node.inputs)} inputs", "use one of these", code="Q117")
         found = self._visible(tensor, held.scope)
         if edge.index == len(held.node.inputs):
             held.node.inputs.append(found)
@@ -178,7 +182,7 @@ class Editor:
             edges = list(consumers)
             strange = next((edge for edge in edges if edge not in self.consumers(t)), None)
             if strange is not None:
-                raise ModelError(str(strange), f"does not read {t}", "take the edge from the index")
+                raise ModelError(str(strange), f"does not read {t}", "take the edge from the index", code="Q117")
         for edge in edges:
             self.replace_input(edge, new)
         for scope in self._wiring.scopes.values() if outputs else ():
@@ -190,7 +194,10 @@ class Editor:
         name = scope.outputs[k].name
         if not scope.name:
             raise ModelError(
-                name, "is an output of the model and keeps its name", "rename the tensor, then make it anew"
+                name,
+                "is an output of the model and keeps its name",
+                "rename the tensor, then make it anew",
+                code="Q117",
             )
         self._visible(new, scope.name)
         scope.outputs[k] = renamed(scope.outputs[k], new)
@@ -213,7 +220,9 @@ class Editor:
         scope = self._tensor_scope(t)
         tensor = self._wiring.tensors[t]
         if not scope.name and t.name in {value.name for value in scope.inputs}:
-            raise ModelError(t.name, "is an input of the model and keeps its name", "insert a node behind it")
+            raise ModelError(
+                t.name, "is an input of the model and keeps its name", "insert a node behind it", code="Q117"
+            )
         self._define(new, t.scope)
         # Bodies that give the tensor out by its outer name are readers like any other.
         for inner in self._wiring.scopes.values():
@@ -275,19 +284,21 @@ class Editor:
     def _node(self, name: str) -> Held:
         held = self._wiring.nodes.get(name)
         if held is None:
-            raise ModelError(name, "the model has no node of this name", did_you_mean(name, self._wiring.nodes))
+            raise ModelError(
+                name, "the model has no node of this name", did_you_mean(name, self._wiring.nodes), code="Q116"
+            )
         return held
 
     def _scope(self, name: str) -> Scope:
         held = self._wiring.scopes.get(name)
         if held is None:
-            raise ModelError(name, "the model has no such scope", did_you_mean(name, self._wiring.scopes))
+            raise ModelError(name, "the model has no such scope", did_you_mean(name, self._wiring.scopes), code="Q116")
         return held
 
     def _tensor_scope(self, t: TensorId) -> Scope:
         if t not in self._wiring.tensors:
             known = (key.name for key in self._wiring.tensors if key.scope == t.scope)
-            raise ModelError(str(t), "the model has no such tensor", did_you_mean(t.name, known))
+            raise ModelError(str(t), "the model has no such tensor", did_you_mean(t.name, known), code="Q116")
         return self._wiring.scopes[t.scope]
 
     def _visible(self, tensor: str, scope: str) -> Any:
@@ -296,14 +307,18 @@ class Editor:
         found = self._wiring.resolve(tensor, scope)
         if found is None:
             known = (key.name for key in self._wiring.tensors)
-            raise ModelError(tensor, f"no such tensor is visible in scope {scope!r}", did_you_mean(tensor, known))
+            raise ModelError(
+                tensor, f"no such tensor is visible in scope {scope!r}", did_you_mean(tensor, known), code="Q116"
+            )
         return self._wiring.tensors[found]
 
     def _define(self, name: str, scope: str) -> Any:
         if not name:
-            raise ModelError("a new tensor", "needs a name", "take one from fresh()")
+            raise ModelError("a new tensor", "needs a name", "take one from fresh()", code="Q117")
         if not self.is_free(name, scope):
-            raise ModelError(name, f"there is a tensor of this name, seen from scope {scope!r}", "use fresh()")
+            raise ModelError(
+                name, f"there is a tensor of this name, seen from scope {scope!r}", "use fresh()", code="Q117"
+            )
         self._names.add(name)
         return self._wiring.define(TensorId(name, scope))
 
@@ -315,7 +330,7 @@ def _inside(scope: str, outer: str) -> bool:
 def _attribute(name: str, value: Any) -> AttributeProto:
     if isinstance(value, AttributeProto):
         if value.type in BODY_TYPES:
-            raise ModelError(name, "is a body, which cannot be put into a node", "build the model with it")
+            raise ModelError(name, "is a body, which cannot be put into a node", "build the model with it", code="Q117")
         return value
     if isinstance(value, (list, tuple)) and not value:
         # An empty list has no type of its own; integers (axes, pads …) are what ONNX lists mostly are.

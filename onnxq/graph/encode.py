@@ -43,7 +43,7 @@ def encode_tensor(name: str, array: NDArray[Any], dtype: int | None = None, *, h
 def _cast(name: str, array: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
     stored = array.astype(target)
     if not np.array_equal(stored.astype(array.dtype), array, equal_nan=array.dtype.kind == "f"):
-        raise ModelError(name, f"its values do not fit {target.name}", "saturate or round them first")
+        raise ModelError(name, f"its values do not fit {target.name}", "saturate or round them first", code="Q117")
     return stored
 
 

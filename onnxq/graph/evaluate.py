@@ -73,7 +73,9 @@ def _fold(model: ModelProto) -> dict[str, NDArray[Any]] | None:
             error_ok=False,
         )
     except ModuleNotFoundError as error:
-        raise MissingDependencyError("onnxruntime", "is needed to fold constants", "pip install onnxq[cpu]") from error
+        raise MissingDependencyError(
+            "onnxruntime", "is needed to fold constants", "pip install onnxq[cpu]", code="Q801"
+        ) from error
     except Exception:  # whatever ONNX Runtime makes of a model it cannot run
         return None
     return {tensor.name: tensor.values for tensor in graph.outputs if isinstance(tensor, gs.Constant)}

@@ -90,23 +90,30 @@ def _locate(name: str, location: str, path: Path, roots: tuple[Path, ...]) -> Pa
     subject = f"{path}, tensor {name!r}"
     windows = PureWindowsPath(location)
     if not location:
-        raise ModelError(subject, "its data is external but no file is named", "export the model again")
+        raise ModelError(subject, "its data is external but no file is named", "export the model again", code="Q107")
     if PurePosixPath(location).is_absolute() or windows.is_absolute() or windows.drive:
         raise ModelError(
             subject,
             f"its data file {location!r} is an absolute path",
             "move the data beside the model and save it with a relative location",
+            code="Q107",
         )
     if ".." in PurePosixPath(location).parts or ".." in windows.parts:
         raise ModelError(
-            subject, f"its data file {location!r} points outside the model's folder", "move the data beside the model"
+            subject,
+            f"its data file {location!r} points outside the model's folder",
+            "move the data beside the model",
+            code="Q107",
         )
     file = path.parent / location
     if not file.exists() and len(roots) > 1:
         file = path.resolve().parent / location
     if not file.exists():
         raise ModelError(
-            subject, f"its data file {location!r} is not there", f"put it beside the model: {path.parent / location}"
+            subject,
+            f"its data file {location!r} is not there",
+            f"put it beside the model: {path.parent / location}",
+            code="Q106",
         )
     real = file.resolve()
     if not any(real.is_relative_to(root) for root in roots):
@@ -114,9 +121,12 @@ def _locate(name: str, location: str, path: Path, roots: tuple[Path, ...]) -> Pa
             subject,
             f"its data file {location!r} is a link that leads outside the model's folder ({real})",
             "copy the model with its data into one folder (cp -L)",
+            code="Q107",
         )
     if not real.is_file():
-        raise ModelError(subject, f"its data file {location!r} is not a regular file", "export the model again")
+        raise ModelError(
+            subject, f"its data file {location!r} is not a regular file", "export the model again", code="Q107"
+        )
     return real
 
 
@@ -126,16 +136,21 @@ def _read(tensor: TensorProto, entries: dict[str, str], file: Path, size: int) -
         offset = int(entries.get("offset", "") or 0)
         length = int(entries.get("length", "") or size - offset)
     except ValueError as error:
-        raise ModelError(subject, f"offset or length is not a number ({error})", "export the model again") from error
+        raise ModelError(
+            subject, f"offset or length is not a number ({error})", "export the model again", code="Q107"
+        ) from error
     if offset < 0 or length < 0 or offset + length > size:
         raise ModelError(
             subject,
             f"the file is too short: bytes {offset} to {offset + length} are wanted, {size} are there",
             "the file is truncated or belongs to another model; copy it again",
+            code="Q106",
         )
     try:
         with file.open("rb") as stream:
             stream.seek(offset)
             return stream.read(length)
     except OSError as error:
-        raise ModelError(subject, f"cannot be read ({error.strerror or error})", "check its permissions") from error
+        raise ModelError(
+            subject, f"cannot be read ({error.strerror or error})", "check its permissions", code="Q106"
+        ) from error

@@ -40,10 +40,12 @@ def inline_functions(proto: ModelProto) -> ModelProto:
     try:
         inlined = onnx.inliner.inline_local_functions(light, convert_version=foreign)
     except Exception as error:
-        raise ModelError("model-local functions", f"cannot be inlined: {error}", "export without functions") from error
+        raise ModelError(
+            "model-local functions", f"cannot be inlined: {error}", "export without functions", code="Q108"
+        ) from error
     if inlined.functions:
         names = ", ".join(sorted(function.name for function in inlined.functions))
-        raise ModelError(names, "this model-local function cannot be inlined", "export without functions")
+        raise ModelError(names, "this model-local function cannot be inlined", "export without functions", code="Q108")
     kept = [value for value in inlined.graph.value_info if not foreign or value.name in declared]
     del inlined.graph.value_info[:]
     inlined.graph.value_info.extend(kept)

@@ -66,7 +66,9 @@ class GraphIndex:
 
     def __init__(self, proto: ModelProto) -> None:
         if not has_unique_names(proto):
-            raise ModelError("the model", "has unnamed nodes or nodes that share a name", "call name_nodes first")
+            raise ModelError(
+                "the model", "has unnamed nodes or nodes that share a name", "call name_nodes first", code="Q117"
+            )
         self.proto = proto
         self.opset: int = opset_of(proto)
         self.functions: tuple[str, ...] = tuple(function_id(function) for function in proto.functions)
@@ -98,7 +100,7 @@ class GraphIndex:
         """The node of this name. Raises ModelError with the nearest names."""
         found = self._nodes.get(name)
         if found is None:
-            raise ModelError(name, "the model has no node of this name", did_you_mean(name, self._nodes))
+            raise ModelError(name, "the model has no node of this name", did_you_mean(name, self._nodes), code="Q116")
         return found
 
     def resolve(self, tensor: str, scope: str) -> TensorId | None:
@@ -178,7 +180,7 @@ class GraphIndex:
     def _graph(self, scope: str) -> GraphProto:
         found = self._graphs.get(scope)
         if found is None:
-            raise ModelError(scope, "the model has no such scope", did_you_mean(scope, self._graphs))
+            raise ModelError(scope, "the model has no such scope", did_you_mean(scope, self._graphs), code="Q116")
         return found
 
     def _visit(self, graph: GraphProto, scope: str) -> None:

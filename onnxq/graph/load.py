@@ -16,6 +16,7 @@ from onnxq.graph.index import opset_of
 from onnxq.graph.scopes import topological, walk
 from onnxq.graph.weights import check_tensors, lighten
 from onnxq.nearest import nearest
+from onnxq.sites import Caution
 
 # From IR version 4 on an initializer need not be a graph input as well.
 PLAIN_INITIALIZERS_IR = 4
@@ -36,7 +37,7 @@ class Model:
     path: Path | None
     size_bytes: int
     external: bool
-    notes: tuple[str, ...] = ()
+    notes: tuple[Caution, ...] = ()
     files: tuple[Path, ...] = ()
 
 
@@ -54,7 +55,10 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
         loose = next((tensor.name for tensor in all_tensors(proto) if is_external(tensor)), None)
         if loose is not None:
             raise ModelError(
-                f"tensor {loose!r}", "its data lies in another file, which a ModelProto cannot find", "give the path"
+                f"tensor {loose!r}",
+                "its data lies in another file, which a ModelProto cannot find",
+                "give the path",
+                code="Q106",
             )
         size, external = proto.ByteSize(), False
     else:
@@ -88,7 +92,7 @@ def check_structure(proto: ModelProto, subject: str) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         where = next((line for line in lines[1:] if line.startswith("==> Context")), "")
         cause = f"{lines[0] if lines else error}{f' ({where[4:]})' if where else ''}"
-        raise ModelError(subject, f"is not a valid ONNX model: {cause}", "export it again") from error
+        raise ModelError(subject, f"is not a valid ONNX model: {cause}", "export it again", code="Q103") from error
 
 
 def _declare_unknown(light: ModelProto) -> None:
@@ -126,17 +130,22 @@ def _file_bytes(path: Path) -> bytes:
     if path.is_dir():
         inside = sorted(file.name for file in path.glob("*.onnx"))
         raise ModelError(
-            str(path), "is a folder, not a model", f"name a file in it: {', '.join(inside[:5])}" if inside else ""
+            path,
+            "is a folder, not a model",
+            f"name a file in it: {', '.join(inside[:5])}" if inside else "",
+            code="Q101",
         )
     if not path.exists():
         near = nearest(path.name, (file.name for file in path.parent.glob("*"))) if path.parent.is_dir() else ()
         fix = f"did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else "check the path"
-        raise ModelError(str(path), "there is no such file", fix)
+        raise ModelError(path, "there is no such file", fix, code="Q101")
     if path.stat().st_size > _MAX_MESSAGE:
-        raise ModelError(str(path), "is one file of over 2 GB: protobuf cannot read it", "save it with external data")
+        raise ModelError(
+            path, "is one file of over 2 GB: protobuf cannot read it", "save it with external data", code="Q101"
+        )
     data = read_input(path, ModelError, limit=_MAX_MESSAGE)
     if not data:
-        raise ModelError(str(path), "is empty", "copy or export it again")
+        raise ModelError(path, "is empty", "copy or export it again", code="Q102")
     return data
 
 
@@ -153,16 +162,19 @@ _IMPOSTORS: tuple[tuple[int, bytes, str, str], ...] = (
 def _parse(data: bytes, path: Path) -> ModelProto:
     for offset, magic, cause, fix in _IMPOSTORS:
         if data[offset : offset + len(magic)] == magic:
-            raise ModelError(str(path), cause, fix)
+            raise ModelError(path, cause, fix, code="Q102")
     proto = ModelProto()
     try:
         proto.ParseFromString(data)
     except Exception as error:  # protobuf does not say which of its errors it may be
         raise ModelError(
-            str(path), "is truncated, damaged or not an ONNX model (protobuf cannot read it)", "copy or export it again"
+            path,
+            "is truncated, damaged or not an ONNX model (protobuf cannot read it)",
+            "copy or export it again",
+            code="Q102",
         ) from error
     if not proto.HasField("graph") or not proto.ir_version or not (proto.graph.node or proto.graph.output):
-        raise ModelError(str(path), "is a protobuf file but not an ONNX model", "give the .onnx of the network")
+        raise ModelError(path, "is a protobuf file but not an ONNX model", "give the .onnx of the network", code="Q102")
     return proto
 
 
@@ -184,7 +196,9 @@ def _check_text(proto: ModelProto, subject: str) -> None:
                 elif descriptor.type == descriptor.TYPE_MESSAGE:
                     waiting.extend(values)
         if not all(isinstance(text, str) for text in texts):
-            raise ModelError(subject, "is damaged: a name in it is not text (UTF-8)", "copy or export it again")
+            raise ModelError(
+                subject, "is damaged: a name in it is not text (UTF-8)", "copy or export it again", code="Q102"
+            )
 
 
 def _check_versions(proto: ModelProto, subject: str) -> None:
@@ -194,14 +208,18 @@ def _check_versions(proto: ModelProto, subject: str) -> None:
             subject,
             f"has IR version {proto.ir_version}, newer than the installed onnx {onnx.__version__} knows",
             "pip install --upgrade onnx onnxruntime",
+            code="Q104",
         )
     if proto.ir_version < 3 or not proto.opset_import:
-        raise ModelError(subject, "is from before opsets (IR version below 3)", "export it again with a newer tool")
+        raise ModelError(
+            subject, "is from before opsets (IR version below 3)", "export it again with a newer tool", code="Q104"
+        )
     if opset_of(proto) > newest:
         raise ModelError(
             subject,
             f"uses opset {opset_of(proto)}, newer than the installed onnx {onnx.__version__} knows ({newest})",
             "pip install --upgrade onnx onnxruntime",
+            code="Q104",
         )
 
 
@@ -215,7 +233,7 @@ def _check_types(proto: ModelProto, subject: str) -> None:
                 raise ModelError(f"{subject}, {kind} {value.name!r}", cause, "export it again, or upgrade onnx")
 
 
-def _plain_initializers(proto: ModelProto) -> tuple[str, ...]:
+def _plain_initializers(proto: ModelProto) -> tuple[Caution, ...]:
     """ORT takes an initializer that is a graph input for variable: neither folded nor prepacked nor quantized."""
     graph = proto.graph
     stored = {tensor.name for tensor in graph.initializer}
@@ -233,11 +251,13 @@ def _plain_initializers(proto: ModelProto) -> tuple[str, ...]:
     if before >= PLAIN_INITIALIZERS_IR and len(dropped) < len(stored):
         # Not the habit of an exporter that lists them all: somebody means to feed these.
         named = ", ".join(dropped[:_SHOWN]) + (", …" if len(dropped) > _SHOWN else "")
-        return (f"inputs with a default value are constants now, and can no longer be fed: {named}",)
-    return (f"{len(dropped)} initializers were listed as graph inputs too; they are plain initializers now",)
+        text = f"inputs with a default value are constants now, and can no longer be fed: {named}"
+    else:
+        text = f"{len(dropped)} initializers were listed as graph inputs too; they are plain initializers now"
+    return (Caution("W113", text),)
 
 
-def _sort(proto: ModelProto) -> tuple[str, ...]:
+def _sort(proto: ModelProto) -> tuple[Caution, ...]:
     moved = False
     for _, graph in walk(proto.graph):
         order = topological(graph)
@@ -246,4 +266,4 @@ def _sort(proto: ModelProto) -> tuple[str, ...]:
             del graph.node[:]
             graph.node.extend(copies)
             moved = True
-    return ("nodes stood before their producers; they are sorted now",) if moved else ()
+    return (Caution("W113", "nodes stood before their producers; they are sorted now"),) if moved else ()

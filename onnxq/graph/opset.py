@@ -50,7 +50,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
         check_structure(full, f"the model at opset {minimum}")
     except ModelError as error:
         fix = "inline its functions first" if named.functions else "export it at a newer opset"
-        raise ModelError(error.subject, error.cause, fix) from error
+        raise ModelError(error.subject, error.cause, fix, code="Q109") from error
     return full
 
 
@@ -108,5 +108,8 @@ def _unconvertible(proto: ModelProto, opset: int, minimum: int, error: Exception
     culprits = [label(node) for _, graph in walk(proto.graph) for node in graph.node if node.op_type in words]
     where = f" (such nodes: {', '.join(culprits[:3])})" if culprits else ""
     return ModelError(
-        f"opset {opset} to {minimum}", f"onnx cannot convert the model: {text}{where}", f"export it at opset {minimum}"
+        f"opset {opset} to {minimum}",
+        f"onnx cannot convert the model: {text}{where}",
+        f"export it at opset {minimum}",
+        code="Q109",
     )

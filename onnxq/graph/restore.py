@@ -69,7 +69,10 @@ def _needs(wiring: Wiring, held: Held, scope: str) -> list[str]:
             source = wiring.resolve(tensor.name, at.scope)
             if source is None or wiring.tensors[source] is not tensor:
                 raise ModelError(
-                    f"{at.node.name}, input {k}", f"reads {tensor.name!r}, which nothing makes", "rewire the node"
+                    f"{at.node.name}, input {k}",
+                    f"reads {tensor.name!r}, which nothing makes",
+                    "rewire the node",
+                    code="Q103",
                 )
             if source.scope == scope:
                 found.append(source.name)
@@ -84,7 +87,9 @@ def _output(wiring: Wiring, scope: Scope, name: str) -> object:
     found = wiring.resolve(name, scope.name)
     if found is None:
         where = f" of {scope.name}" if scope.name else ""
-        raise ModelError(name, f"is an output{where} that nothing makes", "give a node or initializer this output name")
+        raise ModelError(
+            name, f"is an output{where} that nothing makes", "give a node or initializer this output name", code="Q103"
+        )
     return wiring.tensors[found]
 
 

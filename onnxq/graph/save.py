@@ -50,7 +50,9 @@ def save_model(
         try:
             data = proto.SerializeToString(deterministic=True)
         except Exception as error:  # protobuf: over 2 GB
-            raise OutputError(str(path), f"cannot be serialized ({error})", "fold Constant nodes first") from error
+            raise OutputError(
+                path, f"cannot be serialized ({error})", "fold Constant nodes first", code="Q604"
+            ) from error
         files[0].write(data)
 
 
@@ -68,7 +70,8 @@ def check_data_name(target: Path) -> None:
         target.name.encode("utf-8")
     except UnicodeEncodeError as error:
         cause = "the name is not UTF-8, and a model names the file of its weights in UTF-8"
-        raise OutputError(str(target), cause, "choose another name, or keep the weights in the model") from error
+        fix = "choose another name, or keep the weights in the model"
+        raise OutputError(target, cause, fix, code="Q604") from error
 
 
 def _spill(proto: ModelProto, file: BinaryIO, location: str) -> ModelProto:

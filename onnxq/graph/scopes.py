@@ -111,7 +111,9 @@ def in_order(nodes: list[T], needs: list[list[str]], makes: list[list[str]], lab
                 continue
             waiting = [producer[name] for name in needs[i] if name in producer and state[producer[name]] != 2]
             if state[i] == 1 and waiting:
-                raise ModelError(labels[i], "the node depends on its own output", "break the cycle in the graph")
+                raise ModelError(
+                    labels[i], "the node depends on its own output", "break the cycle in the graph", code="Q103"
+                )
             if not waiting:
                 state[i] = 2
                 order.append(i)

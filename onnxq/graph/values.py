@@ -39,7 +39,7 @@ def decode_tensor(tensor: TensorProto) -> NDArray[Any]:
         array = numpy_helper.to_array(tensor)
     except Exception as error:
         cause = f"its values cannot be read ({error})"
-        raise ModelError(tensor.name or "a tensor", cause, "export it again") from error
+        raise ModelError(tensor.name or "a tensor", cause, "export it again", code="Q105") from error
     array = np.asarray(array)
     array.setflags(write=False)
     return array

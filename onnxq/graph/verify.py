@@ -37,7 +37,7 @@ def verify(proto: ModelProto, *, kept: Collection[str] = ()) -> None:
                     _check_quantize(index, node)
         check_structure(proto, "the model")
     except ModelError as error:
-        raise VerificationError(error.subject, error.cause, error.fix) from error
+        raise VerificationError(error.subject, error.cause, error.fix, code="Q701") from error
 
 
 def _check_order(proto: ModelProto) -> None:
@@ -50,17 +50,21 @@ def _check_order(proto: ModelProto) -> None:
             for name in reads(node):
                 if name not in seen:
                     raise VerificationError(
-                        label(node), f"reads {name!r}, which is not made before it", "sort the nodes"
+                        label(node), f"reads {name!r}, which is not made before it", "sort the nodes", code="Q701"
                     )
             for name in filter(None, node.output):
                 if name in seen:
-                    raise VerificationError(label(node), f"makes {name!r}, which is there already", "use a fresh name")
+                    raise VerificationError(
+                        label(node), f"makes {name!r}, which is there already", "use a fresh name", code="Q701"
+                    )
             for inner, _ in bodies(node):
                 known[body_scope(scope, node.name, inner)] = set(seen)
             seen.update(filter(None, node.output))
         for value in graph.output:
             if value.name not in seen:
-                raise VerificationError(value.name, "is an output that nothing makes", "give a node this output name")
+                raise VerificationError(
+                    value.name, "is an output that nothing makes", "give a node this output name", code="Q701"
+                )
 
 
 def _check_quantize(index: GraphIndex, node: NodeRef) -> None:
@@ -68,16 +72,19 @@ def _check_quantize(index: GraphIndex, node: NodeRef) -> None:
     readers = [index.node(edge.node) for edge in index.consumers(made)]
     pairs = [reader for reader in readers if reader.op_type == DEQUANTIZE]
     if not readers and not index.is_output(made) and not index.captured(made):
-        raise VerificationError(node.name, "feeds nothing", "remove it, or give it its DequantizeLinear")
+        raise VerificationError(node.name, "feeds nothing", "remove it, or give it its DequantizeLinear", code="Q701")
     for pair in pairs:
         difference = _difference(index, node, pair)
         if difference:
             raise VerificationError(
-                node.name, f"and its DequantizeLinear {pair.name!r} differ in {difference}", "let them share it"
+                node.name,
+                f"and its DequantizeLinear {pair.name!r} differ in {difference}",
+                "let them share it",
+                code="Q701",
             )
         if pairs and _quantized_again(index, node):
             raise VerificationError(
-                node.name, "quantizes again what was quantized with the same numbers", "drop a pair"
+                node.name, "quantizes again what was quantized with the same numbers", "drop a pair", code="Q701"
             )
 
 
@@ -130,13 +137,17 @@ def _check_numbers(index: GraphIndex, node: NodeRef) -> None:
         return
     numbers = scale.astype(np.float64)
     if not (np.isfinite(numbers).all() and (numbers > 0).all()):
-        raise VerificationError(node.name, "has a scale that is not a positive, finite number", "calibrate it again")
+        raise VerificationError(
+            node.name, "has a scale that is not a positive, finite number", "calibrate it again", code="Q701"
+        )
     zero = index.resolve(node.inputs[2], node.scope) if len(node.inputs) > 2 else None
     if zero is not None and index.shape(zero) is not None and index.shape(zero) != scale.shape:
-        raise VerificationError(node.name, "has a scale and a zero point of different shapes", "give them one shape")
+        raise VerificationError(
+            node.name, "has a scale and a zero point of different shapes", "give them one shape", code="Q701"
+        )
     wrong = next(_wrong_lengths(index, node, scale.shape), "")
     if wrong:
-        raise VerificationError(node.name, wrong, "give one scale for each entry of the axis")
+        raise VerificationError(node.name, wrong, "give one scale for each entry of the axis", code="Q701")
 
 
 def _wrong_lengths(index: GraphIndex, node: NodeRef, scale: tuple[int, ...]) -> Iterator[str]:

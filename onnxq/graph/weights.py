@@ -57,7 +57,9 @@ def check_tensors(proto: ModelProto, subject: str) -> None:
     for tensor in all_tensors(proto):
         if tensor.data_type not in known:
             cause = f"has the unknown element type {tensor.data_type}"
-            raise ModelError(f"{subject}, tensor {tensor.name!r}", cause, "export it again, or upgrade onnx")
+            raise ModelError(
+                f"{subject}, tensor {tensor.name!r}", cause, "export it again, or upgrade onnx", code="Q105"
+            )
         if is_external(tensor) or not tensor.HasField("raw_data"):
             continue
         wanted = tensor_bytes(tensor)
@@ -66,6 +68,7 @@ def check_tensors(proto: ModelProto, subject: str) -> None:
                 f"{subject}, tensor {tensor.name!r}",
                 f"its shape {list(tensor.dims)} needs {wanted} bytes, {len(tensor.raw_data)} are stored",
                 "the file is damaged; export or copy it again",
+                code="Q105",
             )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from onnxq.plan import Plan
+from onnxq.sites import Caution
 
 
 class Why(str, Enum):
@@ -67,4 +68,4 @@ class Imported:
     unmatched: tuple[Left, ...] = ()
     unused: tuple[Left, ...] = ()
     missing: tuple[Absent, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Caution, ...] = ()

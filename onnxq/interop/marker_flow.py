@@ -161,7 +161,10 @@ def check_quantizers(markers: Sequence[Marker], index: GraphIndex, quantizers: S
     for marker in markers:
         if not numbers.setdefault(marker.site, marker).agrees(marker):
             raise ModelError(
-                marker.site, "two of its markers have different numbers", "give every quantizer a site of its own"
+                marker.site,
+                "two of its markers have different numbers",
+                "give every quantizer a site of its own",
+                code="Q120",
             )
     read = {m.site for m in markers if index.consumers(m.result) or index.is_output(m.result)}
     read |= {m.site for m in markers if index.captured(m.result)}
@@ -170,14 +173,14 @@ def check_quantizers(markers: Sequence[Marker], index: GraphIndex, quantizers: S
     if lost:
         raise ModelError(
             lost[0], f"quantizes nothing that the exported graph computes{_more(lost)}",
-            "disable quantizers that the forward pass does not use, or call them there",
-        )  # fmt: skip
+            "disable quantizers that the forward pass does not use, or call them there", code="Q120")  # fmt: skip
     strange = [site for site in numbers if site not in wanted]
     if strange:
         raise ModelError(
             strange[0],
             f"is marked in the graph, and the model has no such quantizer{_more(strange)}",
             "export it again",
+            code="Q120",
         )
 
 

@@ -73,7 +73,9 @@ def read_markers(index: GraphIndex) -> Iterator[Marker]:
         if node.domain != DOMAIN:
             continue
         if node.op_type != OPERATOR:
-            raise ModelError(node.name, f"{DOMAIN} has no operator {node.op_type}", f"the marker is {OPERATOR}")
+            raise ModelError(
+                node.name, f"{DOMAIN} has no operator {node.op_type}", f"the marker is {OPERATOR}", code="Q119"
+            )
         yield _marker(index, node)
 
 
@@ -82,16 +84,24 @@ def _marker(index: GraphIndex, node: NodeRef) -> Marker:
     subject = str(attrs.get("site") or node.name)
     lacking = [key for key in _NEEDED if key not in attrs]
     if lacking or not attrs["site"]:
-        raise ModelError(subject, f"its marker has no {lacking[0] if lacking else 'site'}", "export the model again")
+        raise ModelError(
+            subject, f"its marker has no {lacking[0] if lacking else 'site'}", "export the model again", code="Q119"
+        )
     strange = sorted(set(attrs) - set(_KNOWN))
     if strange:
-        raise ModelError(subject, f"its marker has an unknown {strange[0]!r}", did_you_mean(strange[0], _KNOWN))
+        raise ModelError(
+            subject, f"its marker has an unknown {strange[0]!r}", did_you_mean(strange[0], _KNOWN), code="Q119"
+        )
     row = check_values(attrs, _MarkerRow, subject, ModelError)
     if len(node.inputs) != 3 or not all(node.inputs) or len(node.outputs) != 1:
-        raise ModelError(subject, "its marker needs a tensor, a scale and a zero point", "export the model again")
+        raise ModelError(
+            subject, "its marker needs a tensor, a scale and a zero point", "export the model again", code="Q119"
+        )
     source = index.resolve(node.inputs[0], node.scope)
     if source is None:
-        raise ModelError(subject, f"nothing makes {node.inputs[0]!r}, which its marker reads", "export the model again")
+        raise ModelError(
+            subject, f"nothing makes {node.inputs[0]!r}, which its marker reads", "export the model again", code="Q119"
+        )
     spec = _spec(subject, row)
     qparams = _qparams(subject, spec, *(_number(index, node, k, subject) for k in (1, 2)))
     return Marker(node, subject, _role(subject, row.role), spec, qparams, source, TensorId(node.outputs[0], node.scope))
@@ -104,13 +114,15 @@ def _word(value: Any) -> Any:
 def _role(site: str, word: str) -> Role:
     role = next((one for one in _ROLES if one.value == word), None)
     if role is None:
-        raise ModelError(site, f"role {word!r} is none of a marker's", f"use {', '.join(map(str, _ROLES))}")
+        raise ModelError(
+            site, f"role {word!r} is none of a marker's", f"use {', '.join(map(str, _ROLES))}", code="Q119"
+        )
     return role
 
 
 def _spec(site: str, row: _MarkerRow) -> QuantSpec:
     if row.scheme not in ("symmetric", "asymmetric"):
-        raise ModelError(site, f"scheme {row.scheme!r}", "use symmetric or asymmetric")
+        raise ModelError(site, f"scheme {row.scheme!r}", "use symmetric or asymmetric", code="Q119")
     bits, low, high = row.bits, row.qmin, row.qmax
     signed = low < 0
     try:
@@ -123,10 +135,10 @@ def _spec(site: str, row: _MarkerRow) -> QuantSpec:
             storage=row.storage,
         )
     except OnnxqError as error:
-        raise ModelError(site, f"{error.subject}: {error.cause}", error.fix) from error
+        raise ModelError(site, f"{error.subject}: {error.cause}", error.fix, code="Q119") from error
     if (low, high) != (spec.qmin, spec.qmax):
         levels = f"levels {low}…{high} are not those of {bits} bits"
-        raise ModelError(site, levels, f"use {spec.qmin}…{spec.qmax}")
+        raise ModelError(site, levels, f"use {spec.qmin}…{spec.qmax}", code="Q119")
     return spec
 
 
@@ -141,7 +153,9 @@ def _number(index: GraphIndex, node: NodeRef, k: int, site: str) -> NDArray[Any]
     value = None if tensor is None else index.constant(tensor)
     if value is None:
         what = ("scale", "zero point")[k - 1]
-        raise ModelError(site, f"its {what} is computed at run time", "freeze the quantizers before the export")
+        raise ModelError(
+            site, f"its {what} is computed at run time", "freeze the quantizers before the export", code="Q119"
+        )
     if value.dtype.kind in "OSU":
         raise ModelError(site, f"its {('scale', 'zero point')[k - 1]} is text", "export the model again")
     return np.asarray(value)
@@ -151,13 +165,19 @@ def _qparams(site: str, spec: QuantSpec, scale: NDArray[Any], zero: NDArray[Any]
     if scale.size == zero.size == 1 and isinstance(spec.granularity, PerTensor):
         scale, zero = scale.reshape(()), zero.reshape(())
     if scale.shape != zero.shape:
-        raise ModelError(site, f"scale of shape {scale.shape}, zero point of {zero.shape}", "give both one shape")
+        raise ModelError(
+            site, f"scale of shape {scale.shape}, zero point of {zero.shape}", "give both one shape", code="Q119"
+        )
     steps = np.asarray(scale, np.float32)
     if not (np.isfinite(steps).all() and (steps > 0).all()):
-        raise ModelError(site, "its scale is not a positive, finite number", "calibrate the quantizer again")
+        raise ModelError(
+            site, "its scale is not a positive, finite number", "calibrate the quantizer again", code="Q119"
+        )
     levels = np.rint(np.asarray(zero, np.float64))
     if not (np.isfinite(levels).all() and (levels >= spec.qmin).all() and (levels <= spec.qmax).all()):
-        raise ModelError(site, f"its zero point is outside {spec.qmin}…{spec.qmax}", "calibrate the quantizer again")
+        raise ModelError(
+            site, f"its zero point is outside {spec.qmin}…{spec.qmax}", "calibrate the quantizer again", code="Q119"
+        )
     return QParams(steps, levels.astype(np.int32), ORIGIN)
 
 
@@ -166,12 +186,16 @@ def check_shape(marker: Marker, shape: tuple[int | str | None, ...] | None) -> N
     grain, found = marker.spec.granularity, marker.qparams.scale.shape
     if isinstance(grain, PerTensor):
         if found != ():
-            raise ModelError(marker.site, f"scale of shape {found} and no axis", "give the axis of its channels")
+            raise ModelError(
+                marker.site, f"scale of shape {found} and no axis", "give the axis of its channels", code="Q119"
+            )
         return
     if shape is None:
         return
     if not -len(shape) <= grain.axis < len(shape):
-        raise ModelError(marker.site, f"axis {grain.axis} of a tensor of shape {list(shape)}", "use an axis it has")
+        raise ModelError(
+            marker.site, f"axis {grain.axis} of a tensor of shape {list(shape)}", "use an axis it has", code="Q119"
+        )
     axis = grain.axis % len(shape)
     size = grain.size if isinstance(grain, PerBlock) else 0
     if size:
@@ -181,5 +205,4 @@ def check_shape(marker: Marker, shape: tuple[int | str | None, ...] | None) -> N
     if len(wanted) != len(found) or any(isinstance(w, int) and w != f for w, f in zip(wanted, found, strict=True)):
         raise ModelError(
             marker.site, f"scale of shape {found} for a tensor of shape {list(shape)} on axis {grain.axis}",
-            "calibrate the quantizer again",
-        )  # fmt: skip
+            "calibrate the quantizer again", code="Q119")  # fmt: skip

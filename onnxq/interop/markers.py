@@ -69,7 +69,9 @@ def strip_markers(
     index = GraphIndex(infer_shapes(proto))
     markers = tuple(read_markers(index))
     if not markers:
-        raise ModelError(name or "the model", f"has no {DOMAIN} markers", "export it with its quantizers calibrated")
+        raise ModelError(
+            name or "the model", f"has no {DOMAIN} markers", "export it with its quantizers calibrated", code="Q118"
+        )
     check_quantizers(markers, index, None if quantizers is None else tuple(quantizers))
     found = flow(markers, index)
     stripped, placed = _Stripper(proto, index, markers, found).run()

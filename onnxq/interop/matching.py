@@ -15,7 +15,7 @@ from onnxq.interop.imported import Absent, Left, Matched, Why
 from onnxq.interop.trt_cache import ORIGIN, Cache, Entry
 from onnxq.nearest import did_you_mean, nearest
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Role, Site, TensorId
+from onnxq.sites import Caution, Role, Site, TensorId
 from onnxq.spec import PerTensor, QParams
 
 # Output 0 holds exactly the values of input 0, so both have one range.
@@ -40,7 +40,7 @@ class Findings:
     unused: tuple[Left, ...]
     missing: tuple[SitePlan, ...]
     absent: tuple[Absent, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Caution, ...]
 
 
 def match(cache: Cache, plan: Plan, before: GraphIndex, prepared: GraphIndex) -> Findings:
@@ -116,7 +116,7 @@ def _check_fits(site: SitePlan, entry: Entry) -> None:
     )
 
 
-def _agree(plan: Plan, found: dict[Site, tuple[Entry, str]]) -> tuple[str, ...]:
+def _agree(plan: Plan, found: dict[Site, tuple[Entry, str]]) -> tuple[Caution, ...]:
     """Members of a sharing group all take the largest of their scales: the others' values fit in it too."""
     groups: dict[str, list[Site]] = {}
     for site in _ranged(plan):
@@ -130,7 +130,8 @@ def _agree(plan: Plan, found: dict[Site, tuple[Entry, str]]) -> tuple[str, ...]:
         largest, through = max(given, key=lambda pair: pair[0].scale)
         if any(entry.scale != largest.scale for entry, _ in given):
             names = ", ".join(sorted({entry.name for entry, _ in given}))
-            notes.append(f"{names} share one scale and differ in the cache: the largest, of {largest.name}, is used")
+            text = f"{names} share one scale and differ in the cache: the largest, of {largest.name}, is used"
+            notes.append(Caution("W118", text))
         for member in members:
             if member not in found or found[member][0].scale != largest.scale:
                 found[member] = (largest, through or f"shares its scale with {largest.name}")
@@ -147,6 +148,7 @@ def _check_model(cache: Cache, before: GraphIndex, prepared: GraphIndex) -> None
             cache.source,
             f"none of its {len(cache.entries)} names is a tensor of the model; the first is {first!r}",
             f"name the ONNX file that TensorRT was calibrated with; {did_you_mean(first, names)}",
+            code="Q506",
         )
 
 

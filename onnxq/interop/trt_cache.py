@@ -61,8 +61,13 @@ def read_cache(source: str | Path) -> Cache:
     try:
         data = read_input(path, CalibrationError, limit=_MOST_BYTES, pipes=True)
     except OSError as error:
-        raise CalibrationError(str(path), error.strerror or str(error), "name TensorRT's calibration cache") from error
-    return parse_cache(data, source=str(path))
+        raise CalibrationError(
+            path, error.strerror or str(error), "name TensorRT's calibration cache", code="Q505"
+        ) from error
+    try:
+        return parse_cache(data, source=str(path))
+    except CalibrationError as error:
+        raise error.name_file(path) from error
 
 
 def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
@@ -70,13 +75,15 @@ def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
     lines = _text(data, source).splitlines()
     number = next((k for k, line in enumerate(lines, 1) if line.strip()), 0)
     if not number:
-        raise CalibrationError(source, "is empty", _AGAIN)
+        raise CalibrationError(source, "is empty", _AGAIN, code="Q505")
     header = lines[number - 1].strip()
     if not _HEADER.fullmatch(header):
         raise CalibrationError(
             f"{source}:{number}",
             f"{_short(header)} is no header like {HEADER!r}",
             "restore the first line of the file that TensorRT wrote, or name the right file",
+            code="Q505",
+            line=number,
         )
     _check_order(lines[number:], source)
     found = [_entry(line, k) for k, line in enumerate(lines[number:], number + 1) if line.strip()]
@@ -89,13 +96,14 @@ def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
             source,
             "; ".join(faults[:_SHOWN]) + more,
             "mend these lines, or delete them: what then has no scale is listed",
+            code="Q505",
         )
     if not entries:
-        raise CalibrationError(source, "holds a header and no scales", _AGAIN)
+        raise CalibrationError(source, "holds a header and no scales", _AGAIN, code="Q505")
     return Cache(source, header, tuple(entries))
 
 
-_AGAIN = "calibrate with TensorRT again, or quantize with --data"
+_AGAIN = "calibrate with TensorRT again, or quantize with samples"
 
 
 def write_cache(scales: Mapping[str, float | np.float32], *, header: str = HEADER) -> str:
@@ -107,9 +115,11 @@ def write_cache(scales: Mapping[str, float | np.float32], *, header: str = HEADE
     for name, scale in scales.items():
         value = np.float32(scale)
         if name != name.strip() or not name or len(name.splitlines()) != 1:
-            raise CalibrationError(repr(name), "cannot stand in a calibration cache", "rename the tensor")
+            raise CalibrationError(repr(name), "cannot stand in a calibration cache", "rename the tensor", code="Q505")
         if not (np.isfinite(value) and value > 0):
-            raise CalibrationError(name, f"scale {value} is not a finite number above 0", "calibrate it again")
+            raise CalibrationError(
+                name, f"scale {value} is not a finite number above 0", "calibrate it again", code="Q505"
+            )
         lines.append(f"{name}: {int(value.view(np.uint32)):08x}")
     return "\n".join(lines) + "\n"
 
@@ -130,11 +140,11 @@ def _text(data: bytes, source: str) -> str:
     binary = "is binary; a calibration cache of TensorRT is text"
     fix = "ONNX Runtime's calibration.flatbuffers is another format: name the file that TensorRT's calibrator wrote"
     if b"\0" in data:
-        raise CalibrationError(source, binary, fix)
+        raise CalibrationError(source, binary, fix, code="Q505")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise CalibrationError(source, binary, fix) from error
+        raise CalibrationError(source, binary, fix, code="Q505") from error
 
 
 def _entry(line: str, number: int) -> Entry | str:
@@ -169,6 +179,7 @@ def _check_order(lines: list[str], source: str) -> None:
             source,
             "most of its scales make sense only with their bytes swapped",
             "write them big-endian, as TensorRT does: struct.pack('>f', scale).hex()",
+            code="Q505",
         )
 
 

@@ -44,7 +44,7 @@ def build_kernels(
         try:
             output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(str(output), error.strerror or str(error), "choose another folder") from error
+            raise OutputError(output, error.strerror or str(error), "choose another folder", code="Q604") from error
     march = "native" if output is None else PORTABLE
     with progress("compiling for the CPU, about a minute"):
         host = _timed("CPU", lambda: build_host(output, march=march, force=force))

@@ -52,9 +52,9 @@ def kernels_folder() -> Path:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = place.stat()
     except OSError as error:
-        raise OutputError(str(place), error.strerror or str(error), _FIX) from error
+        raise OutputError(place, error.strerror or str(error), _FIX, code="Q605") from error
     if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        raise OutputError(str(place), "others may write to it, and code is loaded from it", _FIX)
+        raise OutputError(place, "others may write to it, and code is loaded from it", _FIX, code="Q605")
     return place
 
 
@@ -87,7 +87,7 @@ def fetch(place: Path, name: str, key: Key, build: Callable[[Path], None], *, fo
             entry = None if force else _valid(path, same)
             return entry or _store(path, key, build)
     except OSError as error:
-        raise OutputError(str(path), error.strerror or str(error), _FIX) from error
+        raise OutputError(path, error.strerror or str(error), _FIX, code="Q605") from error
 
 
 def _valid(path: Path, wanted: Callable[[Key], bool]) -> Entry | None:

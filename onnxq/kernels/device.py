@@ -44,7 +44,9 @@ def device_image(arch: str, nvrtc: Sequence[Path] = ()) -> DeviceImage:
         return DeviceImage(entry.path.read_bytes(), f"NVRTC {compiler.version}, {entry.path}")
     left = store.find(store.kernels_folder(), lambda key: _fits(key) and key.get("archs") == str(number))
     if left is None:
-        raise MissingDependencyError(f"CUDA kernels for sm_{number}", "nothing is built and NVRTC is not found", _FIX)
+        raise MissingDependencyError(
+            f"CUDA kernels for sm_{number}", "nothing is built and NVRTC is not found", _FIX, code="Q808"
+        )
     return DeviceImage(left.path.read_bytes(), f"cache, {left.path}")
 
 
@@ -52,7 +54,7 @@ def arch_number(arch: str) -> int:
     """90 of "sm_90", "90", "9.0" or "compute_90". Raises ConfigError for anything else."""
     found = re.fullmatch(r"(?:sm_|compute_)?(\d{1,2})\.?(\d)[af]?", arch.strip())
     if found is None:
-        raise ConfigError(f"architecture {arch!r}", "is not one", "write it as sm_90 or 9.0")
+        raise ConfigError(f"architecture {arch!r}", "is not one", "write it as sm_90 or 9.0", code="Q304")
     return int(found[1] + found[2])
 
 
@@ -79,7 +81,10 @@ def build_fatbin(archs: Sequence[int] = (), place: Path | None = None, *, force:
     unknown = [str(one) for one in chosen if one not in known]
     if unknown:
         raise ConfigError(
-            f"architecture {', '.join(unknown)}", f"{version} knows {', '.join(map(str, known))}", "use another nvcc"
+            f"architecture {', '.join(unknown)}",
+            f"{version} knows {', '.join(map(str, known))}",
+            "use another nvcc",
+            code="Q304",
         )
     key = {**_key(version), "archs": ",".join(map(str, sorted(chosen)))}
 
@@ -99,7 +104,9 @@ def nvcc() -> tuple[str, str, tuple[int, ...]]:
     beside = [shutil.which("nvcc", path=os.path.join(one, "bin")) for one in toolkits if one]
     path = shutil.which(named) if named else next(filter(None, (shutil.which("nvcc"), *beside)), None)
     if path is None:
-        raise MissingDependencyError("CUDA kernels", f"there is no {named or 'nvcc'}", "install the CUDA toolkit")
+        raise MissingDependencyError(
+            "CUDA kernels", f"there is no {named or 'nvcc'}", "install the CUDA toolkit", code="Q806"
+        )
     release = re.search(r"release (\S+),", _run([path, "--version"]))
     known = sorted(int(one) for one in re.findall(r"^sm_(\d+)$", _run([path, "--list-gpu-code"]), re.MULTILINE))
     return path, f"nvcc {release[1] if release else 'unknown'}", tuple(known)
@@ -131,8 +138,12 @@ def _run(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, errors="replace")
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise MissingDependencyError("CUDA kernels", f"{command[0]} does not run: {error}", "set ONNXQ_NVCC") from error
+        raise MissingDependencyError(
+            "CUDA kernels", f"{command[0]} does not run: {error}", "set ONNXQ_NVCC", code="Q807"
+        ) from error
     if done.returncode:
         said = "\n".join((done.stderr or done.stdout).strip().splitlines()[:10])
-        raise MissingDependencyError("CUDA kernels", f"{command[0]} failed: {said}", "set ONNXQ_NVCC to another nvcc")
+        raise MissingDependencyError(
+            "CUDA kernels", f"{command[0]} failed: {said}", "set ONNXQ_NVCC to another nvcc", code="Q807"
+        )
     return done.stdout

@@ -92,7 +92,10 @@ def _compiler() -> tuple[str, str]:
         if path:
             return path, _run([path, "--version"]).splitlines()[0]
     raise MissingDependencyError(
-        "CPU kernels", f"there is no C++ compiler ({named or 'g++, clang++, c++'})", "install g++, or set CXX"
+        "CPU kernels",
+        f"there is no C++ compiler ({named or 'g++, clang++, c++'})",
+        "install g++, or set CXX",
+        code="Q806",
     )
 
 
@@ -117,10 +120,14 @@ def _run(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, errors="replace")
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise MissingDependencyError("CPU kernels", f"{command[0]} does not run: {error}", "set CXX") from error
+        raise MissingDependencyError(
+            "CPU kernels", f"{command[0]} does not run: {error}", "set CXX", code="Q807"
+        ) from error
     if done.returncode:
         said = "\n".join(done.stderr.strip().splitlines()[:10])
-        raise MissingDependencyError("CPU kernels", f"{command[0]} failed: {said}", "set CXX to another compiler")
+        raise MissingDependencyError(
+            "CPU kernels", f"{command[0]} failed: {said}", "set CXX to another compiler", code="Q807"
+        )
     return done.stdout
 
 
@@ -128,12 +135,14 @@ def _checked(path: Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise MissingDependencyError("CPU kernels", str(error), "set CXX to another compiler") from error
+        raise MissingDependencyError("CPU kernels", str(error), "set CXX to another compiler", code="Q807") from error
     for name in ("fq_cpu_forward", "fq_cpu_backward"):
         getattr(library, name).argtypes = (ctypes.POINTER(Call),)
         getattr(library, name).restype = ctypes.c_int
     if library.fq_cpu_abi() != ctypes.sizeof(Call):
-        raise MissingDependencyError(str(path), "has another layout of its argument", "report this, with the compiler")
+        raise MissingDependencyError(
+            path, "has another layout of its argument", "report this, with the compiler", code="Q807"
+        )
     return library
 
 

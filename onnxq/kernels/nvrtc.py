@@ -38,7 +38,10 @@ class Nvrtc:
         known = max((one for one in self.archs if one <= arch), default=None)
         if known is None:
             raise MissingDependencyError(
-                f"sm_{arch}", f"NVRTC {self.version} compiles for {', '.join(map(str, self.archs))}", "install another"
+                f"sm_{arch}",
+                f"NVRTC {self.version} compiles for {', '.join(map(str, self.archs))}",
+                "install another",
+                code="Q808",
             )
         # Code for a lower minor number runs on a higher one; a new major number needs PTX.
         kind = "cubin" if known // 10 == arch // 10 else "ptx"
@@ -57,7 +60,9 @@ class Nvrtc:
             code = library.nvrtcCompileProgram(program, len(options), _strings(options))
             if code:
                 log = _text(library, "nvrtcGetProgramLog", program).rstrip(b"\0").decode(errors="replace")
-                raise MissingDependencyError("CUDA kernels", f"NVRTC {self.version} failed: {log}", "install another")
+                raise MissingDependencyError(
+                    "CUDA kernels", f"NVRTC {self.version} failed: {log}", "install another", code="Q807"
+                )
             return _text(library, "nvrtcGetCUBIN" if kind == "cubin" else "nvrtcGetPTX", program)
         finally:
             library.nvrtcDestroyProgram(ctypes.byref(program))
@@ -126,4 +131,6 @@ def _strings(texts: Any) -> Any:
 
 def _check(library: Any, code: int) -> None:
     if code:
-        raise MissingDependencyError("NVRTC", library.nvrtcGetErrorString(code).decode(), "install another")
+        raise MissingDependencyError(
+            "NVRTC", library.nvrtcGetErrorString(code).decode(), "install another", code="Q807"
+        )

@@ -25,7 +25,9 @@ def folder() -> Path:
     for place in (package.parent / "cuda", *map(Path, installed)):
         if all((place / name).is_file() for name in {*HOST, *DEVICE}):
             return place
-    raise MissingDependencyError("kernels", f"their sources are not beside {package}", "install onnxq again")
+    raise MissingDependencyError(
+        "kernels", f"their sources are not beside {package}", "install onnxq again", code="Q806"
+    )
 
 
 def read(names: tuple[str, ...]) -> dict[str, str]:

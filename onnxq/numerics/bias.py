@@ -22,12 +22,15 @@ def bias_qparams(x: QParams, w: QParams, count: int) -> QParams:
     Raises PlanError if x is not per tensor or the weight's channels do not divide `count`.
     """
     if np.size(x.scale) != 1:
-        raise PlanError("bias", "its input is not quantized per tensor", "use a float bias")
+        raise PlanError("bias", "its input is not quantized per tensor", "use a float bias", code="Q407")
     scale = np.asarray(x.scale, np.float32).reshape(()) * np.asarray(w.scale, np.float32)
     if np.ndim(w.scale):
         if np.ndim(w.scale) != 1 or count % max(np.size(w.scale), 1):
             raise PlanError(
-                "bias", f"{count} values do not fit weight scales of shape {np.shape(w.scale)}", "use a float bias"
+                "bias",
+                f"{count} values do not fit weight scales of shape {np.shape(w.scale)}",
+                "use a float bias",
+                code="Q407",
             )
         scale = np.tile(scale, count // np.size(w.scale))
     scale = np.asarray(scale, np.float32)
@@ -45,7 +48,10 @@ def floor_weight_scale(w_scale: ArrayLike, x_scale: ArrayLike, bias: ArrayLike) 
     size = np.abs(np.asarray(bias, np.float64)).ravel()
     if np.size(x_scale) != 1 or scale.ndim > 1 or size.size % max(scale.size, 1):
         raise PlanError(
-            "bias", f"{size.size} values do not fit weight scales of shape {scale.shape}", "use a float bias"
+            "bias",
+            f"{size.size} values do not fit weight scales of shape {scale.shape}",
+            "use a float bias",
+            code="Q407",
         )
     largest = size.reshape(-1, scale.size).max(axis=0, initial=0.0).reshape(scale.shape)
     needed = np.maximum(largest / (np.asarray(x_scale, np.float64).reshape(()) * _BIAS_STEPS), _WEIGHT_FLOOR)

@@ -82,7 +82,9 @@ def clip_bounds(qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32
     `dtype`'s range.
     """
     if not isinstance(spec.granularity, PerTensor):
-        raise CalibrationError("clip bounds", "Clip has one pair of bounds, the scale has many", "quantize per tensor")
+        raise CalibrationError(
+            "clip bounds", "Clip has one pair of bounds, the scale has many", "quantize per tensor", code="Q504"
+        )
     scale = scale_as(qparams, dtype).astype(np.float32).reshape(())
     zero = np.asarray(qparams.zero_point, np.int32).reshape(())
     with np.errstate(over="ignore"):
@@ -91,8 +93,7 @@ def clip_bounds(qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32
     if not np.isfinite(ends).all() or reached.tolist() != [spec.qmin, spec.qmax]:
         raise CalibrationError(
             f"scale {float(scale):g}", f"its levels end at {ends[0]:g} and {ends[1]:g} in {np.dtype(dtype).name}",
-            "keep this tensor float",
-        )  # fmt: skip
+            "keep this tensor float", code="Q504")  # fmt: skip
     return ends[0], ends[1]
 
 
@@ -104,10 +105,14 @@ def _check(low: NDArray[np.float64], high: NDArray[np.float64], origin: str) -> 
             subject,
             f"[{low[wrong][0]:g}, {high[wrong][0]:g}] is not finite",
             "find where the float model makes NaN or inf",
+            code="Q501",
         )
     if (low > high).any():
         raise CalibrationError(
-            subject, f"[{low[low > high][0]:g}, {high[low > high][0]:g}] is empty", "give the low end first"
+            subject,
+            f"[{low[low > high][0]:g}, {high[low > high][0]:g}] is empty",
+            "give the low end first",
+            code="Q504",
         )
 
 

@@ -138,6 +138,7 @@ def scale_as(qparams: QParams, dtype: DTypeLike) -> NDArray[Any]:
             f"scale {np.ravel(qparams.scale)[np.ravel(~(np.isfinite(scale) & (scale > 0)))][0]:g}",
             f"is 0, negative or not finite as {np.dtype(dtype).name}",
             "keep this tensor float, or quantize a float32 export",
+            code="Q407",
         )
     return scale
 
@@ -156,20 +157,29 @@ def _spread(array: NDArray[Any], spec: QuantSpec, shape: tuple[int, ...]) -> NDA
     grain = spec.granularity
     if not isinstance(grain, (PerChannel, PerBlock)):
         if array.size != 1:
-            raise PlanError("scale", f"{array.size} values for a tensor quantized as a whole", "give one value")
+            raise PlanError(
+                "scale", f"{array.size} values for a tensor quantized as a whole", "give one value", code="Q407"
+            )
         return array.reshape(())
     if not -len(shape) <= grain.axis < len(shape):
-        raise PlanError(f"axis {grain.axis}", f"is outside a tensor of shape {shape}", "use an axis the tensor has")
+        raise PlanError(
+            f"axis {grain.axis}", f"is outside a tensor of shape {shape}", "use an axis the tensor has", code="Q407"
+        )
     axis = grain.axis % len(shape)
     if isinstance(grain, PerChannel):
         if array.size != shape[axis]:
             raise PlanError(
-                "scale", f"{array.size} values for {shape[axis]} channels on axis {axis}", "calibrate again"
+                "scale",
+                f"{array.size} values for {shape[axis]} channels on axis {axis}",
+                "calibrate again",
+                code="Q407",
             )
         return array.reshape([-1 if k == axis else 1 for k in range(len(shape))])
     wanted = blocked_shape(shape, axis, grain.size)
     if array.shape != wanted:
-        raise PlanError("scale", f"shape {array.shape} where blocks of {grain.size} need {wanted}", "calibrate again")
+        raise PlanError(
+            "scale", f"shape {array.shape} where blocks of {grain.size} need {wanted}", "calibrate again", code="Q407"
+        )
     return np.repeat(array, grain.size, axis=axis).take(np.arange(shape[axis]), axis=axis)
 
 

@@ -41,13 +41,17 @@ def weight_qparams(
     name = observer.name if observer is not None else "minmax"
     fit = _FITS.get(name)
     if fit is None:
-        raise ConfigError(f"weight observer {name!r}", "is not one that weights have", did_you_mean(name, _FITS))
+        raise ConfigError(
+            f"weight observer {name!r}", "is not one that weights have", did_you_mean(name, _FITS), code="Q310"
+        )
     if observer is not None and observer.options:
-        raise ConfigError(f"weight observer {name!r}", f"takes no option {observer.options[0][0]!r}", "remove it")
+        raise ConfigError(
+            f"weight observer {name!r}", f"takes no option {observer.options[0][0]!r}", "remove it", code="Q311"
+        )
     values = np.asarray(w, np.float32)
     widest = _ends(values, spec)
     if not (np.isfinite(widest[0]).all() and np.isfinite(widest[1]).all()):
-        raise CalibrationError("weight", "holds NaN or inf", "repair the float model")
+        raise CalibrationError("weight", "holds NaN or inf", "repair the float model", code="Q503")
     if fit is _minmax and not isinstance(spec.granularity, PerBlock):
         return _widened(values, qparams_from_range(*widest, spec, origin=f"weights, {name}"), spec, orders)
     groups, shape = _grouped(values, spec)
@@ -81,7 +85,9 @@ def _grouped(values: NDArray[np.float32], spec: QuantSpec) -> tuple[NDArray[np.f
     if not isinstance(grain, (PerChannel, PerBlock)):
         return values.reshape(1, -1), ()
     if not -values.ndim <= grain.axis < values.ndim:
-        raise ConfigError(f"axis {grain.axis}", f"is outside a weight of shape {values.shape}", "use an axis it has")
+        raise ConfigError(
+            f"axis {grain.axis}", f"is outside a weight of shape {values.shape}", "use an axis it has", code="Q313"
+        )
     axis = grain.axis % values.ndim
     if isinstance(grain, PerChannel):
         count = values.shape[axis]
@@ -96,7 +102,9 @@ def _ends(values: NDArray[np.float32], spec: QuantSpec) -> Ends:
     """Smallest and largest value of each channel, or of all for blocks; 0 is among them. NaN shows."""
     axis = spec.granularity.axis if isinstance(spec.granularity, PerChannel) else None
     if axis is not None and not -values.ndim <= axis < values.ndim:
-        raise ConfigError(f"axis {axis}", f"is outside a weight of shape {values.shape}", "use an axis it has")
+        raise ConfigError(
+            f"axis {axis}", f"is outside a weight of shape {values.shape}", "use an axis it has", code="Q313"
+        )
     others = None if axis is None else tuple(k for k in range(values.ndim) if k != axis % values.ndim)
     low, high = values.min(axis=others, initial=0.0), values.max(axis=others, initial=0.0)
     return np.asarray(low, np.float64), np.asarray(high, np.float64)

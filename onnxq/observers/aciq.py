@@ -67,7 +67,10 @@ class Aciq:
         even_steps("aciq", quant)
         if distribution not in DISTRIBUTIONS:
             raise ConfigError(
-                "observer 'aciq'", f"distribution={distribution!r}", did_you_mean(distribution, DISTRIBUTIONS)
+                "observer 'aciq'",
+                f"distribution={distribution!r}",
+                did_you_mean(distribution, DISTRIBUTIONS),
+                code="Q311",
             )
         self.quant, self.distribution = quant, distribution
         self.minimum, self.maximum = math.inf, -math.inf

@@ -64,7 +64,7 @@ def register_observer(name: str) -> Callable[[_Made], _Made]:
 
     def put(made: _Made) -> _Made:
         if name in _REGISTRY:
-            raise ConfigError(f"observer {name!r}", "is registered already", "choose another name")
+            raise ConfigError(f"observer {name!r}", "is registered already", "choose another name", code="Q310")
         _REGISTRY[name] = made
         return made
 
@@ -83,7 +83,7 @@ def create(spec: ObserverSpec, quant: QuantSpec) -> Observer:
     """
     factory = _REGISTRY.get(spec.name)
     if factory is None:
-        raise ConfigError(f"observer {spec.name!r}", "does not exist", did_you_mean(spec.name, _REGISTRY))
+        raise ConfigError(f"observer {spec.name!r}", "does not exist", did_you_mean(spec.name, _REGISTRY), code="Q310")
     known = {
         name: parameter.default
         for name, parameter in inspect.signature(factory).parameters.items()
@@ -91,7 +91,9 @@ def create(spec: ObserverSpec, quant: QuantSpec) -> Observer:
     }
     for key, value in spec.options:
         if key not in known:
-            raise ConfigError(f"observer {spec.name!r}", f"has no option {key!r}", did_you_mean(key, known))
+            raise ConfigError(
+                f"observer {spec.name!r}", f"has no option {key!r}", did_you_mean(key, known), code="Q311"
+            )
         _check_type(spec.name, key, value, known[key])
     made: Observer = factory(quant, **dict(spec.options))
     return made
@@ -103,7 +105,10 @@ def _check_type(observer: str, key: str, value: object, default: object) -> None
     wanted: tuple[type, ...] = (float, int) if isinstance(default, float) else (type(default),)
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         raise ConfigError(
-            f"observer {observer!r}", f"{key}={value!r} is not a {wanted[0].__name__}", f"default: {default!r}"
+            f"observer {observer!r}",
+            f"{key}={value!r} is not a {wanted[0].__name__}",
+            f"default: {default!r}",
+            code="Q311",
         )
 
 
@@ -124,6 +129,7 @@ def checked(x: ArrayLike) -> Values | None:
             "activation",
             f"{nans} NaN and {infs} inf among {array.size} values, the first at {at}",
             "find the input or the node that makes them; the float model is at fault",
+            code="Q501",
         )
     return Values(flat, low, high)
 
@@ -131,13 +137,15 @@ def checked(x: ArrayLike) -> Values | None:
 def even_steps(observer: str, quant: QuantSpec) -> None:
     """Raise ConfigError for FP8, whose levels are not evenly spaced as this observer's theory takes them to be."""
     if quant.is_float:
-        raise ConfigError(f"observer {observer!r}", "needs evenly spaced levels, FP8 has none", "use minmax or mse")
+        raise ConfigError(
+            f"observer {observer!r}", "needs evenly spaced levels, FP8 has none", "use minmax or mse", code="Q311"
+        )
 
 
 def nothing_seen(name: str) -> CalibrationError:
     """The error of a range that was asked for too early."""
     return CalibrationError(
-        f"{name} observer", "saw no value", "feed samples that reach this tensor, or leave it float"
+        f"{name} observer", "saw no value", "feed samples that reach this tensor, or leave it float", code="Q502"
     )
 
 

@@ -203,7 +203,10 @@ class HistogramObserver:
     def __init__(self, quant: QuantSpec, bins: int) -> None:
         if not MIN_BINS <= bins <= MAX_BINS:
             raise ConfigError(
-                f"observer {self.name!r}", f"bins={bins} is outside {MIN_BINS} … {MAX_BINS}", "default: 4096"
+                f"observer {self.name!r}",
+                f"bins={bins} is outside {MIN_BINS} … {MAX_BINS}",
+                "default: 4096",
+                code="Q311",
             )
         self.quant = quant
         self.histogram = Histogram(bins)

@@ -21,7 +21,7 @@ class Percentile(HistogramObserver):
     def __init__(self, quant: QuantSpec, *, percentile: float = 99.999, bins: int = 4096) -> None:
         if not 50.0 < percentile <= 100.0:
             raise ConfigError(
-                "observer 'percentile'", f"percentile={percentile} is outside (50, 100]", "default: 99.999"
+                "observer 'percentile'", f"percentile={percentile} is outside (50, 100]", "default: 99.999", code="Q311"
             )
         super().__init__(quant, bins)
         self.percentile = percentile

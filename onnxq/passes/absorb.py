@@ -153,7 +153,9 @@ def with_shifts(proto: ModelProto, given: Shifts) -> ModelProto:
     for tensor, c in given.items():
         source = known.get(tensor)
         if source is None or c.shape != (source.op.channels,):
-            raise PlanError(str(tensor), "cannot take the shifts that the plan gives it", "plan the model again")
+            raise PlanError(
+                str(tensor), "cannot take the shifts that the plan gives it", "plan the model again", code="Q404"
+            )
         wide = c.astype(np.float64)
         gain(source.op, -wide)
         for reader, times in source.readers:
@@ -169,7 +171,7 @@ def with_shifts(proto: ModelProto, given: Shifts) -> ModelProto:
         dtype = op.weight.dtype if held is None else held.dtype
         bias = rounded(np.broadcast_to(op.bias, (op.channels,)) + value, dtype)
         if bias is None:
-            raise PlanError(name, f"its bias overflows {dtype}", "plan the model again")
+            raise PlanError(name, f"its bias overflows {dtype}", "plan the model again", code="Q404")
         edit.set_constant(view, view.edge(node, k), bias if held is None else _shaped(bias, held))
     return edit.export() if gains else proto
 

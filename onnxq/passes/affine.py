@@ -53,7 +53,7 @@ def _behind(proto: ModelProto, name: str, kinds: frozenset[str]) -> tuple[ModelP
         row = ", ".join(follower.name for follower in affine.nodes)
         values = _scaled(op, affine)
         if values is None:
-            skipped.append(Refusal(node.name, f"folding {row} into it overflows {op.weight.dtype}", _FIX, name))
+            skipped.append(Refusal(node.name, f"folding {row} into it overflows {op.weight.dtype}", _FIX, name, "R112"))
             continue
         _write(view, edit, op, *values)
         edit.absorb(op.last, affine.nodes)
@@ -110,7 +110,9 @@ def _in_front(proto: ModelProto) -> tuple[ModelProto, PassReport]:
         row = ", ".join(leader.name for leader in source.nodes)
         values = _finished(op, rounded(op.weight.astype(np.float64) * source.s, op.weight.dtype), move.bias)
         if values is None or rounded(np.array(move.rest), op.weight.dtype) is None:
-            skipped.append(Refusal(node.name, f"folding {row} into it overflows {op.weight.dtype}", _FIX, "scalars"))
+            skipped.append(
+                Refusal(node.name, f"folding {row} into it overflows {op.weight.dtype}", _FIX, "scalars", "R112")
+            )
             continue
         _write(view, edit, op, *values)
         edit.read(view.edge(node, 0), _data(edit, op, source, move))

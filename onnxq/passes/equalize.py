@@ -93,10 +93,10 @@ def equalized(proto: ModelProto, factors: Factors) -> tuple[ModelProto, tuple[st
     for tensor, values in factors.items():
         labels = found.labels.get(tensor)
         if labels is None or labels.size != values.size:
-            raise PlanError(str(tensor), "has no channels that could be equalized this way", _FIX)
+            raise PlanError(str(tensor), "has no channels that could be equalized this way", _FIX, code="Q404")
         roots, wide = found.root[labels], values.astype(np.float64)
         if bool((given[roots] & (s[roots] != wide)).any()) or bool(((wide != 1.0) & ~found.free[labels]).any()):
-            raise PlanError(str(tensor), "cannot take the factors that the plan gives it", _FIX)
+            raise PlanError(str(tensor), "cannot take the factors that the plan gives it", _FIX, code="Q404")
         s[roots], given[roots] = wide, True
     edit, changed = Edit(proto), []
     for op in found.ops:
@@ -114,7 +114,7 @@ _FIX = "plan the model again"
 def _scale(view: View, edit: Edit, op: Op, rows: Array64, columns: Array64) -> None:
     weight = scaled(op.linear.weight, op.groups, op.output_first, rows, columns)
     if weight is None:
-        raise PlanError(op.linear.node.name, f"its scaled weights overflow {op.linear.weight.dtype}", _FIX)
+        raise PlanError(op.linear.node.name, f"its scaled weights overflow {op.linear.weight.dtype}", _FIX, code="Q404")
     edit.set_constant(view, view.edge(op.linear.node, 1), weight)
     if op.linear.bias_at is None:
         return
@@ -123,5 +123,5 @@ def _scale(view: View, edit: Edit, op: Op, rows: Array64, columns: Array64) -> N
     if held is not None:
         bias = rounded(held.astype(np.float64) * rows, held.dtype)
         if bias is None:
-            raise PlanError(op.linear.node.name, f"its scaled bias overflows {held.dtype}", _FIX)
+            raise PlanError(op.linear.node.name, f"its scaled bias overflows {held.dtype}", _FIX, code="Q404")
         edit.set_constant(view, view.edge(holder, k), bias)

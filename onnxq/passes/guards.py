@@ -61,7 +61,7 @@ def guard_float(proto: ModelProto, nodes: Sequence[str]) -> tuple[ModelProto, Pa
         inputs = [k for k in range(len(node.inputs)) if _from_pair(view, view.tensor(node, k))]
         if not inputs or not _quantized_behind(view, node):
             reason = "no pair in front of it" if not inputs else "no pair behind it"
-            skipped.append(Refusal(name, f"needs no guard: {reason}", "", "guard"))
+            skipped.append(Refusal(name, f"needs no guard: {reason}", "", "guard", "R112"))
             continue
         for k in inputs:
             tensor = view.tensor(node, k)

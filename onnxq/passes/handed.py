@@ -84,7 +84,9 @@ def taken(plan: Plan, handed: Handed) -> tuple[Plan, tuple[str, ...]]:
     for site in {**handed.levels, **handed.numbers}:
         held = sites.get(site)
         if held is None or held.role is not Role.WEIGHT:
-            raise PlanError(f"{handed.block}: {site}", "is not a quantized weight of this plan", "hand in what it has")
+            raise PlanError(
+                f"{handed.block}: {site}", "is not a quantized weight of this plan", "hand in what it has", code="Q408"
+            )
         sites[site], moved = _keep_sums(_site(held, handed))
         lines += [f"{handed.block}: {site}: {moved}"] if moved else []
     kept = tuple(bias for bias in plan.biases if bias.edge not in handed.biases)
@@ -108,12 +110,14 @@ def _site(held: SitePlan, handed: Handed) -> SitePlan:
     levels = handed.levels.get(held.site)
     if levels is None or numbers is None or held.qparams is None:
         cause = "comes without levels: those it has belong to other numbers"
-        raise PlanError(f"{handed.block}: {held.site}", cause, "hand in both")
+        raise PlanError(f"{handed.block}: {held.site}", cause, "hand in both", code="Q408")
     found, spec = np.asarray(levels), held.spec
     shaped = held.values is None or found.shape == held.values.shape
     whole = found.dtype.kind in "iu" and (not found.size or (found.min() >= spec.qmin and found.max() <= spec.qmax))
     if not shaped or not whole or np.shape(numbers.scale) != np.shape(held.qparams.scale):
         cause = f"its levels must be integers from {spec.qmin} to {spec.qmax}, of the weight's shape"
-        raise PlanError(f"{handed.block}: {held.site}", cause, "clip them, and keep the shape of its scale")
+        raise PlanError(
+            f"{handed.block}: {held.site}", cause, "clip them, and keep the shape of its scale", code="Q408"
+        )
     kind = np.dtype(spec.storage.replace("int4", "int8"))
     return replace(held, qparams=replace(numbers, origin=f"handed in by {handed.block}"), values=found.astype(kind))

@@ -33,7 +33,7 @@ def unfuse_matmul_bias(proto: ModelProto, nodes: Sequence[str]) -> tuple[ModelPr
         node = view.index.node(name)
         found = _bias_add(view, node)
         if isinstance(found, str):
-            skipped.append(Refusal(name, found, "", "matmul_bias"))
+            skipped.append(Refusal(name, found, "", "matmul_bias", "R112"))
             continue
         add, k = found
         changed.append(f"{add.name}: {_rewrite(view, edit, node, add, k)}")

@@ -56,7 +56,7 @@ def prepare(proto: ModelProto, *, skip: frozenset[str] = frozenset(), target: st
     """
     names = [entry.name for entry in PASSES]
     for name in sorted(skip.difference(names)):
-        raise ConfigError(f"prepare.skip: {name}", "there is no such pass", did_you_mean(name, names))
+        raise ConfigError(f"prepare.skip: {name}", "there is no such pass", did_you_mean(name, names), code="Q320")
     context = Context(target, skip)
     named = name_nodes(proto)
     current = infer_shapes(named)

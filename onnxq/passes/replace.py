@@ -47,7 +47,7 @@ def apply_replacements(proto: ModelProto, name: str, find: Finder) -> tuple[Mode
     proto, failure = _raised(proto, matches)
     version = opset_of(proto)
     skipped = tuple(
-        Refusal(match.last.name, f"{match.op_type} needs opset {match.opset}: {failure}", _FIX, name)
+        Refusal(match.last.name, f"{match.op_type} needs opset {match.opset}: {failure}", _FIX, name, "R112")
         for match in matches
         if not match.domain and match.opset > version
     )

@@ -227,7 +227,9 @@ def smoothed(proto: ModelProto, factors: Factors) -> ModelProto:
     groups = {group.tensor: group for group in find_groups(view)}
     for tensor, s in factors.items():
         if tensor not in groups or groups[tensor].channels != s.size:
-            raise PlanError(str(tensor), "feeds no layers that could be smoothed this way", "plan the model again")
+            raise PlanError(
+                str(tensor), "feeds no layers that could be smoothed this way", "plan the model again", code="Q404"
+            )
     # A linear operator in front of one group may itself be a layer of another: both factors meet in its weight.
     weights: dict[str, tuple[Linear, NDArray[np.float64]]] = {}
     edit = Edit(proto)
@@ -241,7 +243,7 @@ def smoothed(proto: ModelProto, factors: Factors) -> ModelProto:
     for op, value in weights.values():
         narrow = rounded(value, op.weight.dtype)
         if narrow is None:
-            raise PlanError(op.node.name, "its smoothed weights overflow", "plan the model again")
+            raise PlanError(op.node.name, "its smoothed weights overflow", "plan the model again", code="Q404")
         edit.set_constant(view, view.edge(op.node, 1), narrow)
     return edit.export()
 

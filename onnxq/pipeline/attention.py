@@ -10,7 +10,6 @@ from onnxq.pipeline.judging import plan_errors
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
-from onnxq.sites import Refusal
 
 # What integers in attention may cost in SQNR. A decibel is well inside the spread of a few held-back samples.
 _MAY_COST_DB = 1.0
@@ -50,12 +49,9 @@ def settle_attention(
     if all(kept):
         return replace(whole, choice={**whole.choice, "attention": f"quantized ({said})"})
     reason = f"attention stays float: quantized it costs more than {_MAY_COST_DB:g} dB ({said})"
-    fix = "write `attention: quantized` to quantize it all the same"
     names = {edge.node for site in whole.sites for edge in site.consumers or () if site.rule.startswith("attention")}
-    refusals = tuple(
-        Refusal(refusal.subject, reason, fix, refusal.rule)
-        if refusal.rule.startswith("attention") and refusal.subject in names
-        else refusal
-        for refusal in plain.refusals
+    left_float = tuple(
+        replace(one, reason=reason) if one.rule.startswith("attention") and one.subject in names else one
+        for one in plain.left_float
     )
-    return replace(plain, refusals=refusals, choice={**plain.choice, "attention": f"float ({said})"})
+    return replace(plain, left_float=left_float, choice={**plain.choice, "attention": f"float ({said})"})

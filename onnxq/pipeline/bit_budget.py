@@ -43,13 +43,12 @@ def check_budget(config: Config) -> None:
     where = config.where("weight_bits_budget")
     if fewest > budget:
         fix = f"write `weights: {{bits: {max(2, min(int(budget), 8))}}}`, or start from ort-w4a8"
-        raise ConfigError(where, f"weights of {fewest} bits cannot be {budget:g} on average", fix)
+        raise ConfigError(where, f"weights of {fewest} bits cannot be {budget:g} on average", fix, code="Q308")
     wrong = [bits for bits in config.weight_bits if bits < fewest]
     if wrong:
         raise ConfigError(
             config.where("weight_bits"), f"{wrong[0]} is less than the {fewest} bits that weights have",
-            "name wider ones, or lower `weights: {bits: …}`",
-        )  # fmt: skip
+            "name wider ones, or lower `weights: {bits: …}`", code="Q308")  # fmt: skip
 
 
 def budgeted(

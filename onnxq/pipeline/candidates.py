@@ -17,7 +17,7 @@ from onnxq.pipeline.prepared import PreparedModel
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner import Choice, Draft, bind_sums
 from onnxq.profile import Setting, Switch, Switchboard
-from onnxq.sites import Edge, Refusal, Role, Site, TensorId
+from onnxq.sites import Edge, LeftFloat, Role, Site, TensorId
 from onnxq.spec import QuantSpec
 
 FLOAT, UINT16 = "float", "uint16"
@@ -37,7 +37,7 @@ class Candidate:
 class Ways:
     """How a calibrated plan can be promoted. attention: its rules are on. to: "float" or "uint16".
 
-    reason, fix: what the plan's refusals say of operators that become float.
+    reason: why operators that become float do.
     """
 
     draft: Draft
@@ -45,7 +45,6 @@ class Ways:
     to: str = FLOAT
     attention: bool = False
     reason: str = "promoted to float: it cost the outputs most"
-    fix: str = "ask for less accuracy"
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Single operators, the operators around one tensor, and stretches of the network; no two alike."""
@@ -95,15 +94,15 @@ class Ways:
         left = self.left(keys)
         if self.plan.choice.get("placement") == "measured":
             taken = self.draft.candidates()[self.plan.choice["chosen"]].difference(keys)
-            told = tuple(r for r in self.plan.refusals if r.rule == "measured")
+            told = tuple(r for r in self.plan.left_float if r.rule == "measured")
             made = left.placed(Choice(taken, (*told, *(left.refused[name] for name in sorted(keys)))), self.plan.choice)
         else:
             made = left.default(attention=self.attention)
         return _carried(self.plan, made, self.draft.index)
 
     def left(self, keys: frozenset[str]) -> Draft:
-        """The draft with these operators refused."""
-        refused = {name: Refusal(name, self.reason, self.fix, "promoted") for name in sorted(keys)}
+        """The draft with these operators left float."""
+        refused = {name: LeftFloat(name, self.reason, "promoted", "F106") for name in sorted(keys)}
         left = replace(self.draft, refused={**self.draft.refused, **refused})
         # The model is the same, so its structural ids are; they take longer than planning does.
         vars(left)["ids"] = self.draft.ids

@@ -31,14 +31,15 @@ from onnxq.sites import Role
 
 # A plan has some 500 bytes for a site; one of a million sites is no plan.
 _MOST_BYTES = 2**29
+_WRITE = "write one with `onnxq plan`, or with `plan_out=…`"
 
 
 def read_plan(plan: Plan | str | Path) -> Plan:
     """A Plan, or the JSON file one was written to."""
     if isinstance(plan, Plan):
         return plan
-    text = read_text(plan, PlanError, "write one with `onnxq plan` or `--plan`", limit=_MOST_BYTES)
-    return from_json(text, source=str(plan))
+    text = read_text(plan, PlanError, _WRITE, limit=_MOST_BYTES, code="Q401")
+    return from_json(text, source=Path(plan))
 
 
 def _with_own_numbers(plan: Plan, existing: Existing) -> Plan:
@@ -48,7 +49,8 @@ def _with_own_numbers(plan: Plan, existing: Existing) -> Plan:
     for site in plan.existing:
         now = own.get(site.dequantize)
         if now is None or now.qparams is None:
-            raise PlanError(str(site.site), "the plan keeps this pair, and the model has none", "plan this model again")
+            cause = "the plan keeps this pair, and the model has none"
+            raise PlanError(str(site.site), cause, "plan this model again", code="Q404")
         sites.append(replace(site, qparams=now.qparams))
     return replace(plan, existing=tuple(sites))
 

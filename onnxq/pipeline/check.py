@@ -13,7 +13,7 @@ from onnxq.graph import GraphIndex
 from onnxq.plan import Plan
 from onnxq.report import Latency, OpCount, OutputCheck
 from onnxq.runtime import Session, cpu_kind, latency
-from onnxq.sites import Role
+from onnxq.sites import Caution, Role
 from onnxq.verify import Array, compare
 
 
@@ -23,7 +23,7 @@ class Trial:
 
     outputs: tuple[OutputCheck, ...]
     samples: int
-    notes: tuple[str, ...] = ()
+    notes: tuple[Caution, ...] = ()
 
 
 def try_out(
@@ -37,18 +37,20 @@ def try_out(
     """Compare outputs with ORT's optimizations off and on; the two runs of `after` are also compared with each other.
 
     optimized: the file is for ORT, whose optimizations must take it. Else, where they refuse it (FP8), their columns
-    are NaN and the note says so.
+    are NaN and the notes say so.
     Raises ModelError when ORT cannot load or run `after`.
     """
     reference = Session(before, threads=threads)
     plain = Session(after, optimize=False, threads=threads)
-    fast, note = plain, ""
+    fast = plain
+    notes: tuple[Caution, ...] = ()
     try:
         fast = Session(after, threads=threads)
     except ModelError as error:
         if optimized:
             raise
-        note = f"checked with ONNX Runtime's optimizations off only, they cannot take this file: {error.cause}"
+        text = f"checked with ONNX Runtime's optimizations off only, they cannot take this file: {error.cause}"
+        notes = (Caution("W116", text),)
     count = 0
 
     def counted() -> None:
@@ -60,21 +62,24 @@ def try_out(
     checks = tuple(
         OutputCheck(
             name=off.name,
-            sqnr_db=(off.sqnr_db, math.nan if note else on.sqnr_db),
-            cosine=(off.cosine, math.nan if note else on.cosine),
-            agreement_db=math.nan if note else agree.sqnr_db,
-            optimized=not note,
+            sqnr_db=(off.sqnr_db, math.nan if notes else on.sqnr_db),
+            cosine=(off.cosine, math.nan if notes else on.cosine),
+            agreement_db=math.nan if notes else agree.sqnr_db,
+            optimized=not notes,
         )
         for off, on, agree in zip(found["off"], found["on"], found["agree"], strict=True)
     )
-    return Trial(checks, count, (*filter(None, [note]), *_unchecked(reference, checks, count)))
+    return Trial(checks, count, (*notes, *_unchecked(reference, checks, count)))
 
 
-def _unchecked(reference: Session, checks: Sequence[OutputCheck], samples: int) -> tuple[str, ...]:
+def _unchecked(reference: Session, checks: Sequence[OutputCheck], samples: int) -> tuple[Caution, ...]:
     """A note for each output in which no sample had a number to compare; none where nothing was run."""
     checked = {check.name for check in checks}
     return tuple(
-        f"output {arg.name!r}, {arg.type}, was not checked: it holds no numbers to compare with the float model's"
+        Caution(
+            "W120",
+            f"output {arg.name!r}, {arg.type}, was not checked: it holds no numbers to compare with the float model's",
+        )
         for arg in reference.native.get_outputs()
         if samples and arg.name not in checked
     )
@@ -92,7 +97,7 @@ def time_both(
     if ratio < 1:
         reason = (
             "what runs in integers saves less than quantizing and dequantizing costs on this machine; "
-            "--placement measured looks for a faster placement of int8 pairs"
+            "`placement='measured'` looks for a faster placement of int8 pairs"
         )
     batch = next((int(value.shape[0]) for value in feeds.values() if value.ndim), 1)
     return Latency(

@@ -105,7 +105,7 @@ def _check_numbers(tolerances: Tolerances, memory_limit: int | None, **counts: t
 def _known(engines: Sequence[str]) -> None:
     for name in engines:
         if name not in ENGINES:
-            raise ConfigError(f"engine {name!r}", "there is no such engine", did_you_mean(name, ENGINES))
+            raise ConfigError(f"engine {name!r}", "there is no such engine", did_you_mean(name, ENGINES), code="Q312")
 
 
 def _path(source: ModelSource) -> str:
@@ -117,7 +117,8 @@ def _names(folder: Path, force: bool) -> list[str]:
     names = [RESULTS, INPUTS, REPORT, *_PIECES]
     there = [name for name in names if os.path.lexists(folder / name)]
     if there and not force:
-        raise OutputError(str(folder), f"holds {', '.join(there)} already", "choose another folder, or pass --force")
+        cause = f"holds {', '.join(there)} already"
+        raise OutputError(folder, cause, "choose another folder, or pass `force=True`", code="Q601")
     return names
 
 

@@ -23,6 +23,7 @@ from onnxq.progress import counted
 from onnxq.report import Promotion, Report, duration, saturation_summary, site_line
 from onnxq.report.model import DRIFT_DB
 from onnxq.runtime import cpu_kind
+from onnxq.sites import Caution
 from onnxq.verify import check_interface
 
 # What timing both models takes, about.
@@ -59,7 +60,6 @@ def finish(
     model = filled(model)
     if budget.over():
         budget.lines.append(f"the budget was too small: {duration(budget.spent())} is what the least of it takes")
-    notes = (*unmeasured_cpu(plan, cpu_kind()), *(trial.notes if trial else ()))
     account = Report(
         source=str(source) if isinstance(source, (str, Path)) else "",
         target=plan.target,
@@ -80,13 +80,14 @@ def finish(
         ops=check.op_counts(index_of(prepared.proto), plan),
         sites=tuple(site_line(site) for site in plan.sites),
         refusals=plan.refusals,
+        left_float=plan.left_float,
         rewrites=prepared.rewrites,
         accounts=(*prepared.accounts, *(f"budget: {line}" for line in budget.lines)),
         promotion=None if promotion is None else _decided(promotion, trial, engine.times_itself),
         already=prepared.already,
         kept=plan.kept,
         saturating=_saturating(model, trial),
-        warnings=(*prepared.source.notes, *plan.warnings, *notes),
+        warnings=_gather_warnings(prepared, plan, trial),
         stages=tuple(stages.done),
     )
     return Result(model, plan, account, prepared.source.files)
@@ -108,15 +109,20 @@ def _checked(
         return check.try_out(prepared.named, model, samples, threads=config.verify.threads, optimized=optimized)
 
 
-def unmeasured_cpu(plan: Plan, kind: str) -> tuple[str, ...]:
+def _gather_warnings(prepared: PreparedModel, plan: Plan, trial: check.Trial | None) -> tuple[Caution, ...]:
+    found = (*prepared.source.notes, *plan.warnings, *unmeasured_cpu(plan, cpu_kind()))
+    return found if trial is None else (*found, *trial.notes)
+
+
+def unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
     """A warning where the plan was placed by costs of other kinds of CPU than this machine's, of `runtime.cpu_kind`."""
     if kind != "arm64" or plan.choice.get("placement") != "rules" or "cpu" not in plan.choice:
         return ()
     warning = (
         "this machine is an ARM, and nobody has measured what int8 costs there: the placement "
-        f"(cpu: {plan.choice['cpu']}) goes by times of x86. `--placement measured` times placements on this machine"
+        f"(cpu: {plan.choice['cpu']}) goes by times of x86. `placement='measured'` times placements on this machine"
     )
-    return (warning,)
+    return (Caution("W115", warning),)
 
 
 def _saturating(model: onnx.ModelProto, trial: check.Trial | None) -> str:

@@ -21,7 +21,7 @@ from onnxq.pipeline.run import DEFAULT_OPTIONS, Options, configured, look
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.runtime import operator_libraries
-from onnxq.sites import Refusal
+from onnxq.sites import Caution, Refusal
 
 _SHOWN = 4
 _REASON = "reads or writes a tensor that the calibration cache has no scale for"
@@ -58,14 +58,15 @@ def _import(
     name = Path(model).name if isinstance(model, (str, Path)) else "model"
     prepared = load(model, skip=wished.skip, target=wished.target, progress=progress)
     trial = _attempt(scales, prepared, read_data(prepared, data, wished, progress=progress), wished, name, progress)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Caution, ...] = ()
     made = sorted(frozenset(trial.prepared.passes) & _MAKES_TENSORS)
     if made and _made_by_us(trial):
         prepared = load(model, skip=(*wished.skip, *made), target=wished.target, progress=progress)
         other = _attempt(scales, prepared, trial.inputs, wished, name, progress)
         if len(other.found.missing) < len(trial.found.missing):
             trial = other
-            notes = (f"prepared without {', '.join(made)}, which makes tensors that TensorRT did not have",)
+            text = f"prepared without {', '.join(made)}, which makes tensors that TensorRT did not have"
+            notes = (Caution("W114", text),)
     if trial.found.missing and data is None and not allow_missing:
         raise _lacking(scales, trial.found)
     absent = tuple(replace(one, done="calibrated on the samples") for one in trial.found.absent)
@@ -134,13 +135,13 @@ def _symmetric(config: Config | str | Path | None, target: str | None, options: 
     if wished.mode != "static":
         raise ConfigError(
             wished.source or "mode", "quantizes weights only: there is nothing a calibration cache is for",
-            "choose a static preset, e.g. trt-int8",
-        )  # fmt: skip
+            "choose a static preset, e.g. trt-int8", code="Q321")  # fmt: skip
     if (wish.bits, wish.scheme, wish.is_signed, wish.storage or "int8") != (8, "symmetric", True, "int8"):
         raise ConfigError(
             f"{wished.source or 'config'}: activations",
             "a calibration cache holds scales of symmetric int8, and this asks for something else",
             "write `activations: {bits: 8, scheme: symmetric, signed: true}`, or take trt-int8",
+            code="Q321",
         )
     return wished
 
@@ -155,7 +156,8 @@ def _lacking(cache: Cache, found: Findings) -> CalibrationError:
     return CalibrationError(
         cache.source,
         f"has no scale for {len(found.absent)} of {total} tensors to be quantized: {', '.join(lines)}{more}",
-        "calibrate them with --data, or leave what reads them in float with --allow-missing",
+        "calibrate them with `data=…`, or leave what reads them in float with `allow_missing=True`",
+        code="Q507",
     )
 
 
@@ -173,15 +175,18 @@ def _without(
         readers = consumers_of(trial.found.missing, index)
         if not set(readers) - set(left):
             subject = str(trial.found.missing[0].site)
-            raise CalibrationError(subject, "has no scale and cannot be left float", "calibrate it with --data")
+            raise CalibrationError(
+                subject, "has no scale and cannot be left float", "calibrate it with `data=…`", code="Q507"
+            )
         for one, site in zip(trial.found.absent, trial.found.missing, strict=True):
             nodes = ", ".join(consumers_of((site,), index))
             absent.setdefault(one.site, replace(one, done=f"left float: {nodes}"))
         left |= {node: tensor for node, tensor in readers.items() if node not in left}
         trial = _attempt(cache, trial.prepared, trial.inputs, _floating(config, left), name, progress)
-    refusals = tuple(Refusal(node, _REASON, "calibrate it with --data", "no-scale") for node in left)
+    refusals = tuple(Refusal(node, _REASON, "calibrate it with samples", "no-scale", "R106") for node in left)
     others = tuple(refusal for refusal in trial.plan.refusals if refusal.subject not in left)
-    plan = replace(trial.plan, refusals=(*others, *refusals))
+    floats = tuple(one for one in trial.plan.left_float if one.subject not in left)
+    plan = replace(trial.plan, refusals=(*others, *refusals), left_float=floats)
     return replace(trial, plan=plan), tuple(absent.values())
 
 

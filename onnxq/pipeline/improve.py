@@ -65,7 +65,9 @@ def improved(
         # The sweep makes other errors smaller, and so those of attention larger beside them; never the other way.
         plan = _settled(before, plan, plain, scene)
         if not plan.choice["attention"].startswith("quantized"):
-            bare = replace(without_attention(bare, plain), refusals=plan.refusals, choice=plan.choice)
+            bare = replace(
+                without_attention(bare, plain), refusals=plan.refusals, left_float=plan.left_float, choice=plan.choice
+            )
             prepared, plan = _best(before, (prepared, plan), bare, scene, "sweep without attention")
     outcome = _promoted(prepared, plan, draft, scene)
     if outcome.promotion is not None and outcome.promotion.steps:
@@ -186,9 +188,8 @@ def _promoted(prepared: PreparedModel, plan: Plan, draft: Draft, scene: Improvin
         if not wish.asked:
             return Outcome(plan)
         raise ConfigError(
-            "--min-sqnr, --metric", "the network computes in float16, where pairs cannot be switched one by one",
-            "quantize its float32 export",
-        )  # fmt: skip
+            "min_sqnr, metric", "the network computes in float16, where pairs cannot be switched one by one",
+            "quantize its float32 export", code="Q308")  # fmt: skip
 
     def work(progress: Progress) -> Outcome:
         return promoted(_ground(prepared, plan, draft, scene, progress), plan, wish)

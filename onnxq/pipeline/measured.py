@@ -1,4 +1,4 @@
-"""--placement measured: time a handful of placements on this machine and take the fastest that pays."""
+"""Placements that are measured: time a handful of placements on this machine and take the fastest that pays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxq.plan import Plan
 from onnxq.planner import Choice, Draft
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session, cpu_kind, latency
-from onnxq.sites import Refusal
+from onnxq.sites import LeftFloat
 from onnxq.verify import Array, compare
 
 # A placement must beat float by this in median and in minimum, or float is shipped.
@@ -68,10 +68,8 @@ def choose_measured(
     how = {"placement": "measured", "cpu": cpu_kind()}
     fit = [trial for trial in order if min(speeds[trial.name].median, speeds[trial.name].best) > _PAYS]
     if not fit:
-        refusal = Refusal(
-            "placement", "no placement ran faster than float on this machine", "use --placement rules", "measured"
-        )
-        return draft.placed(Choice(frozenset(), (refusal,)), {**how, "chosen": "none", **told})
+        left = LeftFloat("placement", "no placement ran faster than float on this machine", "measured", "F105")
+        return draft.placed(Choice(frozenset(), (left,)), {**how, "chosen": "none", **told})
     fastest = max(speeds[trial.name].median for trial in fit)
     tied = [trial for trial in fit if speeds[trial.name].median * _TIE >= fastest]
     best = max(tied, key=lambda trial: (round(trial.sqnr_db, 1), -len(trial.chosen)))
@@ -115,9 +113,9 @@ def _speeds(
     }
 
 
-def _left(draft: Draft, chosen: frozenset[str], name: str) -> tuple[Refusal, ...]:
+def _left(draft: Draft, chosen: frozenset[str], name: str) -> tuple[LeftFloat, ...]:
     return tuple(
-        Refusal(unit.name, f"float was faster here: placement {name!r} won the timing", rule="measured")
+        LeftFloat(unit.name, f"float was faster here: placement {name!r} won the timing", "measured", "F105")
         for unit in draft.units.units
         if unit.rule.compute and unit.name not in chosen
     )

@@ -74,7 +74,9 @@ def parse_drop(value: float | str) -> Drop:
     except ValueError:
         amount = math.nan
     if not amount >= 0 or math.isinf(amount):
-        raise ConfigError(f"max_drop: {text!r}", "is no drop", "write 0.01 (absolute) or 1% (of the float model's)")
+        raise ConfigError(
+            f"max_drop: {text!r}", "is no drop", "write 0.01 (absolute) or 1% (of the float model's)", code="Q308"
+        )
     return Drop(amount / 100, True) if text.endswith("%") else Drop(amount)
 
 
@@ -94,7 +96,9 @@ class Metric:
         except (TypeError, ValueError):
             found = math.nan
         if not math.isfinite(found):
-            raise DataError(self.name, f"gave {str(value)[:60]}", "return a finite number, higher is better")
+            raise DataError(
+                self.name, f"gave {str(value)[:60]}", "return a finite number, higher is better", code="Q219"
+            )
         return found
 
 
@@ -107,5 +111,7 @@ def load_metric(source: str | Callable[[Any], float]) -> Metric:
         return Metric(getattr(source, "__name__", "metric"), source)
     path, parted, name = source.rpartition(":")
     if not parted or not path.endswith(".py") or not name.isidentifier():
-        raise ConfigError(f"metric: {source!r}", "is not file.py:function", "write e.g. evaluate.py:accuracy")
+        raise ConfigError(
+            f"metric: {source!r}", "is not file.py:function", "write e.g. evaluate.py:accuracy", code="Q308"
+        )
     return Metric(source, find_function(Path(path), name))

@@ -155,6 +155,7 @@ def prove_equal(
                 f"output {output.name}",
                 f"preparation changed it ({output.sqnr_db:.1f} dB, max |difference| {output.max_abs:.3g})",
                 f"leave passes out with `skip: [{', '.join(prepared.passes)}]` and report this model",
+                code="Q702",
             )
     return found
 

@@ -57,7 +57,7 @@ def profile_model(
     Raises a subclass of OnnxqError for models that do not belong together, or data that does not fit.
     """
     if quantized is not None and plan is not None:
-        raise ConfigError("plan", "a plan and a quantized model were given", "give one of them")
+        raise ConfigError("plan", "a plan and a quantized model were given", "give one of them", code="Q317")
     check_number("samples", samples, low=1, whole=True)
     count = _SAMPLES if samples is None else samples
     settings = configured(config, target, Options(seed=seed, latency=False, threads=threads, ort_library=ort_library))
@@ -105,7 +105,7 @@ def _both(
     if quantized is None:
         given = read_plan(plan) if plan is not None else None
         if given is None or not given.calibrated:
-            raise PlanError("plan", "it has no numbers yet", "use one that `onnxq quantize --plan` wrote")
+            raise PlanError("plan", "it has no numbers yet", "use one that `onnxq quantize` wrote", code="Q405")
         prepared = rescaled(load(model, only=given.prepare, target=given.target, progress=progress), given.scalings)
         rebased = rebase(given, GraphIndex(prepared.proto), fingerprint(prepared.proto))
         renewed, _ = renew_numbers(prepared, rebased, None, Config(), progress=silent)

@@ -126,7 +126,9 @@ def _check(plan: Plan, wish: Wish) -> None:
     if not any(
         16 in row.bits and "uint16" in row.storage for row in engine.capabilities if row.role is Role.ACTIVATION
     ):
-        raise ConfigError("promote_to: uint16", f"{plan.target} has no 16-bit activations", "promote to float")
+        raise ConfigError(
+            "promote_to: uint16", f"{plan.target} has no 16-bit activations", "promote to float", code="Q308"
+        )
 
 
 def _good(ground: Ground, plan: Plan) -> bool:

@@ -26,7 +26,6 @@ _EACH = 24
 _MOST, _LEFT = 0.5, 0.6
 _SAMPLES = 2
 _REASON = "its input alone makes most of the noise at the outputs"
-_FIX = "`skip: [promote]` quantizes it all the same"
 
 _Noises = Callable[[Sequence[Setting]], list[float]]
 Relieved = tuple[Plan, Draft, tuple[str, ...]]
@@ -70,7 +69,7 @@ def _step(ground: Ground, draft: Draft, plan: Plan) -> tuple[Plan, Draft, str] |
     keys = frozenset(culprit.readers).intersection(computing) if culprit is not None else frozenset()
     if culprit is None or len(keys) != 1:
         return None
-    ways = Ways(draft, plan, FLOAT, ground.attention, _REASON, _FIX)
+    ways = Ways(draft, plan, FLOAT, ground.attention, _REASON)
     placed = ways.placed(keys)
     if len(ways.lost(placed)) != 1:
         return None

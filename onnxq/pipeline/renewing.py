@@ -14,7 +14,7 @@ from onnxq.pipeline.inputs import Inputs
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.plan import Plan, drop_stale
 from onnxq.report import Progress
-from onnxq.sites import Role, Site
+from onnxq.sites import Caution, Role, Site
 
 _MEASURED = (Role.ACTIVATION, Role.OUTPUT)
 
@@ -27,7 +27,7 @@ def renew_numbers(
     *,
     memory_limit: int | None = None,
     progress: Progress,
-) -> tuple[Plan, tuple[str, ...]]:
+) -> tuple[Plan, tuple[Caution, ...]]:
     """The plan with numbers at every site, and a line for each whose numbers were computed again though it had some.
 
     Raises PlanError naming the activation that needs samples where there are none.
@@ -40,7 +40,7 @@ def renew_numbers(
             cause = stale.get(site.site, "the plan has no scale for it")
             fix = "give samples that it is calibrated on"
             own = ", or write the scale and zero_point you mean beside the new spec" if site.site in stale else ""
-            raise PlanError(str(site.site), cause, fix + own)
+            raise PlanError(str(site.site), cause, fix + own, code="Q405")
     if missing:
         plan = calibrate(
             prepared.proto,
@@ -55,18 +55,22 @@ def renew_numbers(
     done = {site.site: site for site in plan.sites}
     for where, cause in stale.items():
         measured = done[where].role in _MEASURED
-        lines.append(f"{where}: {cause}: computed again from the {'samples' if measured else 'model'}")
+        text = f"{where}: {cause}: computed again from the {'samples' if measured else 'model'}"
+        lines.append(Caution("W121", text))
     return plan, tuple(lines)
 
 
-def _drop_biases(plan: Plan, index: GraphIndex, stale: Mapping[Site, str]) -> tuple[Plan, list[str]]:
+def _drop_biases(plan: Plan, index: GraphIndex, stale: Mapping[Site, str]) -> tuple[Plan, list[Caution]]:
     """The plan without bias corrections for errors of weights that are no longer so, or no longer quantized."""
     weights = [site for site in plan.sites if site.role is Role.WEIGHT and site.site not in stale]
     readers: Iterable[str] = (edge.node for site in weights for edge in site.consumers or ())
     computing = frozenset(readers)
     kept = tuple(bias for bias in plan.biases if computing.intersection(find_owners(index, bias.edge)))
     lines = [
-        f"{bias.edge}: the model's own bias, since the plan's made up for a weight that is quantized otherwise"
+        Caution(
+            "W121",
+            f"{bias.edge}: the model's own bias, since the plan's made up for a weight that is quantized otherwise",
+        )
         for bias in plan.biases
         if bias not in kept
     ]

@@ -36,7 +36,7 @@ from onnxq.plan import Plan, Scaling
 from onnxq.planner import Draft, draft
 from onnxq.progress import Progress, counted, silent
 from onnxq.runtime import cpu_kind, observe_shapes, operator_libraries
-from onnxq.sites import Role
+from onnxq.sites import Caution, Role
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
 _SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
@@ -44,9 +44,10 @@ _EQUALITY_SAMPLES = 2
 _TIMING_SAMPLES = 8
 # Share of the time that is left, where there is a budget.
 _SCALING = 0.3
-SYNTHETIC = (
+SYNTHETIC = Caution(
+    "W101",
     "SYNTHETIC DATA: no samples were given; ranges that come from random inputs make answers nobody can trust. "
-    "Pass --data with real samples."
+    "Pass real samples as `data=…`.",
 )
 
 
@@ -87,11 +88,17 @@ class Options:
     def wish(self) -> Wish:
         """What was asked of the accuracy. Raises ConfigError for what does not go together."""
         if self.metric is None and self.max_drop is not None:
-            raise ConfigError("max_drop", "says nothing without a metric", "give --metric file.py:function as well")
+            raise ConfigError(
+                "max_drop", "says nothing without a metric", "give `metric=…`, a file.py:function, as well", code="Q308"
+            )
         if self.metric is not None and self.min_sqnr is not None:
-            raise ConfigError("min_sqnr", "and a metric were given: promotion goes by one figure", "give one of them")
+            raise ConfigError(
+                "min_sqnr", "and a metric were given: promotion goes by one figure", "give one of them", code="Q308"
+            )
         if self.promote_to not in (None, FLOAT, UINT16):
-            raise ConfigError(f"promote_to: {self.promote_to}", "is no type to promote to", f"use {FLOAT} or {UINT16}")
+            raise ConfigError(
+                f"promote_to: {self.promote_to}", "is no type to promote to", f"use {FLOAT} or {UINT16}", code="Q308"
+            )
         metric = None if self.metric is None else load_metric(self.metric)
         drop = parse_drop(0.0 if self.max_drop is None else self.max_drop)
         return Wish(self.min_sqnr, metric, drop, self.promote_to or FLOAT)
@@ -107,7 +114,10 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
     given = load_config(config) if not isinstance(config, Config) else config
     if target is not None and target != given.target:
         raise ConfigError(
-            f"target {target!r}", f"the configuration {given.source!r} is for {given.target!r}", "choose one"
+            f"target {target!r}",
+            f"the configuration {given.source!r} is for {given.target!r}",
+            "choose one",
+            code="Q312",
         )
     options.check()
     paths = {name: f"data.{name}" for name in ("samples", "seed", "batch")}
@@ -248,7 +258,7 @@ def _demand_numbers(plan: Plan) -> None:
         reasons = {refusal.subject: refusal.reason for refusal in plan.refusals}
         subject = str(missing[0].site)
         cause = reasons.get(subject, "no sample of the calibration data reached it")
-        raise CalibrationError(subject, cause, "give samples that reach it, or leave it float with a rule")
+        raise CalibrationError(subject, cause, "give samples that reach it, or leave it float with a rule", code="Q502")
 
 
 def _scaled(
@@ -301,7 +311,7 @@ def _placed(
     return drafted, chosen, None
 
 
-def _warnings(plan: Plan, inputs: Inputs) -> tuple[str, ...]:
+def _warnings(plan: Plan, inputs: Inputs) -> tuple[Caution, ...]:
     ranged = any(site.role is not Role.WEIGHT for site in plan.sites)
     return (SYNTHETIC, *plan.warnings) if inputs.synthetic and ranged else plan.warnings
 
@@ -339,8 +349,9 @@ def _make_plan(model: str | Path | onnx.ModelProto, data: object, wished: Config
     return replace(plan, data=inputs.description, warnings=warnings)
 
 
-def _left_out(effort: str) -> str:
-    return (
+def _left_out(effort: str) -> Caution:
+    text = (
         f"effort {effort!r} is not in this plan: scaling of channels, the sweep and promotion need a calibrated model. "
-        "`onnxq quantize` runs them, and `--plan` writes the plan with what they did; `onnxq apply` only calibrates"
+        "`onnxq quantize` runs them and gives a plan with what they did; `onnxq apply` only calibrates"
     )
+    return Caution("W114", text)

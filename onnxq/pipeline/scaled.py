@@ -80,7 +80,7 @@ def scale_channels(
                 if not equal
                 else f"the quantized outputs fell from {best or 0.0:.1f} to {now or 0.0:.1f} dB"
             )
-            refusal = Refusal(name, f"rolled back: {why}", "", name)
+            refusal = Refusal(name, f"rolled back: {why}", "", name, "R112")
             prepared = reported(prepared, PassReport(name, (), (refusal,)))
             continue
         told = f"{len(factors)} tensors, max |difference| {worst:.3g}, {best:.1f} -> {now:.1f} dB in a trial"
@@ -101,7 +101,7 @@ def rescaled(prepared: PreparedModel, scalings: Sequence[Scaling]) -> PreparedMo
     for tensor, anchor in ids.items():
         by_id.setdefault(anchor, []).append(tensor)
     for strange in (one.name for one in scalings if one.name not in NAMES):
-        raise PlanError(f"scalings: {strange}", "there is no such pass", f"use one of {', '.join(NAMES)}")
+        raise PlanError(f"scalings: {strange}", "there is no such pass", f"use one of {', '.join(NAMES)}", code="Q403")
     for name in NAMES:
         factors = {_found(one, index, ids, by_id): one.factors for one in scalings if one.name == name}
         if factors:
@@ -118,7 +118,9 @@ def _found(
         return one.tensor
     alike = by_id.get(one.anchor, ())
     if len(alike) != 1:
-        raise PlanError(str(one.tensor), "is scaled by the plan but not in this model", "plan the model again")
+        raise PlanError(
+            str(one.tensor), "is scaled by the plan but not in this model", "plan the model again", code="Q404"
+        )
     return alike[0]
 
 
@@ -132,7 +134,7 @@ def _rewritten(prepared: PreparedModel, name: str, factors: Mapping[TensorId, Ar
 
 
 def _left(name: str, lines: Sequence[str]) -> tuple[Refusal, ...]:
-    return tuple(Refusal(line.partition(":")[0], line.partition(": ")[2], "", name) for line in lines)
+    return tuple(Refusal(line.partition(":")[0], line.partition(": ")[2], "", name, "R112") for line in lines)
 
 
 Chosen = tuple[Mapping[TensorId, Array], tuple[str, ...]]

@@ -17,6 +17,7 @@ from onnxq.pipeline.stages import Stages
 from onnxq.plan import Plan
 from onnxq.planner import draft
 from onnxq.runtime import Session, UnknownOperatorError
+from onnxq.sites import Caution
 
 # A domain outside these may have to come from a library; whether it has to, only ORT knows.
 _USUAL_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -71,8 +72,9 @@ def quantize_unrun(
     return replace(result, report=replace(result.report, warnings=(_explain(obstacle), *result.report.warnings)))
 
 
-def _explain(obstacle: UnknownOperatorError) -> str:
-    return (
+def _explain(obstacle: UnknownOperatorError) -> Caution:
+    return Caution(
+        "W123",
         f"NOTHING WAS RUN: ONNX Runtime does not have {obstacle.subject}, so the result was neither compared with the "
-        "float model nor timed. Give the library that implements it (`ort_library`) to check it."
+        "float model nor timed. Give the library that implements it (`ort_library`) to check it.",
     )

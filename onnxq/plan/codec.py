@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from onnxq.plan.arrays import read_array, read_mark, write_array, write_mark
 from onnxq.plan.model import SCHEMA, BiasPlan, Plan, SitePlan
 from onnxq.plan.scalings import Scaling, check_scaling, scaling_dict
 from onnxq.plan.schema import BiasRow, PlanFile, ScalingRow, SiteRef, SiteRow, SpecRow
-from onnxq.sites import Edge, Refusal, Role, Site, TensorId
+from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId
 from onnxq.spec import GRAIN_NAMES, Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 
@@ -26,17 +27,28 @@ def to_json(plan: Plan) -> str:
     return readable(json.dumps(_plan_dict(plan), indent=1, ensure_ascii=False)) + "\n"
 
 
-def from_json(text: str, *, source: str = "plan") -> Plan:
-    """Read what `to_json` wrote, or a person edited. PlanError names line and entry that are wrong."""
+def from_json(text: str, *, source: str | FilePath = "plan") -> Plan:
+    """Read what `to_json` wrote, or a person edited. PlanError names line and entry that are wrong.
+
+    source: the file it was read from, or a name for text from elsewhere.
+    """
+    try:
+        return _read_plan(text, str(source))
+    except PlanError as error:
+        if isinstance(source, FilePath):
+            raise error.name_file(source) from error
+        raise
+
+
+def _read_plan(text: str, source: str) -> Plan:
     read = JsonText(source, text.removeprefix("\ufeff"))
-    raw = read.parse(PlanError, _WRITE)
+    raw = read.parse(PlanError, _WRITE, code="Q401")
     if not isinstance(raw, dict) or "schema" not in raw:
-        raise PlanError(source, "not a plan: no `schema`", _WRITE)
+        raise PlanError(source, "not a plan: no `schema`", _WRITE, code="Q401")
     if raw["schema"] != SCHEMA:
-        raise PlanError(
-            source, f"plan schema {shorten(raw['schema'])}, this onnxq reads {SCHEMA}", "plan the model again"
-        )
-    row = read.read(PlanFile, PlanError, _FRESH)
+        cause = f"plan schema {shorten(raw['schema'])}, this onnxq reads {SCHEMA}"
+        raise PlanError(source, cause, "plan the model again", code="Q401")
+    row = read.read(PlanFile, PlanError, _FRESH, code="Q403")
     return Plan(
         target=row.target,
         model=row.model,
@@ -46,9 +58,10 @@ def from_json(text: str, *, source: str = "plan") -> Plan:
         prepare=row.prepare,
         sites=tuple(_read_entry(read, ("sites", k), entry) for k, entry in enumerate(row.sites)),
         float_nodes=row.float_nodes,
-        refusals=tuple(Refusal(one.subject, one.reason, one.fix, one.rule) for one in row.refusals),
+        refusals=tuple(Refusal(one.subject, one.reason, one.fix, one.rule, one.code) for one in row.refusals),
+        left_float=tuple(LeftFloat(one.subject, one.reason, one.rule, one.code) for one in row.left_float),
         kept=row.kept,
-        warnings=row.warnings,
+        warnings=tuple(Caution(one.code, one.text) for one in row.warnings),
         data=row.data,
         choice=row.choice,
         nodes=row.nodes,
@@ -75,10 +88,11 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "prepare": list(plan.prepare),
         "data": plan.data,
         "choice": dict(plan.choice),
-        "warnings": list(plan.warnings),
+        "warnings": [{"code": warning.code, "text": str(warning)} for warning in plan.warnings],
         "kept": list(plan.kept),
         "float_nodes": list(plan.float_nodes),
         "refusals": [{k: v for k, v in vars(refusal).items() if v} for refusal in plan.refusals],
+        "left_float": [{k: v for k, v in vars(one).items() if v} for one in plan.left_float],
         "sites": [_site_dict(site) for site in plan.sites],
         "nodes": dict(plan.nodes),
         **({"scalings": [scaling_dict(s, write_array(s.factors)) for s in plan.scalings]} if plan.scalings else {}),
@@ -142,9 +156,9 @@ def _about(read: JsonText, path: Path) -> Iterator[None]:
     except PlanError:
         raise
     except OnnxqError as error:
-        raise PlanError(f"{read.where(path)}: {error.subject}", error.cause, error.fix) from error
+        raise PlanError(f"{read.where(path)}: {error.subject}", error.cause, error.fix, code="Q403") from error
     except ValueError as error:
-        raise PlanError(read.where(path), str(error), _FRESH) from error
+        raise PlanError(read.where(path), str(error), _FRESH, code="Q403") from error
 
 
 def _read_entry(read: JsonText, path: Path, row: SiteRow) -> SitePlan:

@@ -29,7 +29,10 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
                 raise PlanError(str(site.site), cause, "write it so, or take this site out of the plan")
             if engines and not any(engine.int32_bias for engine in engines):
                 raise PlanError(
-                    str(site.site), f"{plan.target} takes biases in float only", "take this site out of the plan"
+                    str(site.site),
+                    f"{plan.target} takes biases in float only",
+                    "take this site out of the plan",
+                    code="Q406",
                 )
             continue
         edge = site.consumers[0] if site.consumers else None
@@ -39,7 +42,8 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
             raise PlanError(
                 str(site.site),
                 f"{plan.target} has no kernel for {what}",
-                f"plan the model again with --target {plan.target}, or give the site a spec from a fresh plan",
+                f"plan the model again for {plan.target}, or give the site a spec from a fresh plan",
+                code="Q406",
             )
 
 
@@ -56,7 +60,7 @@ def check_numbers(plan: Plan) -> None:
             raise PlanError(subject, cause, "quantize it symmetrically, around 0")
         fault = _number_fault(site, scale, zero)
         if fault:
-            raise PlanError(subject, *fault)
+            raise PlanError(subject, *fault, code="Q407")
 
 
 def _number_fault(site: SitePlan, scale: NDArray[Any], zero: NDArray[Any]) -> tuple[str, str] | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxq.errors import PlanError
 from onnxq.numerics import SumOrder
 from onnxq.plan.scalings import Scaling
-from onnxq.sites import Edge, Refusal, Role, Site
+from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 
 SCHEMA = 1
@@ -107,8 +107,9 @@ class Plan:
     sites: tuple[SitePlan, ...] = ()
     float_nodes: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    left_float: tuple[LeftFloat, ...] = ()
     kept: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Caution, ...] = ()
     data: str = ""
     choice: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[str, str] = field(default_factory=dict)
@@ -123,7 +124,7 @@ class Plan:
         for found in self.all_sites:
             if found.site == site:
                 return found
-        raise PlanError(str(site), "no such site in the plan")
+        raise PlanError(str(site), "no such site in the plan", code="Q404")
 
     @property
     def all_sites(self) -> tuple[SitePlan, ...]:

@@ -60,6 +60,23 @@ class RefusalRow(Frozen):
     reason: str
     fix: str = ""
     rule: str = ""
+    code: str = "R100"
+
+
+class LeftFloatRow(Frozen):
+    """A LeftFloat."""
+
+    subject: str
+    reason: str
+    rule: str = ""
+    code: str = "F102"
+
+
+class WarningRow(Frozen):
+    """A Caution."""
+
+    code: str
+    text: str
 
 
 class ScalingRow(Frozen):
@@ -92,10 +109,11 @@ class PlanFile(Frozen):
     prepare: tuple[str, ...] = ()
     data: str = ""
     choice: Words
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[WarningRow, ...] = ()
     kept: tuple[str, ...] = ()
     float_nodes: tuple[str, ...] = ()
     refusals: tuple[RefusalRow, ...] = ()
+    left_float: tuple[LeftFloatRow, ...] = ()
     sites: tuple[SiteRow, ...] = ()
     nodes: Words
     scalings: tuple[ScalingRow, ...] = ()

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from onnxq.planner.cut import CutProblem, PlacementCosts, weighted_sum
+from onnxq.sites import Caution
 from onnxq.targets.costs import CPU_COSTS, Cost
 
 ANY = "any"
@@ -51,7 +52,7 @@ class Balance:
     costs: PlacementCosts
     forecasts: tuple[Forecast, ...]
 
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[Caution, ...]:
         """A line for each kind of CPU that could be better served."""
         return tuple(_unserved(one) for one in self.forecasts if one.loss > TOLERATED)
 
@@ -79,13 +80,14 @@ def _forced(problem: CutProblem, costs: PlacementCosts, fixed: Mapping[str, bool
     return problem.minimum_cut(replace(costs, units=dear), fixed)
 
 
-def _unserved(one: Forecast) -> str:
+def _unserved(one: Forecast) -> Caution:
     own = one.float_us / one.own_us
-    return (
+    text = (
         f"on CPUs of kind {one.cpu} this placement is predicted {one.loss - 1:.0%} slower than one made for them "
         f"({one.speedup:.2f}x the speed of float instead of {own:.2f}x): more int8 would cost another kind "
-        f"of CPU its gain. Choose --cpu {one.cpu} if the model runs only there"
+        f"of CPU its gain. Choose `cpu={one.cpu!r}` if the model runs only there"
     )
+    return Caution("W103", text)
 
 
 def _worst(balance: Balance) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from onnxq.planner.place import Placer, spec_refusals
 from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.planner.units import Units, find_units
 from onnxq.planner.wishes import Wishes
-from onnxq.sites import Edge, Refusal, Role, TensorId
+from onnxq.sites import Caution, Edge, Refusal, Role, TensorId, Unquantized, split_unquantized
 from onnxq.targets import Shapes, Target, describe, target
 
 
@@ -35,7 +35,7 @@ class Draft:
     units: Units
     wishes: Wishes
     base: Plan
-    refused: Mapping[str, Refusal]
+    refused: Mapping[str, Unquantized]
 
     @cached_property
     def ids(self) -> Mapping[TensorId, str]:
@@ -54,7 +54,7 @@ class Draft:
         return self.placed(choose(*given, cpu=cpu), {"placement": "rules", "cpu": cpu})
 
     def candidates(self) -> Mapping[str, frozenset[str]]:
-        """Named choices for --placement measured."""
+        """Named choices for a placement that is measured."""
         return strategies(self.units, self.wishes, self.base.target, self.refused, cpu=self.config.cpu)
 
     def placed(self, choice: Choice, how: Mapping[str, str]) -> Plan:
@@ -68,15 +68,14 @@ class Draft:
         floats = tuple(name for name in floats if not stands_between(self.units.index, existing, name))
         sites, nodes = anchored(self.index, (*placement.existing, *placement.sites), floats, ids)
         kept, sites = sites[: len(placement.existing)], sites[len(placement.existing) :]
-        seen: dict[str, Refusal] = {}
-        for refusal in (*placement.refusals, *choice.refusals, *self.base.refusals):
-            seen.setdefault(refusal.subject, refusal)
+        refusals, left_float = split_unquantized((*choice.reasons, *self.base.refusals, *self.base.left_float))
         plan = replace(
             self.base,
             sites=sites,
             existing=kept,
             opset=max(self.base.opset, placement.opset, _HALF_OPSET if _in_half(self.index, sites) else 0),
-            refusals=tuple(seen.values()),
+            refusals=refusals,
+            left_float=left_float,
             warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
             float_nodes=floats,
             nodes=nodes,
@@ -115,12 +114,13 @@ def draft(
     bare = index if existing.view is None else index_of(existing.view)
     units = find_units(bare, engine, shapes or {}, closed=frozenset(closed), existing=existing)
     print_of = fingerprint(proto) if identified else Fingerprint("", "")
-    refusals = [Refusal(scope, reason, "give samples that reach it", "scope") for scope, reason in closed.items()]
-    refusals += list(units.refusals)
-    table = engine.no_kernel
-    refusals += [
-        Refusal(node.name, table[node.op_type], rule="no-kernel") for node in index.nodes if node.op_type in table
-    ]
+    reasons: list[Unquantized] = []
+    for scope, reason in closed.items():
+        reasons.append(Refusal(scope, reason, "give samples that reach it", "scope", "R104"))
+    reasons += units.reasons
+    without = (engine.without_kernel(node.name, node.op_type) for node in index.nodes)
+    reasons += [reason for reason in without if reason is not None]
+    refusals, left_float = split_unquantized(reasons)
     base = Plan(
         target=config.target,
         model=name,
@@ -134,13 +134,14 @@ def draft(
             *((ALLOWED,) if config.saturation == "allow" and engine.saturates else ()),
         ),
         existing=existing.sites,
-        refusals=tuple(refusals),
+        refusals=refusals,
+        left_float=left_float,
         kept=tuple(node.name for node in index.nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear")),
     )
     return Draft(proto, index, config, units, wishes, base, spec_refusals(units, wishes, engine, config))
 
 
-def _unreadable(existing: Existing, engine: Target, index: GraphIndex) -> tuple[str, ...]:
+def _unreadable(existing: Existing, engine: Target, index: GraphIndex) -> tuple[Caution, ...]:
     """A warning where a strict target's engine refuses pairs that the model came with. index: of the view."""
     if not engine.strict:
         return ()
@@ -155,10 +156,10 @@ def _unreadable(existing: Existing, engine: Target, index: GraphIndex) -> tuple[
     if not found:
         return ()
     line = f"{len(found)} of the pairs that the model came with are kept, though {engine.name} does not read them"
-    return (f"{line}, e.g. {found[0]}: quantize the float model for {engine.name}",)
+    return (Caution("W125", f"{line}, e.g. {found[0]}: quantize the float model for {engine.name}"),)
 
 
-def _config_like(existing: Existing, config: Config) -> tuple[Config, tuple[str, ...]]:
+def _config_like(existing: Existing, config: Config) -> tuple[Config, tuple[Caution, ...]]:
     """The configuration with the sign of the model's own activation pairs, and a line that says so.
 
     Kernels read and write one type, so a region that goes on from a pair of another sign would not fuse.
@@ -173,7 +174,7 @@ def _config_like(existing: Existing, config: Config) -> tuple[Config, tuple[str,
     names = ("uint8", "int8")
     update = {"signed": signed, "storage": "", "narrow_range": wish.narrow_range and signed}
     line = f"activations are {names[signed]} like the pairs that the model came with, not {names[not signed]}"
-    return config.model_copy(update={"activations": wish.model_copy(update=update)}), (line,)
+    return config.model_copy(update={"activations": wish.model_copy(update=update)}), (Caution("W124", line),)
 
 
 # From here on Q and DQ take float16.

@@ -12,9 +12,11 @@ from onnxq.planner.keep import kept_float
 from onnxq.planner.place import roles_of
 from onnxq.planner.units import KEPT, Unit, Units
 from onnxq.planner.wishes import Wishes
-from onnxq.sites import Refusal, Role
+from onnxq.sites import Caution, LeftFloat, Refusal, Role, Unquantized
 from onnxq.targets import Output
 from onnxq.targets.costs import Cost
+
+_FORCE = "force what it reads as well, or take `quantize: true` from its rule"
 
 
 @dataclass(frozen=True)
@@ -22,28 +24,28 @@ class Choice:
     """The units that run in integers, why the others do not, and what to warn of."""
 
     chosen: frozenset[str]
-    refusals: tuple[Refusal, ...] = ()
-    warnings: tuple[str, ...] = ()
+    reasons: tuple[Unquantized, ...] = ()
+    warnings: tuple[Caution, ...] = ()
 
 
-def choose(units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal], *, cpu: str = ANY) -> Choice:
+def choose(units: Units, wishes: Wishes, target: str, refused: Mapping[str, Unquantized], *, cpu: str = ANY) -> Choice:
     """The deterministic default: keep rules, then the person's rules, then the minimum cut.
 
     cpu: the kind of CPU whose times the cut goes by; "any": all kinds that were measured.
     """
-    settled, refusals = settle(units, wishes, target, refused)
+    settled, reasons = settle(units, wishes, target, refused)
     balance = place(CutProblem(units), settled, cpu)
     for unit in units.units:
-        if unit.rule.compute and unit.name not in balance.chosen and unit.name not in refusals:
-            refusals[unit.name] = _too_small(unit, balance.costs.units[unit.name])
-    order = [unit.name for unit in units.units if unit.name in refusals]
+        if unit.rule.compute and unit.name not in balance.chosen and unit.name not in reasons:
+            reasons[unit.name] = _too_small(unit, balance.costs.units[unit.name])
+    order = [unit.name for unit in units.units if unit.name in reasons]
     warnings = balance.warnings() if cpu == ANY else ()
-    return Choice(balance.chosen, tuple(refusals[name] for name in order), warnings)
+    return Choice(balance.chosen, tuple(reasons[name] for name in order), warnings)
 
 
-def choose_weights(units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal]) -> Choice:
+def choose_weights(units: Units, wishes: Wishes, target: str, refused: Mapping[str, Unquantized]) -> Choice:
     """Weight-only mode: every weight the target can read packed, but those a rule leaves float."""
-    refusals: list[Refusal] = []
+    reasons: list[Unquantized] = []
     chosen: set[str] = set()
     for unit in units.units:
         weights = [(role, tensor) for role, tensor in roles_of(units, unit) if role is Role.WEIGHT]
@@ -51,63 +53,63 @@ def choose_weights(units: Units, wishes: Wishes, target: str, refused: Mapping[s
         if not weights or unit.name in units.complete:
             continue
         if unit.name in refused:
-            refusals.append(refused[unit.name])
+            reasons.append(refused[unit.name])
         elif unit.name in units.partial:
             continue
         elif rule is not None:
-            refusals.append(Refusal(unit.name, f"left float by {rule.describe()}", rule="configuration"))
+            reasons.append(LeftFloat(unit.name, f"left float by {rule.describe()}", "configuration", "F101"))
         else:
             chosen.add(unit.name)
-    return Choice(frozenset(chosen), tuple(refusals))
+    return Choice(frozenset(chosen), tuple(reasons))
 
 
 def settle(
-    units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal]
-) -> tuple[dict[str, bool], dict[str, Refusal]]:
+    units: Units, wishes: Wishes, target: str, refused: Mapping[str, Unquantized]
+) -> tuple[dict[str, bool], dict[str, Unquantized]]:
     """Units whose side is given: what rules and the person keep float, what the person forces."""
-    refusals = kept_float(units, target)
-    settled = dict.fromkeys(refusals, False)
+    reasons: dict[str, Unquantized] = dict(kept_float(units, target))
+    settled = dict.fromkeys(reasons, False)
     for unit in units.units:
         roles = roles_of(units, unit)
         rule = wishes.unit(unit.node, roles)
         if unit.name in refused:
             settled[unit.name] = False
-            refusals[unit.name] = refused[unit.name]
+            reasons[unit.name] = refused[unit.name]
         elif rule is not None:
             settled[unit.name] = False
-            refusals[unit.name] = Refusal(unit.name, f"left float by {rule.describe()}", rule="configuration")
+            reasons[unit.name] = LeftFloat(unit.name, f"left float by {rule.describe()}", "configuration", "F101")
         elif wishes.forced(unit.node, roles):
             if unit.rule.compute or _fed(units, unit, settled):
                 settled[unit.name] = True
-                refusals.pop(unit.name, None)
+                reasons.pop(unit.name, None)
             else:
                 reason = (
                     f"a {unit.node.op_type} is quantized only between quantized nodes, and what it reads stays float"
                 )
                 settled[unit.name] = False
-                refusals[unit.name] = Refusal(unit.name, reason, rule=unit.rule.name)
-        _settle_kept(units, unit, rule, settled, refusals)
-    return settled, refusals
+                reasons[unit.name] = Refusal(unit.name, reason, _FORCE, unit.rule.name, "R105")
+        _settle_kept(units, unit, rule, settled, reasons)
+    return settled, reasons
 
 
 def _settle_kept(
-    units: Units, unit: Unit, rule: Rule | None, settled: dict[str, bool], refusals: dict[str, Refusal]
+    units: Units, unit: Unit, rule: Rule | None, settled: dict[str, bool], reasons: dict[str, Unquantized]
 ) -> None:
     """Pairs that the model came with decide for their units. rule: the person's, that would leave the unit float."""
     if unit.name in units.complete:
         settled[unit.name] = True
-        refusals.pop(unit.name, None)
+        reasons.pop(unit.name, None)
         if rule is not None:
             reason = f"already quantized in the model, and kept so, though {rule.describe()} leaves it float"
-            refusals[unit.name] = Refusal(unit.name, reason, "quantize the float model", KEPT)
+            reasons[unit.name] = Refusal(unit.name, reason, "quantize the float model", KEPT, "R115")
     elif unit.name in units.partial:
         settled[unit.name] = False
         reason = "its weight is already quantized in the model, and its other tensors are not: kept as it is"
-        refusals[unit.name] = Refusal(unit.name, reason, "quantize the float model", KEPT)
+        reasons[unit.name] = LeftFloat(unit.name, reason, KEPT, "F107")
     elif unit.out in units.existing.by_tensor and units.index.is_output(unit.out):
         settled[unit.name] = False
         reason = "the model gives its result out in float beside a pair that is kept"
-        refusals[unit.name] = Refusal(unit.name, reason, "quantize the float model", KEPT)
+        reasons[unit.name] = LeftFloat(unit.name, reason, KEPT, "F107")
 
 
 def _fed(units: Units, unit: Unit, settled: Mapping[str, bool]) -> bool:
@@ -125,13 +127,12 @@ def _fed(units: Units, unit: Unit, settled: Mapping[str, bool]) -> bool:
     return True
 
 
-def _too_small(unit: Unit, cost: Cost) -> Refusal:
+def _too_small(unit: Unit, cost: Cost) -> LeftFloat:
     if cost.int8_us < cost.float_us:
         reason = "int8 would not pay: quantizing what it reads and dequantizing what it writes costs more than it saves"
     else:
         reason = "int8 would not pay: at this size its int8 kernel is predicted no faster than the float one"
-    fix = "force it with a rule that sets `quantize: true`, or let --placement measured decide"
-    return Refusal(unit.name, reason, fix, "size")
+    return LeftFloat(unit.name, reason, "size")
 
 
 def _large_pointwise(units: Units, unit: Unit) -> bool:
@@ -201,20 +202,20 @@ STRATEGIES: tuple[Strategy, ...] = (
 
 
 def strategies(
-    units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal], *, cpu: str = ANY
+    units: Units, wishes: Wishes, target: str, refused: Mapping[str, Unquantized], *, cpu: str = ANY
 ) -> Mapping[str, frozenset[str]]:
     """Named candidate placements, without doubles, the deterministic one ("rules") and "none" among them.
 
     What the person settled holds in all of them; the keep rules do not: there the clock decides.
     """
-    settled, refusals = settle(units, wishes, target, refused)
+    settled, reasons = settle(units, wishes, target, refused)
     problem = CutProblem(units)
     rules = place(problem, settled, cpu)
     found: dict[str, frozenset[str]] = {"rules": rules.chosen, "none": frozenset()}
     asked = {
         name: side
         for name, side in settled.items()
-        if name in refused or name not in refusals or refusals[name].rule in ("configuration", "log-front-end", KEPT)
+        if name in refused or name not in reasons or reasons[name].rule in ("configuration", "log-front-end", KEPT)
     }
     for strategy in STRATEGIES:
         fixed = {

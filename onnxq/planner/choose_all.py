@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from onnxq.planner.choose import Choice, settle
 from onnxq.planner.units import Unit, Units
 from onnxq.planner.wishes import Wishes
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import LeftFloat, Refusal, TensorId, Unquantized
 
 
 def choose_all(
-    units: Units, wishes: Wishes, target: str, refused: Mapping[str, Refusal], *, attention: bool = False
+    units: Units, wishes: Wishes, target: str, refused: Mapping[str, Unquantized], *, attention: bool = False
 ) -> Choice:
     """All compute units but those a keep rule or the person leaves float; opt-in rules only where forced.
 
@@ -20,40 +20,38 @@ def choose_all(
     A unit whose kernel needs others goes with them or not at all. Then the followers: those whose rule says so, and
     those that join pairs which are there.
     """
-    settled, refusals = settle(units, wishes, target, refused)
+    settled, reasons = settle(units, wishes, target, refused)
     for unit in units.units:
         if unit.name in units.complete:
             continue
-        if not unit.rule.compute and not _left_float(unit, refused, refusals):
+        if not unit.rule.compute and not _left_float(unit, refused, reasons):
             settled.pop(unit.name, None)
-            refusals.pop(unit.name, None)
+            reasons.pop(unit.name, None)
     chosen = set(units.complete)
     for unit in units.units:
         side = settled.get(unit.name)
         on = attention and unit.rule.name.startswith("attention")
         if unit.rule.opt_in and side is None and not on:
-            wish = "write `attention: quantized`, or force" if unit.rule.name.startswith("attention") else "force"
-            fix = f"{wish} it with a rule that sets `quantize: true`"
-            refusals[unit.name] = Refusal(unit.name, unit.rule.opt_in, fix, unit.rule.name)
+            reasons[unit.name] = LeftFloat(unit.name, unit.rule.opt_in, unit.rule.name, "F104")
         elif side is not False and unit.rule.compute:
             chosen.add(unit.name)
-    _keep_together(units, chosen, refusals)
+    _keep_together(units, chosen, reasons)
     for unit in units.units:
         if unit.rule.compute or unit.rule.joins or settled.get(unit.name) is False:
             continue
         if unit.rule.follow(units.candidate(unit.node), frozenset(chosen)):
             chosen.add(unit.name)
     chosen |= _joining(units, settled, frozenset(chosen))
-    order = [unit.name for unit in units.units if unit.name in refusals]
-    return Choice(frozenset(chosen), tuple(refusals[name] for name in order))
+    order = [unit.name for unit in units.units if unit.name in reasons]
+    return Choice(frozenset(chosen), tuple(reasons[name] for name in order))
 
 
-def _left_float(unit: Unit, refused: Mapping[str, Refusal], refusals: Mapping[str, Refusal]) -> bool:
+def _left_float(unit: Unit, refused: Mapping[str, Unquantized], reasons: Mapping[str, Unquantized]) -> bool:
     """True for a follower that may not follow: the target or the person says so. Forcing one means nothing."""
-    return unit.name in refused or (unit.name in refusals and refusals[unit.name].rule == "configuration")
+    return unit.name in refused or (unit.name in reasons and reasons[unit.name].rule == "configuration")
 
 
-def _keep_together(units: Units, chosen: set[str], refusals: dict[str, Refusal]) -> None:
+def _keep_together(units: Units, chosen: set[str], reasons: dict[str, Unquantized]) -> None:
     """Drop units that need others which are not chosen, until nothing changes."""
     while True:
         broken = {}
@@ -66,7 +64,7 @@ def _keep_together(units: Units, chosen: set[str], refusals: dict[str, Refusal])
         for name, partner in broken.items():
             rule = units.by_name[name].rule
             reason = f"its kernel exists only together with {partner}, which stays float"
-            refusals[name] = Refusal(name, reason, f"force {partner} as well", rule.name)
+            reasons[name] = Refusal(name, reason, f"force {partner} as well", rule.name, "R105")
         chosen.difference_update(broken)
 
 

@@ -13,7 +13,7 @@ from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
 from onnxq.plan import SitePlan
 from onnxq.planner.sums import constant_at
-from onnxq.sites import Role, Site, TensorId
+from onnxq.sites import Caution, Role, Site, TensorId
 from onnxq.spec import PerBlock, PerTensor
 
 # From these opsets on QuantizeLinear takes 4 and 16 bits and blocks, and float16 and FP8.
@@ -23,7 +23,7 @@ _WIDE = ("int4", "uint4", "int16", "uint16")
 
 def drop_orphans(
     sites: tuple[SitePlan, ...], existing: Iterable[SitePlan]
-) -> tuple[tuple[SitePlan, ...], tuple[str, ...]]:
+) -> tuple[tuple[SitePlan, ...], tuple[Caution, ...]]:
     """The sites without biases whose input or weight was taken out of the plan, and a line for each.
 
     existing: pairs that the model came with, from which biases may derive too.
@@ -33,7 +33,8 @@ def drop_orphans(
     for site in sites:
         gone = [str(part) for part in site.derived or () if part not in known]
         if gone:
-            lines.append(f"{site.site}: left float, its scale follows from {gone[0]}, which is not in the plan")
+            text = f"{site.site}: left float, its scale follows from {gone[0]}, which is not in the plan"
+            lines.append(Caution("W121", text))
     return tuple(site for site in sites if known.issuperset(site.derived or ())), tuple(lines)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from onnxq.planner.units import Unit, Units
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import LeftFloat, TensorId
 
 # What may stand between a graph input and the stem.
 _PREPROCESSING = frozenset(
@@ -146,15 +146,13 @@ KEEP_FLOAT: Mapping[str, tuple[KeepRule, ...]] = {
 }
 
 
-def kept_float(units: Units, target: str) -> dict[str, Refusal]:
-    """Unit name -> the refusal of the first rule that keeps it float."""
-    found: dict[str, Refusal] = {}
+def kept_float(units: Units, target: str) -> dict[str, LeftFloat]:
+    """Unit name -> the reason of the first rule that keeps it float."""
+    found: dict[str, LeftFloat] = {}
     for unit in units.units:
         for rule in KEEP_FLOAT.get(target, ()):
             reason = rule.test(units, unit)
             if reason is not None:
-                found[unit.name] = Refusal(
-                    unit.name, reason, "force it with a rule that sets `quantize: true`", rule.name
-                )
+                found[unit.name] = LeftFloat(unit.name, reason, rule.name, "F103")
                 break
     return found

@@ -47,7 +47,8 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
             raise PlanError(
                 plan.model,
                 f"the plan's weight scales were computed from other weights than this model's{edited}",
-                "pass --new-weights to compute them again from these, or quantize anew",
+                "pass `new_weights=True` to compute them again from these, or quantize anew",
+                code="Q402",
             )
         drop = (Role.WEIGHT, Role.BIAS)
         sites = tuple(replace(s, qparams=None, values=None) if s.role in drop else s for s in sites)
@@ -134,7 +135,10 @@ class _EdgeMap:
         node = self.anchors.node(name, self.by_anchor.get(name, ""))
         if node is None:
             raise PlanError(
-                name, "this node is in the plan but not in this model", did_you_mean(name, self.anchors.nodes)
+                name,
+                "this node is in the plan but not in this model",
+                did_you_mean(name, self.anchors.nodes),
+                code="Q404",
             )
         return node.name
 

@@ -11,7 +11,7 @@ from onnxq.graph import NodeRef
 from onnxq.plan import Bound, SitePlan
 from onnxq.planner.units import Unit, Units
 from onnxq.planner.wishes import Answer, Wishes
-from onnxq.sites import Edge, Refusal, Role, Site, TensorId
+from onnxq.sites import Caution, Edge, Refusal, Role, Site, TensorId
 from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec
 from onnxq.targets import Output, Target, describe
 
@@ -23,15 +23,14 @@ _BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0}
 
 @dataclass
 class Placement:
-    """Sites in topological order, what was refused, the opset they need and what to warn of.
+    """Sites in topological order, the opset they need and what to warn of.
 
     existing: every pair that the model came with, with those that read it from now on among its consumers.
     """
 
     sites: list[SitePlan] = field(default_factory=list)
     existing: list[SitePlan] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[Caution] = field(default_factory=list)
     opset: int = 13
 
 
@@ -82,7 +81,7 @@ def _spec_refusal(units: Units, wishes: Wishes, target: Target, config: Config, 
             wished = wishes.answer(role, tensor, (unit.node,))
             spec = wished_spec(wished, role, unit.node) if pair is None else pair.spec
         except OnnxqError as error:
-            return Refusal(unit.name, f"{error.subject}: {error.cause}", error.fix, unit.rule.name)
+            return Refusal(unit.name, f"{error.subject}: {error.cause}", error.fix, unit.rule.name, "R103")
         refusal = target.refuse(spec, role, unit.node)
         refusal = refusal or _misfit(units, target, unit, spec, role)
         if refusal is not None:
@@ -90,7 +89,8 @@ def _spec_refusal(units: Units, wishes: Wishes, target: Target, config: Config, 
         multiplied.add(spec.is_float)
     if len(multiplied) > 1:
         reason = f"{target.name} multiplies FP8 by FP8 and integers by integers, nothing else"
-        return Refusal(unit.name, reason, "ask for the same storage for its input and its weight", unit.rule.name)
+        fix = "ask for the same storage for its input and its weight"
+        return Refusal(unit.name, reason, fix, unit.rule.name, "R103")
     return None
 
 
@@ -99,7 +99,7 @@ def _misfit(units: Units, target: Target, unit: Unit, spec: QuantSpec, role: Rol
     row = target.capability(spec, role, unit.node.op_type)
     shape = None if unit.rule.weight is None else units.candidate(unit.node).shape(unit.rule.weight)
     found = None if row is None or role is not Role.WEIGHT or shape is None else row.shape(shape, spec)
-    return None if found is None else Refusal(unit.name, *found)
+    return None if found is None else Refusal(unit.name, *found, code="R103")
 
 
 class Placer:
@@ -260,7 +260,7 @@ class Placer:
             return
         self.out.opset = max(self.out.opset, row.opset)
         if row.warning and row.warning not in self.out.warnings:
-            self.out.warnings.append(row.warning)
+            self.out.warnings.append(Caution("W104", row.warning))
 
 
 def _bias_grain(weight: QuantSpec) -> Granularity:
@@ -299,15 +299,16 @@ def share_scales(picked: Iterable[Unit], sites: list[SitePlan]) -> list[SitePlan
     return out
 
 
-def unused_observers(sites: Iterable[SitePlan]) -> Iterator[str]:
+def unused_observers(sites: Iterable[SitePlan]) -> Iterator[Caution]:
     """A line for each site whose observer does not come to work, because another site's gives the scale they share."""
     first: dict[str, SitePlan] = {}
     for site in sites:
         leader = first.setdefault(site.group, site) if site.group else site
         if leader.observer != site.observer:
-            yield (
+            yield Caution(
+                "W122",
                 f"{site.site}: its observer {site.observer.name!r} is not used: one scale serves it and "
-                f"{leader.site}, whose observer is {leader.observer.name!r}; name the same one for both"
+                f"{leader.site}, whose observer is {leader.observer.name!r}; name the same one for both",
             )
 
 

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from onnxq.graph import GraphIndex
 from onnxq.numerics import SumOrder, align, keep_sums, needs_bound, saturating_sums
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Edge, Role, Site, TensorId
+from onnxq.sites import Caution, Edge, Role, Site, TensorId
 from onnxq.targets import target
 
-ALLOWED = (
+ALLOWED = Caution(
+    "W102",
     "saturation: allow: on x86 CPUs without VNNI, ONNX Runtime adds two products of this file's weights in 16 bits, "
-    "which overflow: other answers there than here. `onnxq prove --data` says by how much"
+    "which overflow: other answers there than here. `onnxq prove` with samples says by how much",
 )
 
 
@@ -42,12 +43,13 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
     return replace(plan, sites=tuple(replace(site, sum_orders=orders(site)) for site in plan.sites))
 
 
-def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, tuple[str, ...]]:
+def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, tuple[Caution, ...]]:
     """The bound plan with integers that keep every sum, and a line for each weight whose integers changed.
 
     For plans that people edited, other tools trained or older versions wrote. Scales stay as they are.
     """
-    sites, lines = [], []
+    sites: list[SitePlan] = []
+    lines: list[Caution] = []
     for site in plan.sites:
         values, numbers = site.values, site.qparams
         if values is not None and numbers is not None and site.sum_orders:
@@ -59,10 +61,11 @@ def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, tuple[str, ...]]:
                 # Rounding may have had its reasons: what it chose is what to stay near to, not the float weight.
                 wanted = np.where(abs(near - values) < 1, near, values)
                 site = replace(site, values=keep_sums(values, wanted, site.sum_orders))
-                lines.append(
+                text = (
                     f"{site.site}: {sums} sums in {rows} rows of its integers would overflow 16 bits on CPUs without "
                     "VNNI: moved to the nearest that do not; quantize again for scales chosen with that in mind"
                 )
+                lines.append(Caution("W107", text))
         sites.append(site)
     return replace(plan, sites=tuple(sites)), tuple(lines)
 

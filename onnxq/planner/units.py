@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan import Bound
 from onnxq.planner.existing import NOTHING, Existing
-from onnxq.sites import Edge, Refusal, TensorId
+from onnxq.sites import Edge, TensorId, Unquantized
 from onnxq.targets import Candidate, Output, PlacementRule, Shapes, Target
 
 # The rule that refusals name where pairs that the model came with decide.
@@ -56,7 +56,7 @@ class Units:
     index: GraphIndex
     shapes: Shapes
     units: tuple[Unit, ...]
-    refusals: tuple[Refusal, ...]
+    reasons: tuple[Unquantized, ...]
     by_name: dict[str, Unit] = field(default_factory=dict)
     by_out: dict[TensorId, Unit] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
@@ -89,18 +89,18 @@ def find_units(
     """Every node some rule of the target could quantize.
 
     index: of `existing.view`, where there are pairs. closed: scopes to leave alone (loop bodies, branches calibration
-    cannot reach). Compute nodes that no rule takes come back as refusals.
+    cannot reach). Compute nodes that no rule takes come back with their reasons.
     """
     units: list[Unit] = []
-    refusals: list[Refusal] = []
+    reasons: list[Unquantized] = []
     kept = _between_existing_pairs(index)
     for node in index.nodes:
         if _inside(node.scope, closed) or node.name in kept:
             continue
         candidate = Candidate(node, index, shapes)
-        rule, refusal = target.rule_for(candidate)
-        if refusal is not None and node.name not in existing.weighted:
-            refusals.append(refusal)
+        rule, reason = target.rule_for(candidate)
+        if reason is not None and node.name not in existing.weighted:
+            reasons.append(reason)
         if rule is not None:
             unit = _unit(candidate, rule)
             if unit is not None:
@@ -111,7 +111,7 @@ def find_units(
     partial = frozenset(unit.name for unit in units if unit.name in existing.weighted) - complete
     by_name = {unit.name: unit for unit in units}
     return Units(
-        index, shapes, tuple(units), tuple(refusals), by_name, by_out, folded, existing, complete, partial
+        index, shapes, tuple(units), tuple(reasons), by_name, by_out, folded, existing, complete, partial
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ class Wishes:
     def __post_init__(self) -> None:
         for rule in self.config.rules:
             if rule.between is not None and rule.between not in self.paths:
-                self.paths[rule.between] = nodes_between(self.index, *rule.between, subject=rule.describe())
+                self.paths[rule.between] = nodes_between(self.index, *rule.between, rule=rule)
 
     def answer(self, role: Role, tensor: TensorId, nodes: Sequence[NodeRef]) -> Answer:
         """The first rule that selects this tensor in this role for any of the nodes that make or read it."""
@@ -69,7 +69,14 @@ class Wishes:
         """Every rule must select something in the model as given or as prepared; else it is a typo."""
         for rule in self.config.rules:
             if not any(_matches_any(rule, index, self.paths) for index in (self.index, before)):
-                raise ConfigError(rule.describe(), "matches nothing in this model", _hint(rule, before))
+                raise ConfigError(
+                    rule.describe(),
+                    "matches nothing in this model",
+                    _hint(rule, before),
+                    code="Q309",
+                    file=rule.source,
+                    line=rule.line or None,
+                )
 
 
 def _matches_any(rule: Rule, index: GraphIndex, paths: dict[tuple[str, str], frozenset[str]]) -> bool:
@@ -103,17 +110,24 @@ def _hint(rule: Rule, index: GraphIndex) -> str:
     return "each selector matches something, but never on one node: loosen one of them"
 
 
-def nodes_between(index: GraphIndex, first: str, last: str, *, subject: str) -> frozenset[str]:
+def nodes_between(index: GraphIndex, first: str, last: str, *, rule: Rule) -> frozenset[str]:
     """Nodes on a path from `first` to `last` (tensor or node names), both ends included."""
-    after = _walk(index, _ends(index, first, subject), forward=True)
-    before = _walk(index, _ends(index, last, subject), forward=False)
+    after = _walk(index, _ends(index, first, rule), forward=True)
+    before = _walk(index, _ends(index, last, rule), forward=False)
     found = frozenset(after & before)
     if not found:
-        raise ConfigError(subject, f"no path leads from {first!r} to {last!r}", "swap them, or name nodes on one path")
+        raise ConfigError(
+            rule.describe(),
+            f"no path leads from {first!r} to {last!r}",
+            "swap them, or name nodes on one path",
+            code="Q314",
+            file=rule.source,
+            line=rule.line or None,
+        )
     return found
 
 
-def _ends(index: GraphIndex, name: str, subject: str) -> list[NodeRef]:
+def _ends(index: GraphIndex, name: str, rule: Rule) -> list[NodeRef]:
     by_node = [node for node in index.nodes if node.name == name]
     if by_node:
         return by_node
@@ -121,7 +135,14 @@ def _ends(index: GraphIndex, name: str, subject: str) -> list[NodeRef]:
     touching = touching or [node for node in index.nodes if name in node.inputs]
     if not touching:
         names = {node.name for node in index.nodes} | {out for node in index.nodes for out in node.outputs}
-        raise ConfigError(subject, f"no node or tensor is called {name!r}", did_you_mean(name, names))
+        raise ConfigError(
+            rule.describe(),
+            f"no node or tensor is called {name!r}",
+            did_you_mean(name, names),
+            code="Q314",
+            file=rule.source,
+            line=rule.line or None,
+        )
     return touching
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from onnxq.sites import Refusal
+from onnxq.sites import Caution, Refusal
 
 KINDS = ("node", "stretch", "site")
 
@@ -58,7 +58,7 @@ class Profile:
     groups: tuple[GroupCost, ...]
     reach: tuple[Reach, ...] = ()
     fixed: tuple[Refusal, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Caution, ...] = ()
     source: str = ""
     quantized: str = ""
     data: str = ""

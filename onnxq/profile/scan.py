@@ -21,7 +21,7 @@ from onnxq.profile.model import KINDS, GroupCost, OutputCost, Profile, Reach, de
 from onnxq.profile.switch import Switch, Switchboard, switchboard
 from onnxq.progress import Progress
 from onnxq.runtime import Session
-from onnxq.sites import Role
+from onnxq.sites import Caution, Role
 
 # The network in so many stretches, coarse to fine, and in so many steps of the reach.
 _STRETCHES = (2, 4, 8)
@@ -48,7 +48,7 @@ def groups_of(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tuple
     wanted = tuple(dict.fromkeys(kinds))
     for kind in wanted:
         if kind not in KINDS:
-            raise ConfigError(f"by: {kind}", "there is no such grouping", did_you_mean(kind, KINDS))
+            raise ConfigError(f"by: {kind}", "there is no such grouping", did_you_mean(kind, KINDS), code="Q304")
     nodes = by_node(switches)
     found: dict[tuple[str, frozenset[Switch]], Group] = {}
     if "node" in wanted:
@@ -162,17 +162,19 @@ def _steps(board: Switchboard) -> list[tuple[str, Setting]]:
     return [(names[k], frozenset(one for name in names[: k + 1] for one in nodes[name])) for k in ends]
 
 
-def _warnings(outputs: Sequence[OutputCost], board: Switchboard) -> tuple[str, ...]:
+def _warnings(outputs: Sequence[OutputCost], board: Switchboard) -> tuple[Caution, ...]:
     found = []
     worst = min(outputs, key=lambda one: one.float_db, default=None)
     if worst is not None and worst.float_db < _SAME_DB and not board.fixed:
-        found.append(
+        text = (
             f"with everything switched off output {worst.name} is {worst.float_db:.1f} dB from the float model's: the "
             "quantized model differs from it in more than its pairs"
         )
+        found.append(Caution("W117", text))
     if board.fixed:
-        found.append(
+        text = (
             f"{len(board.fixed)} pairs could not be switched off and stay quantized in all figures "
             f"({board.fixed[0].subject}: {board.fixed[0].reason})"
         )
+        found.append(Caution("W117", text))
     return tuple(found)

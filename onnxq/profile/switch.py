@@ -122,7 +122,7 @@ class _Work:
             info = pair_info(self.index, chain, notes)
             if chain.dequantize is None:
                 reason = "what it quantizes is computed on in integers"
-                self.fixed.append(Refusal(str(info.site), reason, rule="profile"))
+                self.fixed.append(Refusal(str(info.site), reason, rule="profile", code="R113"))
                 continue
             made = TensorId(chain.dequantize.outputs[0], chain.dequantize.scope)
             edges = self.index.consumers(made)
@@ -136,7 +136,9 @@ class _Work:
                 self.switches.append(Switch(str(info.site), info.role, nodes, ops, feed))
             else:
                 reason = "the float model has no constant in this place to compare with"
-                self.fixed.append(Refusal(str(info.site), reason, "name its nodes as the quantized ones", "profile"))
+                self.fixed.append(
+                    Refusal(str(info.site), reason, "name its nodes as the quantized ones", "profile", "R113")
+                )
 
     def _in_both(self, chain: Chain) -> bool:
         """True for a pair, or a dequantized constant, that the float model came with too: it is on in both."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import PurePath
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -15,16 +15,28 @@ from rich.text import Text
 from onnxq.engines.diff_model import FLOAT, OFF, Difference, Error, LayerDiff, Parting, run_label
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import saturation_cause
-from onnxq.report.terminal import decibel, first_rows, sheet, show, table, write
+from onnxq.report.terminal import decibel, first_rows, sheet, show, table, warning_text, write
+from onnxq.sites import Caution
+from onnxq.wording import phrase
 
 _WORST = 5
-SYNTHETIC = "no samples were given: the models were compared on made-up inputs, so give --data for numbers that count"
+SYNTHETIC = Caution(
+    "W101", "no samples were given: the models were compared on made-up inputs, so give `data=…` for numbers that count"
+)
 
 
-def difference_json(found: Difference) -> str:
+def difference_json(found: Difference, error: Mapping[str, Any] | None = None) -> str:
     """The comparison as one strict JSON document, with whether it holds."""
     values = {field.name: getattr(found, field.name) for field in fields(found)}
-    return to_json({"schema": SCHEMA, "holds": found.holds, **values, "messages": [str(one) for one in found.unmet]})
+    return to_json(
+        {
+            "schema": SCHEMA,
+            "error": error,
+            "holds": found.holds,
+            **values,
+            "messages": [str(one) for one in found.unmet],
+        }
+    )
 
 
 def show_difference(
@@ -34,6 +46,7 @@ def show_difference(
     verbose: bool = False,
     top: int | None = None,
     quiet: bool = False,
+    error: Mapping[str, Any] | None = None,
     stream: IO[str] | None = None,
     errors: IO[str] | None = None,
     width: int | None = None,
@@ -44,7 +57,7 @@ def show_difference(
     """
     warnings = list(_warnings(found))
     if as_json:
-        write(difference_json(found), stream)
+        write(difference_json(found, error), stream)
     if as_json or quiet:
         if warnings:
             show(Group(*warnings), sys.stderr if errors is None else errors, width)
@@ -81,7 +94,8 @@ def _rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tuple[s
             yield "worst", Text("\n".join([*lines, *filter(None, [more])]))
     if found.skipped:
         reasons = (
-            f"{run_label(s.subject)}: {s.reason}" + (f"\n    fix: {s.fix}" if s.fix else "") for s in found.skipped
+            f"[{s.code}] {run_label(s.subject)}: {s.reason}" + (f"\n    fix: {phrase(s.fix)}" if s.fix else "")
+            for s in found.skipped
         )
         yield "not run", Text("\n".join(reasons))
     if found.notes:
@@ -183,12 +197,12 @@ def _layer(layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose
 
 def _warnings(found: Difference) -> Iterator[RenderableType]:
     for part in found.parted:
-        yield Text(
-            f"warning: {run_label(part.run)}: something else than the file says is computed from {part.tensor} on "
-            f"({_apart(part.sqnr_db, part.levels)}){_cause(part)}",
-            style="bold red",
+        text = (
+            f"{run_label(part.run)}: something else than the file says is computed from {part.tensor} on "
+            f"({_apart(part.sqnr_db, part.levels)}){_cause(part)}"
         )
+        yield warning_text(Caution("W109", text), "bold red")
     for one in found.unmet:
         yield Text(f"unmet: output {one.output}: {one}", style="bold red")
     if found.synthetic:
-        yield Text(f"warning: {SYNTHETIC}", style="yellow")
+        yield warning_text(SYNTHETIC)

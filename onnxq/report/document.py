@@ -11,6 +11,8 @@ from typing import Any
 
 from onnxq.files import readable
 from onnxq.report.model import Latency, Report
+from onnxq.sites import Caution
+from onnxq.wording import phrase
 
 SCHEMA = 1
 
@@ -20,10 +22,13 @@ def to_json(value: Any) -> str:
     return json.dumps(_plain(value), indent=1, allow_nan=False) + "\n"
 
 
-def report_json(report: Report) -> str:
-    """The report with its schema number and the values derived from others."""
+def report_json(report: Report, error: Mapping[str, Any] | None = None) -> str:
+    """The report with its schema number and the values derived from others.
+
+    error: why the command fails though there is a report, as plain values.
+    """
     derived = {"roles": dict(report.roles), "slower": report.slower, "alarms": report.alarms()}
-    return to_json({"schema": SCHEMA, **_plain(report), **derived})
+    return to_json({"schema": SCHEMA, "error": error, **_plain(report), **derived})
 
 
 def _plain(value: Any) -> Any:
@@ -31,8 +36,10 @@ def _plain(value: Any) -> Any:
         return _plain(value.value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None if math.isnan(value) else str(value)
+    if isinstance(value, Caution):
+        return {"code": value.code, "text": _plain(str(value))}
     if isinstance(value, str):
-        return readable(value)
+        return readable(phrase(value))
     if value is None or isinstance(value, (bool, int)):
         return value
     if is_dataclass(value) and not isinstance(value, type):

@@ -14,7 +14,8 @@ from rich.text import Text
 from onnxq.interop import Absent, Imported, Left, Matched, Why
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.model import Report
-from onnxq.report.terminal import scale_range, sheet, show, table, write
+from onnxq.report.terminal import MORE, scale_range, sheet, show, table, warning_text, write
+from onnxq.wording import phrase
 
 _SHOWN = 4
 _WHY = {
@@ -28,7 +29,8 @@ def import_json(found: Imported, applied: Report | None = None) -> str:
     """The import as one strict JSON document, without the plan, which has a file of its own."""
     values = {field.name: getattr(found, field.name) for field in fields(found) if field.name != "plan"}
     counts = {"target": found.plan.target, "sites": len(found.plan.sites)}
-    return to_json({"schema": SCHEMA, **values, **counts, "refusals": found.plan.refusals, "applied": applied})
+    plan = {"refusals": found.plan.refusals, "left_float": found.plan.left_float}
+    return to_json({"schema": SCHEMA, **values, **counts, **plan, "applied": applied})
 
 
 def show_import(
@@ -46,7 +48,7 @@ def show_import(
 
     quiet: only the notes, to `errors` (stderr).
     """
-    notes = [Text(f"note: {note}", style="yellow") for note in (*found.notes, *found.plan.warnings)]
+    notes = [warning_text(note) for note in (*found.notes, *found.plan.warnings)]
     if as_json:
         write(import_json(found, applied), stream)
         return
@@ -104,7 +106,7 @@ def _left(one: Left, verbose: bool) -> str:
 
 def _listed(names: Sequence[str], verbose: bool) -> str:
     shown = names if verbose else names[:_SHOWN]
-    more = f"\n… and {len(names) - len(shown)} more (-v lists them)" if len(names) > len(shown) else ""
+    more = f"\n… and {len(names) - len(shown)} more ({phrase(MORE)})" if len(names) > len(shown) else ""
     return "\n".join(shown) + more
 
 

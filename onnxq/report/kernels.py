@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -21,16 +21,17 @@ def show_kernels(
     *,
     as_json: bool = False,
     quiet: bool = False,
+    error: Mapping[str, Any] | None = None,
     stream: IO[str] | None = None,
     errors: IO[str] | None = None,
     width: int | None = None,
 ) -> None:
     """Print one row per library or image to `stream` (stdout), and why others are missing.
 
-    quiet: only what is missing, to `errors` (stderr).
+    quiet: only what is missing, to `errors` (stderr). error: why the command fails all the same, for the JSON.
     """
     if as_json:
-        write(kernels_json(built), stream)
+        write(kernels_json(built, error), stream)
         return
     made = [one for one in built if one.state != "missing"]
     if made and not quiet:
@@ -42,9 +43,9 @@ def show_kernels(
             show(Text(f"no {one.kernels} kernels: {one.reason}"), quietly if quiet else stream, width)
 
 
-def kernels_json(built: Sequence[Built]) -> str:
+def kernels_json(built: Sequence[Built], error: Mapping[str, Any] | None = None) -> str:
     """The same as one JSON document."""
-    return to_json({"schema": SCHEMA, "kernels": [asdict(one) for one in built]})
+    return to_json({"schema": SCHEMA, "error": error, "kernels": [asdict(one) for one in built]})
 
 
 def _row(one: Built) -> tuple[str, ...]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxq.report.promotions import Promotion
-from onnxq.sites import Refusal
+from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
 
 # Below this the answers are usually broken; every model that kept its metric in development stayed above it.
 LOST_DB = 10.0
@@ -118,13 +119,14 @@ class Report:
     ops: tuple[OpCount, ...] = ()
     sites: tuple[SiteLine, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    left_float: tuple[LeftFloat, ...] = ()
     rewrites: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
     promotion: Promotion | None = None
     already: str = ""
     kept: tuple[str, ...] = ()
     saturating: str = ""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Caution, ...] = ()
     stages: tuple[StageCost, ...] = ()
 
     @property
@@ -137,35 +139,39 @@ class Report:
         """True when ranges of activations came from the data; False for weights alone."""
         return not self.roles or any(count for role, count in self.roles if role in ("activation", "output"))
 
-    def alarms(self) -> tuple[str, ...]:
+    def alarms(self) -> tuple[Caution, ...]:
         """What the numbers themselves warn of: nothing done, accuracy lost, answers changed by fusions, speed lost."""
         found = []
         if self.source_bytes and not self.pairs:
-            found.append("nothing was quantized: the result computes what the model did; the refusals say why")
+            why = "what was refused or left float says why"
+            found.append(Caution("W111", f"nothing was quantized: the result computes what the model did; {why}"))
         for check in self.checks:
             off, on = check.sqnr_db
             # For another engine the file is what counts, not what ORT's optimizations make of it.
             counts = check.optimized and self.target in ("", "ort")
             worst = min(on, off) if counts and not math.isnan(off) else off
             if math.isnan(worst) or worst < LOST_DB:
-                found.append(
+                text = (
                     f"output {check.name} is far from the float model's ({worst:.1f} dB); check the task's own metric, "
                     f"{_OTHERS.get(self.target, _OTHERS['ort'])}, or keep sensitive nodes float with a rule"
                 )
+                found.append(Caution("W108", text))
             elif on < off - DRIFT_DB:
-                found.append(
+                text = (
                     f"output {check.name} is {off - on:.1f} dB worse with ONNX Runtime's optimizations on: "
                     f"{self.saturating or 'its fusions compute something else than the file says'}"
                 )
+                found.append(Caution("W109", text))
         if self.slower and self.latency is not None:
-            reason = self.latency.reason or "the cause is not known; try --placement measured"
-            found.append(f"the quantized model is slower than the float one: {reason}")
+            reason = self.latency.reason or "the cause is not known; try `placement='measured'`"
+            found.append(Caution("W110", f"the quantized model is slower than the float one: {reason}"))
         return tuple(found)
 
-    def refused(self) -> tuple[tuple[str, tuple[Refusal, ...]], ...]:
-        """Refusals grouped by reason, the most frequent reason first."""
-        groups: dict[str, list[Refusal]] = {}
-        for refusal in self.refusals:
-            groups.setdefault(refusal.reason, []).append(refusal)
-        ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
-        return tuple((reason, tuple(members)) for reason, members in ordered)
+
+def group_reasons(found: Sequence[Unquantized]) -> tuple[tuple[str, tuple[Unquantized, ...]], ...]:
+    """What is not quantized, grouped by reason, the most frequent reason first."""
+    groups: dict[str, list[Unquantized]] = {}
+    for one in found:
+        groups.setdefault(one.reason, []).append(one)
+    ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+    return tuple((reason, tuple(members)) for reason, members in ordered)

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import saturation_summary, sums_tables
-from onnxq.report.terminal import first_rows, scale_range, show, table, write
+from onnxq.report.terminal import first_rows, scale_range, show, table, warning_text, write
+from onnxq.sites import Caution
 from onnxq.spec import PerBlock, PerChannel
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Inspected(Protocol):
         """The file written, "" for none."""
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[Caution, ...]:
         """What a person must know."""
 
     @property
@@ -69,7 +70,7 @@ def show_inspection(
         show(Group(*_parts(found, verbose, top)), stream, width)
     if as_json or quiet:
         for warning in found.warnings:
-            show(Text(f"warning: {warning}"), sys.stderr if errors is None else errors, width)
+            show(warning_text(warning), sys.stderr if errors is None else errors, width)
 
 
 def inspection_json(found: Inspected) -> str:
@@ -142,7 +143,7 @@ def _parts(found: Inspected, verbose: bool, top: int | None) -> Iterator[Rendera
     if found.output:
         yield Text(f"written: {found.output}")
     for warning in found.warnings:
-        yield Text(f"warning: {warning}", style="yellow")
+        yield warning_text(warning)
 
 
 def _table(pairs: Sequence[PairInfo], verbose: bool) -> RenderableType:

@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from onnxq.plan import Plan, SitePlan, to_json
-from onnxq.report.model import Report, SiteLine
-from onnxq.report.summary import refusal_lines, role_counts
-from onnxq.report.terminal import first_rows, scale_range, sheet, show, table, write
+from onnxq.report.model import SiteLine
+from onnxq.report.summary import reason_lines, role_counts
+from onnxq.report.terminal import first_rows, scale_range, sheet, show, table, warning_text, write
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
 
@@ -56,7 +56,7 @@ def show_plan(
 
     top: sites to list. quiet: only the warnings, to stderr.
     """
-    warnings = [Text(f"warning: {warning}", style="yellow") for warning in plan.warnings]
+    warnings = [warning_text(warning) for warning in plan.warnings]
     if as_json:
         write(to_json(plan), stream)
     elif quiet:
@@ -99,7 +99,8 @@ def _rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
             more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
             yield label, Text(", ".join(shown) + more)
     if plan.refusals:
-        groups = Report(refusals=plan.refusals).refused()
-        yield "refused", Text("\n".join(refusal_lines(groups, verbose)))
+        yield "refused", Text("\n".join(reason_lines(plan.refusals, verbose)))
+    if plan.left_float:
+        yield "left float", Text("\n".join(reason_lines(plan.left_float, verbose)))
     if plan.data:
         yield "data", Text(plan.data)

@@ -14,11 +14,14 @@ from rich.text import Text
 
 from onnxq.profile import KINDS, GroupCost, Profile
 from onnxq.report.document import SCHEMA, to_json
-from onnxq.report.terminal import decibel, first_rows, sheet, show, table, write
+from onnxq.report.terminal import decibel, first_rows, sheet, show, table, warning_text, write
+from onnxq.sites import Caution
 
 _SHOWN = 12
 _TITLES = {"node": "nodes, each with all it reads", "stretch": "stretches of neighbouring nodes", "site": "sites"}
-SYNTHETIC = "no samples were given: costs were measured on made-up inputs, so give --data for numbers that count"
+SYNTHETIC = Caution(
+    "W101", "no samples were given: costs were measured on made-up inputs, so give `data=…` for numbers that count"
+)
 
 
 def profile_json(found: Profile) -> str:
@@ -100,6 +103,6 @@ def _costs(costs: Sequence[GroupCost], verbose: bool, top: int | None) -> tuple[
 
 def _warnings(found: Profile) -> Iterator[RenderableType]:
     for line in found.warnings:
-        yield Text(f"warning: {line}", style="yellow")
+        yield warning_text(line)
     if found.synthetic:
-        yield Text(f"warning: {SYNTHETIC}", style="yellow")
+        yield warning_text(SYNTHETIC)

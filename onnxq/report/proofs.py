@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import IO, Any
 
@@ -14,18 +14,21 @@ from rich.text import Text
 from onnxq.engines.proof import BUILT, FUSED, INT8, NodeProof, Proof, Tensor
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import cost_lines, saturation_summary, sums_tables
-from onnxq.report.terminal import first_rows, seconds, sheet, show, size, table, write
+from onnxq.report.terminal import MORE, first_rows, seconds, sheet, show, size, table, warning_text, write
+from onnxq.sites import Caution
+from onnxq.wording import phrase
 
 _SHOWN = 12
 _NODE_FIELDS = ("op", "type", "kernel", "kind", "types", "kernels", "reason")
 _SITE_FIELDS = ("role", "state", "rule", "readers", "loose", "kernels", "reason")
 
 
-def proof_json(proof: Proof) -> str:
+def proof_json(proof: Proof, error: Mapping[str, Any] | None = None) -> str:
     """The proof as one strict JSON document; nodes and sites are keyed by name."""
     return to_json(
         {
             "schema": SCHEMA,
+            "error": error,
             "source": proof.source,
             "holds": proof.holds,
             "build": proof.build,
@@ -57,6 +60,7 @@ def show_proof(
     verbose: bool = False,
     top: int | None = None,
     quiet: bool = False,
+    error: Mapping[str, Any] | None = None,
     stream: IO[str] | None = None,
     errors: IO[str] | None = None,
     width: int | None = None,
@@ -66,9 +70,9 @@ def show_proof(
     verbose: every pair and every kernel, not only the pairs that did not fuse. top: rows of each table, of nodes those
     not in int8 first. quiet: only the warnings, to `errors`.
     """
-    warnings = [Text(f"warning: {warning}", style="yellow") for warning in _warnings(proof)]
+    warnings = [warning_text(warning) for warning in _warnings(proof)]
     if as_json:
-        write(proof_json(proof), stream)
+        write(proof_json(proof, error), stream)
     if as_json or quiet:
         if warnings:
             show(Group(*warnings), sys.stderr if errors is None else errors, width)
@@ -76,11 +80,11 @@ def show_proof(
     show(Group(*_parts(proof, verbose, top), *warnings), stream, width)
 
 
-def _warnings(proof: Proof) -> Iterator[str]:
+def _warnings(proof: Proof) -> Iterator[Caution]:
     yield from proof.warnings
     told = saturation_summary(proof.weights)
     if told and not proof.require_exact:
-        yield told if proof.cost is not None else f"{told}; --data says how often they do"
+        yield Caution("W107", told if proof.cost is not None else f"{told}; `data=…` says how often they do")
 
 
 def _parts(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
@@ -195,4 +199,4 @@ def _reasons(nodes: Sequence[NodeProof]) -> list[str]:
 def _first(lines: Sequence[str]) -> list[str]:
     if len(lines) <= _SHOWN:
         return list(lines)
-    return [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more reasons; -v lists them all"]
+    return [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more reasons; {phrase(MORE)}"]

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from onnxq.report.document import report_json
-from onnxq.report.model import Report
+from onnxq.report.model import Report, group_reasons
 from onnxq.report.promotions import promotion_rows
-from onnxq.report.terminal import decibel, milliseconds, seconds, sheet, show, size, table, write
+from onnxq.report.terminal import MORE, decibel, milliseconds, seconds, sheet, show, size, table, warning_text, write
 from onnxq.runtime import CPU_KINDS
-from onnxq.sites import Refusal
+from onnxq.sites import Caution, Refusal, Unquantized
+from onnxq.wording import phrase
 
 _SHOWN = 6
-SYNTHETIC = (
+SYNTHETIC = Caution(
+    "W101",
     "SYNTHETIC DATA: no samples were given, so the ranges come from made-up inputs. "
     "Accuracy on real data is unknown and may be very poor. "
-    "Give real samples (--data) before this model is used for anything."
+    "Give real samples (`data=…`) before this model is used for anything.",
 )
 # Weights need no samples; what lacks is a check that means something.
-SYNTHETIC_CHECK = (
-    "no samples were given: the check ran on made-up inputs, so give --data to see the accuracy that counts"
+SYNTHETIC_CHECK = Caution(
+    "W101", "no samples were given: the check ran on made-up inputs, so give `data=…` to see the accuracy that counts"
 )
 _FILE, _RUN = "as the file says", "as ORT runs it"
 _CPUS = {"any": "any x86", **CPU_KINDS}
@@ -39,6 +41,7 @@ def show_report(
     as_json: bool = False,
     verbose: bool = False,
     quiet: bool = False,
+    error: Mapping[str, Any] | None = None,
     stream: IO[str] | None = None,
     errors: IO[str] | None = None,
     width: int | None = None,
@@ -46,28 +49,31 @@ def show_report(
     """Print the report to `stream` (stdout): the summary, or JSON; with `quiet` nothing.
 
     With JSON or `quiet` the warnings go to `errors` (stderr), so that they are seen in any case.
+    error: why the command fails though there is a report, for the JSON.
     """
     if as_json or quiet:
         loud = tuple(_warnings(report))
         if loud:
             show(Group(*loud), sys.stderr if errors is None else errors, width)
     if as_json:
-        write(report_json(report), stream)
+        write(report_json(report, error), stream)
     elif not quiet:
         already = [Text(report.already)] if report.already else []
         show(Group(*already, _title(report), sheet(_rows(report, verbose)), *_warnings(report)), stream, width)
 
 
-def refusal_lines(groups: Sequence[tuple[str, Sequence[Refusal]]], verbose: bool) -> Iterator[str]:
-    """Refusals by reason: how many, why, what to do; with `verbose` every subject."""
+def reason_lines(found: Sequence[Unquantized], verbose: bool) -> Iterator[str]:
+    """What is not quantized by reason: how many, why, what to do; with `verbose` every subject."""
+    groups = group_reasons(found)
     for reason, members in groups if verbose else groups[:_SHOWN]:
         shown = members if verbose else members[:2]
         rest = f" and {len(members) - len(shown)} more" if len(members) > len(shown) else ""
-        yield f"{len(members)} x {reason} ({', '.join(m.subject for m in shown)}{rest})"
-        for fix in sorted({m.fix for m in members if m.fix}):
-            yield f"    fix: {fix}"
+        names = ", ".join(member.subject for member in shown)
+        yield f"{len(members)} x [{members[0].code}] {phrase(reason)} ({names}{rest})"
+        for fix in sorted({m.fix for m in members if isinstance(m, Refusal) and m.fix}):
+            yield f"    fix: {phrase(fix)}"
     if not verbose and len(groups) > _SHOWN:
-        yield f"and {len(groups) - _SHOWN} more reasons; -v lists them all"
+        yield f"and {len(groups) - _SHOWN} more reasons; {phrase(MORE)}"
 
 
 def role_counts(roles: Sequence[tuple[str, int]]) -> str:
@@ -109,7 +115,9 @@ def _rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableType]]
         if lines:
             yield label, _listed(lines, verbose)
     if report.refusals:
-        yield "refused", Text("\n".join(refusal_lines(report.refused(), verbose)))
+        yield "refused", Text("\n".join(reason_lines(report.refusals, verbose)))
+    if report.left_float:
+        yield "left float", Text("\n".join(reason_lines(report.left_float, verbose)))
     if report.data:
         yield "data", Text(report.data)
     if report.stages:
@@ -160,7 +168,7 @@ def _checks(report: Report) -> RenderableType:
 def _listed(lines: Sequence[str], verbose: bool) -> Text:
     shown = list(lines if verbose else lines[:_SHOWN])
     if len(shown) < len(lines):
-        shown.append(f"and {len(lines) - len(shown)} more; -v lists them all")
+        shown.append(f"and {len(lines) - len(shown)} more; {phrase(MORE)}")
     return Text("\n".join(shown))
 
 
@@ -177,13 +185,13 @@ def _stages(report: Report, verbose: bool) -> RenderableType:
 def _warnings(report: Report) -> Iterator[RenderableType]:
     # Last, because that is what is still on the screen when the command ends.
     for warning in report.warnings:
-        if report.synthetic and warning.startswith("SYNTHETIC"):
+        if report.synthetic and warning.code == SYNTHETIC.code:
             continue  # The plan says it in its own words; the banner below says it louder.
-        yield Text(f"warning: {warning}", style="yellow")
+        yield warning_text(warning)
     for alarm in report.alarms():
-        yield Text(f"warning: {alarm}", style="bold red")
+        yield warning_text(alarm, "bold red")
     if report.synthetic and not report.calibrated:
-        yield Text(f"warning: {SYNTHETIC_CHECK}", style="yellow")
+        yield warning_text(SYNTHETIC_CHECK)
     elif report.synthetic:
         rule = "!" * 72
-        yield Text(f"{rule}\n!! {SYNTHETIC}\n{rule}", style="bold white on red")
+        yield Text(f"{rule}\n!! {phrase(SYNTHETIC)} [{SYNTHETIC.code}]\n{rule}", style="bold white on red")

@@ -73,4 +73,4 @@ def cost_lines(cost: Cost) -> list[str]:
     """What saturation costs at each output, and what could not be computed."""
     whose = f"on {cost.samples} samples, against exact sums"
     lines = [f"{one.output}: {decibel(one.sqnr_db)} {whose}, max abs {one.max_abs:.3g}" for one in cost.outputs]
-    return lines + [f"{one.subject}: {one.reason}" for one in cost.skipped]
+    return lines + [f"[{one.code}] {one.subject}: {one.reason}" for one in cost.skipped]

@@ -10,11 +10,15 @@ from typing import IO, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from onnxq.report.columns import Rows, fitted
+from onnxq.sites import Caution
+from onnxq.wording import phrase
 
 T = TypeVar("T")
 _PIPED_WIDTH = 100_000
+MORE = "`verbose=True` lists them all"
 
 
 def show(renderable: RenderableType, stream: IO[str] | None = None, width: int | None = None) -> None:
@@ -66,8 +70,8 @@ def first_rows(rows: Sequence[T], top: int | None, otherwise: int | None = None)
     most = otherwise if top is None else top
     if most is None or len(rows) <= most:
         return rows, ""
-    hint = "a larger --top shows them" if top is not None else "-v lists them all"
-    return rows[:most], f"and {len(rows) - most} more; {hint}"
+    hint = "a larger `top=…` shows them" if top is not None else MORE
+    return rows[:most], f"and {len(rows) - most} more; {phrase(hint)}"
 
 
 def sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
@@ -78,6 +82,11 @@ def sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     for label, content in rows:
         out.add_row(label, fitted(content))
     return out
+
+
+def warning_text(warning: Caution, style: str = "yellow") -> Text:
+    """`warning[W101]: text`, in the reader's words."""
+    return Text(f"warning[{warning.code}]: {phrase(warning)}", style=style)
 
 
 def size(count: int) -> str:

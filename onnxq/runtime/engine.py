@@ -29,7 +29,7 @@ def engine() -> Any:
 
 def _missing(cause: str) -> MissingDependencyError:
     return MissingDependencyError(
-        "onnxruntime", cause, "pip install 'onnxq[cpu]'  (with an NVIDIA GPU: 'onnxq[gpu]'; never both)"
+        "onnxruntime", cause, "pip install 'onnxq[cpu]'  (with an NVIDIA GPU: 'onnxq[gpu]'; never both)", code="Q801"
     )
 
 
@@ -49,7 +49,9 @@ def checked_providers(providers: Sequence[str] | None) -> list[str]:
     known = engine().get_available_providers()
     for name in providers:
         if name not in known:
-            raise ConfigError(f"provider {name!r}", "this onnxruntime does not have it", did_you_mean(name, known))
+            raise ConfigError(
+                f"provider {name!r}", "this onnxruntime does not have it", did_you_mean(name, known), code="Q312"
+            )
     return list(providers)
 
 

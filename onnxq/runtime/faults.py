@@ -49,15 +49,21 @@ def loading(error: Exception, model: str) -> OnnxqError:
     """Why ORT refused a model, naming the node where ORT does."""
     text = clean(error)
     if _out_of_memory(error, text):
-        return ModelError(model, "ONNX Runtime ran out of memory loading it", "free memory or use a larger machine")
+        return ModelError(
+            model, "ONNX Runtime ran out of memory loading it", "free memory or use a larger machine", code="Q112"
+        )
     unknown = _UNKNOWN.search(text)
     if unknown and unknown["domain"] not in _BUILT_IN:
         return _without_library(unknown["domain"], unknown["op"])
     for pattern in _LOADING:
         found = pattern.search(text)
         if found and found["name"]:
-            return ModelError(f"node {found['name']!r} ({found['op']})", f"ONNX Runtime cannot load it: {text}")
-    return ModelError(model, f"ONNX Runtime cannot load it: {text}", "does onnx.checker accept it? is its opset known?")
+            return ModelError(
+                f"node {found['name']!r} ({found['op']})", f"ONNX Runtime cannot load it: {text}", code="Q110"
+            )
+    return ModelError(
+        model, f"ONNX Runtime cannot load it: {text}", "does onnx.checker accept it? is its opset known?", code="Q110"
+    )
 
 
 def _without_library(domain: str, op: str) -> UnknownOperatorError:
@@ -72,7 +78,9 @@ def running(error: Exception, model: str) -> OnnxqError:
     """Why a run failed: an input that does not fit, or a node that could not compute."""
     text = clean(error)
     if _out_of_memory(error, text):
-        return ModelError(model, "ONNX Runtime ran out of memory", "use a smaller --batch or --memory-limit")
+        return ModelError(
+            model, "ONNX Runtime ran out of memory", "use a smaller `batch=…` or `memory_limit=…`", code="Q112"
+        )
     return _bad_input(text) or _bad_node(text, model)
 
 
@@ -81,24 +89,25 @@ def _bad_input(text: str) -> OnnxqError | None:
     if dims:
         found = _INDEX.findall(dims["rest"])
         wrong = "; ".join(f"axis {axis} has {got}, the model wants {want}" for axis, got, want in found)
-        return DataError(f"input {dims['name']!r}", wrong or text, "give it the shape the model declares")
+        return DataError(f"input {dims['name']!r}", wrong or text, "give it the shape the model declares", code="Q209")
     rank = _RANK.search(text)
     if rank:
         cause = f"has {rank['got']} dimensions, the model wants {rank['want']}"
-        return DataError(f"input {rank['name']!r}", cause, "give it the shape the model declares")
+        return DataError(f"input {rank['name']!r}", cause, "give it the shape the model declares", code="Q209")
     return None
 
 
 def _bad_node(text: str, model: str) -> OnnxqError:
     nodes = _RUNNING.findall(text)
     if not nodes:
-        return ModelError(model, f"ONNX Runtime cannot run it: {text}")
+        return ModelError(model, f"ONNX Runtime cannot run it: {text}", code="Q111")
     op, name = nodes[-1]
     cause = _SOURCE.sub("", _RUNNING.split(text)[-1].strip(), count=1).strip()
     return ModelError(
         f"node {name!r} ({op})" if name else f"an unnamed {op} node",
         f"failed in ONNX Runtime: {cause}",
         "do the samples fit the model: sizes, index ranges, lengths that belong together?",
+        code="Q111",
     )
 
 

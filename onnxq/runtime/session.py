@@ -122,10 +122,12 @@ class Session:
         """What ORT reports without a name: missing, unknown and wrongly typed inputs."""
         for name in feeds:
             if name not in self._types:
-                raise DataError(f"input {name!r}", "the model has no such input", did_you_mean(name, self._types))
+                raise DataError(
+                    f"input {name!r}", "the model has no such input", did_you_mean(name, self._types), code="Q208"
+                )
         for name, type_name in self._types.items():
             if name not in feeds:
-                raise DataError(f"input {name!r}", "was not given a value", did_you_mean(name, feeds))
+                raise DataError(f"input {name!r}", "was not given a value", did_you_mean(name, feeds), code="Q207")
             value = feeds[name]
             if value.dtype.kind in "OUS" or not type_name.startswith("tensor("):
                 continue
@@ -133,7 +135,9 @@ class Session:
             got = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
             if want and got != want:
                 wanted = type_name.removeprefix("tensor(").removesuffix(")")
-                raise DataError(f"input {name!r}", f"is {value.dtype}, the model wants {wanted}", "convert it first")
+                raise DataError(
+                    f"input {name!r}", f"is {value.dtype}, the model wants {wanted}", "convert it first", code="Q210"
+                )
 
 
 def _weights(model: onnx.ModelProto | str | Path, options: Any) -> list[Any]:
@@ -160,7 +164,7 @@ class _Source:
     def __enter__(self) -> bytes | str:
         if not isinstance(self.model, onnx.ModelProto):
             if not Path(self.model).is_file():
-                raise ModelError(str(self.model), "there is no such file")
+                raise ModelError(str(self.model), "there is no such file", code="Q101")
             return str(self.model)
         if model_bytes(self.model) < _LARGE:
             return bytes(self.model.SerializeToString())

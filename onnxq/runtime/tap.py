@@ -60,7 +60,7 @@ def tap(proto: ModelProto, tensors: Iterable[TensorId], *, only: bool = False, p
     for tensor in wanted:
         if tensor.name not in known.get(tensor.scope, ()):
             near = did_you_mean(tensor.name, known.get(tensor.scope, ()))
-            raise ModelError(str(tensor), "the model has no such tensor", near)
+            raise ModelError(str(tensor), "the model has no such tensor", near, code="Q116")
     copy, weights = lighten(proto)
     work = _Work(index, probe, set().union(*known.values(), (node.name for node in index.nodes)))
     for tensor in wanted:
@@ -120,7 +120,9 @@ class _Work:
         if tensor.scope == "" and self.probe.op_type == "Identity":
             return _Lifted(tensor, tensor.name, dtype)
         if not dtype:
-            self.refusals.append(Refusal(str(tensor), "its type is unknown", "run shape inference first", "tap"))
+            self.refusals.append(
+                Refusal(str(tensor), "its type is unknown", "run shape inference first", "tap", "R107")
+            )
             return None
         name = self._fresh(f"{tensor.name}/{self.probe.op_type}")
         graph.node.append(helper.make_node(self.probe.op_type, [tensor.name], [name], name=self._fresh(f"{name}/node")))
@@ -130,7 +132,7 @@ class _Work:
         """Lead an item out of one body of `node`."""
         reason = self._obstacle(node, item)
         if reason:
-            self.refusals.append(Refusal(str(item.tensor), f"{reason} ({scope})", rule="tap"))
+            self.refusals.append(Refusal(str(item.tensor), f"{reason} ({scope})", rule="tap", code="R107"))
             return None
         for other_label, other in bodies(node):
             if other_label != label:

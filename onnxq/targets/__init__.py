@@ -30,7 +30,9 @@ def target(name: str, mode: str = "static") -> Target:
     found = TARGETS.get((name, mode))
     if found is None:
         names = sorted({known for known, _ in TARGETS})
-        raise ConfigError(f"target {name!r}", f"unknown for mode {mode!r}", f"use one of {', '.join(names)}")
+        raise ConfigError(
+            f"target {name!r}", f"unknown for mode {mode!r}", f"use one of {', '.join(names)}", code="Q312"
+        )
     return found
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.numerics import SumOrder
-from onnxq.sites import Refusal, Role, TensorId
+from onnxq.sites import LeftFloat, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QuantSpec
 
 Shape = tuple[int, ...]
@@ -101,7 +101,7 @@ class PlacementRule:
     follow: for rules that do not compute, in targets without costs: does the node gain, given the nodes chosen?
     opt_in: why the rule is off unless the person forces it with `quantize: true`; "" when it is on.
     together: the other nodes without which the kernel does not come about.
-    check: why a given node does not qualify, or None.
+    check: why a given node does not qualify, or None. unpaid: why int8 does not pay for one that does, or None.
     kernel: what the engine's optimized graph then shows; tests assert it.
     """
 
@@ -117,6 +117,7 @@ class PlacementRule:
     fuses: tuple[str, ...] = ()
     compute: bool = False
     check: Check = lambda _: None
+    unpaid: Check = lambda _: None
     inputs: Callable[[Candidate], tuple[int, ...]] | None = None
     closes: Callable[[Candidate], TensorId | None] = lambda _: None
     joins: bool = False
@@ -162,6 +163,7 @@ class Target:
     half: it computes float16 itself, so a float16 model keeps its types; else it is planned and written in float32.
     strict: what the tables do not accept the engine refuses or reads wrongly, so plans are checked site by site.
     no_kernel: operators that cost time and have no quantized kernel in any placement, with what there is instead.
+    no_gain: operators whose quantized kernel is slower than the float one in any placement, with the reason.
     sum_order: which int8 weights of a node a kernel adds up in 16 bits on some CPUs when it reads 8-bit activations,
         as `numerics.saturation` says it; None where every kernel is exact.
     """
@@ -177,6 +179,7 @@ class Target:
     half: bool = False
     strict: bool = False
     no_kernel: Mapping[str, str] = field(default_factory=dict)
+    no_gain: Mapping[str, str] = field(default_factory=dict)
     sum_order: Callable[[NodeRef, Shape], SumOrder | None] = _exact
 
     @property
@@ -184,18 +187,30 @@ class Target:
         """True when kernels on some CPUs add products in 16 bits."""
         return self.sum_order is not _exact
 
-    def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Refusal | None]:
+    def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Unquantized | None]:
         """The rule that quantizes this node; or why none does (None, None: the engine has no such kernel)."""
-        refusal = None
+        refusal: Refusal | None = None
+        unpaid: LeftFloat | None = None
         for rule in self.rules:
             if candidate.node.op_type not in rule.ops or candidate.node.domain not in ("", "ai.onnx"):
                 continue
             reason = rule.check(candidate)
-            if reason is None:
+            loss = rule.unpaid(candidate) if reason is None else None
+            if reason is None and loss is None:
                 return rule, None
-            if rule.compute and refusal is None:
-                refusal = Refusal(candidate.node.name, reason, rule=rule.name)
-        return None, refusal
+            if loss is not None:
+                unpaid = unpaid or LeftFloat(candidate.node.name, loss, rule.name)
+            elif reason is not None and rule.compute and refusal is None:
+                refusal = Refusal(candidate.node.name, reason, rule=rule.name, code="R102")
+        return None, unpaid or refusal
+
+    def without_kernel(self, name: str, op_type: str) -> Unquantized | None:
+        """Why this node is quantized in no placement, as no node of its operator is; None where it may be."""
+        if op_type in self.no_kernel:
+            return Refusal(name, self.no_kernel[op_type], rule="no-kernel", code="R101")
+        if op_type in self.no_gain:
+            return LeftFloat(name, self.no_gain[op_type], "no-kernel")
+        return None
 
     def capability(self, spec: QuantSpec, role: Role, op_type: str) -> Capability | None:
         """The table row that accepts this spec, or None."""
@@ -218,9 +233,8 @@ class Target:
             return None
         rows = [row for row in self.capabilities if row.role is role and (not row.ops or node.op_type in row.ops)]
         takes = "; or ".join(_describe(row) for row in rows) or "nothing"
-        return Refusal(
-            node.name, f"{self.name} has no {node.op_type} kernel for {describe(spec)} {role}s", f"use {takes}"
-        )
+        reason = f"{self.name} has no {node.op_type} kernel for {describe(spec)} {role}s"
+        return Refusal(node.name, reason, f"use {takes}", code="R103")
 
 
 def _fits_blocks(spec: QuantSpec, row: Capability) -> bool:

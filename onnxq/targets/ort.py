@@ -54,13 +54,16 @@ def _gemm(c: Candidate) -> str | None:
 def _matmul(c: Candidate) -> str | None:
     if c.is_constant(0):
         return "the constant stands on the left: no quantized kernel takes it"
-    if not c.is_constant(1):
-        return "both operands are activations (attention): int8 gains nothing there in ORT"
     weight = c.tensor(1)
     shape = None if weight is None else c.index.shape(weight)
-    if shape is None or len(shape) != 2:
+    if c.is_constant(1) and (shape is None or len(shape) != 2):
         return "its weight is not a matrix"
     return _float_data(c)
+
+
+def _product(c: Candidate) -> str | None:
+    """A MatMul of two activations qualifies, and is slower."""
+    return None if c.is_constant(1) else "both operands are activations (attention): int8 gains nothing there in ORT"
 
 
 def _two_activations(c: Candidate) -> str | None:
@@ -138,6 +141,7 @@ RULES: tuple[PlacementRule, ...] = (
         weight=1,
         compute=True,
         check=_matmul,
+        unpaid=_product,
     ),
     PlacementRule(
         name="residual-add",
@@ -295,9 +299,9 @@ _NO_KERNEL = {
     "LSTM": "ORT quantizes LSTM only dynamically (DynamicQuantizeLSTM); pairs on its weights make it slower",
     "GRU": "ORT has no quantized GRU kernel",
     "RNN": "ORT has no quantized RNN kernel",
-    "AveragePool": "ORT's quantized AveragePool is slower than the float one",
     "Einsum": "ORT has no quantized Einsum kernel",
 }
+_NO_GAIN = {"AveragePool": "ORT's quantized AveragePool is slower than the float one"}
 
 
 # The operators of a Q/DQ file that u8 x s8 kernels compute, and those kernels as nodes of their own, by the shape of
@@ -325,5 +329,7 @@ def sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
     return None
 
 
-ORT = Target(name="ort", rules=RULES, capabilities=CAPABILITIES, no_kernel=_NO_KERNEL, sum_order=sum_order)
-ORT_WEIGHT_ONLY = Target(name="ort", rules=RULES, capabilities=WEIGHT_ONLY, no_kernel=_NO_KERNEL)
+ORT = Target(
+    name="ort", rules=RULES, capabilities=CAPABILITIES, no_kernel=_NO_KERNEL, no_gain=_NO_GAIN, sum_order=sum_order
+)
+ORT_WEIGHT_ONLY = Target(name="ort", rules=RULES, capabilities=WEIGHT_ONLY, no_kernel=_NO_KERNEL, no_gain=_NO_GAIN)

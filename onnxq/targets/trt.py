@@ -26,10 +26,16 @@ def _conv(c: Candidate) -> str | None:
 
 
 def _gemm(c: Candidate) -> str | None:
-    if not c.is_constant(1) or c.is_constant(0):
-        return "its weight is computed at run time: it is left float, as all products of two activations"
-    if c.attr("transA", 0):
+    if c.is_constant(0):
+        return "its data is constant"
+    if c.is_constant(1) and c.attr("transA", 0):
         return "transA=1 turns its data around: the pair would not stand at the product"
+    return None
+
+
+def _gemm_unpaid(c: Candidate) -> str | None:
+    if not c.is_constant(1):
+        return "its weight is computed at run time: it is left float, as all products of two activations"
     return _vector(c, 0 if c.attr("transB", 0) else 1)
 
 
@@ -40,6 +46,10 @@ def _matmul(c: Candidate) -> str | None:
         return "the constant stands on the left: its channels are not the product's columns"
     if c.rank(1) != 2:
         return "its weight is not a matrix: one scale a column cannot be said"
+    return None
+
+
+def _matmul_unpaid(c: Candidate) -> str | None:
     return _vector(c, 1)
 
 
@@ -119,6 +129,7 @@ RULES: tuple[PlacementRule, ...] = (
         bias=2,
         compute=True,
         check=_gemm,
+        unpaid=_gemm_unpaid,
     ),
     PlacementRule(
         name="matmul-qkv",
@@ -130,6 +141,7 @@ RULES: tuple[PlacementRule, ...] = (
         weight=1,
         compute=True,
         check=_cut,
+        unpaid=_matmul_unpaid,
         closes=lambda c: cut_for_attention(c.index, c.node),
     ),
     PlacementRule(
@@ -141,6 +153,7 @@ RULES: tuple[PlacementRule, ...] = (
         weight=1,
         compute=True,
         check=_matmul,
+        unpaid=_matmul_unpaid,
     ),
     PlacementRule(
         name="attention-qk",

@@ -137,7 +137,7 @@ def test_a_width_nothing_enforces_is_told():
 def test_given_bits_that_cannot_be_are_errors(given, said):
     with pytest.raises(ConfigError, match=said) as caught:
         annotate_model(models.two_widths(), given=given)
-    assert caught.value.subject == f"--bits {given[-1][0]}={given[-1][1]}"
+    assert caught.value.subject == f"bits: {given[-1][0]}={given[-1][1]}"
     assert caught.value.fix
 
 

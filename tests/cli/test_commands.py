@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -133,12 +134,12 @@ FAULTS = [
     (["quantize", "{d}/m.onnx", "-o", "{d}/m.onnx"], "is the input model"),
     (["quantize", "{d}/m.onnx", "-o", "{d}/m.onnx", "--force"], "is the input model"),
     (["quantize", "{d}/m.onnx", "-o", "{d}/link.onnx", "--force"], "is the input model"),
-    (["quantize", "{d}/m.onnx", "-o", "{d}/empty.onnx"], "overwrite it with --force"),
-    (["quantize", "{d}/m.onnx", "--plan", "{d}/empty.onnx"], "overwrite it with --force"),
+    (["quantize", "{d}/m.onnx", "-o", "{d}/empty.onnx"], "overwrite it with `--force`"),
+    (["quantize", "{d}/m.onnx", "--plan", "{d}/empty.onnx"], "overwrite it with `--force`"),
     (["quantize", "{d}/m.onnx", "--plan", "{d}/m.q.onnx"], "asked for twice"),
     (["quantize", "{d}/m.onnx", "-o", "{d}/no/such.onnx"], "there is no folder"),
     (["quantize", "{d}/m.onnx", "-o", "{d}"], "is a folder"),
-    (["plan", "{d}/m.onnx", "-o", "{d}/empty.onnx"], "overwrite it with --force"),
+    (["plan", "{d}/m.onnx", "-o", "{d}/empty.onnx"], "overwrite it with `--force`"),
     (["quantize", "{d}/m.onnx", "--config", "ort-int9"], "'ort-int8'"),
     (["quantize", "{d}/m.onnx", "--config", "{d}/c.yaml"], "c.yaml:2: weights.bit: unknown key 'bit'"),
     (["apply", "{d}/m.onnx", "{d}/none.json"], "none.json"),
@@ -163,7 +164,7 @@ def test_a_users_fault_exits_with_1_says_the_fix_and_leaves_everything(folder, a
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     result = run(*(arg.format(d=folder) for arg in args))
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("error: ")
+    assert re.match(r"error\[Q\d{3}\]: ", result.stderr)
     assert said in result.stderr
     assert "\n  fix: " in result.stderr
     assert "Traceback" not in result.stderr
@@ -253,12 +254,12 @@ def group(error: BaseException) -> LazyGroup:
 @pytest.mark.parametrize(
     ("error", "code", "said", "traced"),
     [
-        (ModelError("conv", "is odd", "mend it"), 1, "error: conv: is odd\n  fix: mend it\n", False),
+        (ModelError("conv", "is odd", "mend it"), 1, "error[Q100]: conv: is odd\n  fix: mend it\n", False),
         (KeyboardInterrupt(), 130, "stopped; nothing half-written is left\n", False),
         (MemoryError(), 1, "--memory-limit", False),
         (RuntimeError("surprise"), 70, "please report it", True),
         (AssertionError(), 70, "defect of onnxq", True),
-        (click.UsageError("no"), 2, "Error: no\n", False),
+        (click.UsageError("no"), 2, "error[Q001]: no\n", False),
         (SystemExit(5), 5, "", False),
     ],
 )

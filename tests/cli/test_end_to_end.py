@@ -124,10 +124,25 @@ def test_a_rule_of_a_file_is_obeyed_and_a_typo_in_it_is_told(work):
 
 
 def test_strict_exits_with_3_after_writing_when_something_was_refused(work):
-    result = run("quantize", work / "m.onnx", "--data", work / "d.npz", "--no-latency", "--strict")
-    assert "refused" in result.stdout
+    asked = work / "asked.yaml"
+    asked.write_text(
+        "weights: {bits: 4, signed: false, storage: uint4, scheme: asymmetric, granularity: channel}\n",
+        encoding="utf-8",
+    )
+    result = run(
+        "quantize", work / "m.onnx", "--data", work / "d.npz", "--no-latency", "--strict", "--config", asked, "--json"
+    )
     assert result.exit_code == 3
     assert (work / "m.q.onnx").exists()
+    assert {one["code"] for one in json.loads(result.stdout)["refusals"]} == {"R103"}
+
+
+def test_strict_counts_nothing_that_is_left_float_because_it_does_not_pay(work):
+    result = run("quantize", work / "m.onnx", "--data", work / "d.npz", "--no-latency", "--strict")
+    assert result.exit_code == 0, result.stderr
+    assert "\nleft float  " in result.stdout
+    assert "refused" not in result.stdout
+    assert "[F103] the first convolution" in result.stdout
 
 
 def test_bits_attribute_is_written_on_request_with_a_warning(work):

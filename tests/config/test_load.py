@@ -159,8 +159,8 @@ def test_empty_file_is_the_default(tmp_path):
 def test_where_knows_the_line_of_what_was_written(tmp_path):
     path = write(tmp_path, "weights:\n  observer: mse\n")
     found = load_config(path)
-    assert found.where("weights.observer") == f"{path}:2: weights.observer"
-    assert found.where("activations.observer") == "activations.observer"
+    assert str(found.where("weights.observer")) == f"{path}:2: weights.observer"
+    assert str(found.where("activations.observer")) == "activations.observer"
 
 
 def test_extends_keeps_what_is_not_said_and_puts_own_rules_first(tmp_path):
@@ -177,7 +177,7 @@ def test_extends_keeps_what_is_not_said_and_puts_own_rules_first(tmp_path):
         (("Conv",), str(top), 4),
         (("Add",), str(tmp_path / "base.yaml"), 3),
     ]
-    assert found.where("rules[1].op") == f"{tmp_path / 'base.yaml'}:3: rules[1].op"
+    assert str(found.where("rules[1].op")) == f"{tmp_path / 'base.yaml'}:3: rules[1].op"
 
 
 def test_fault_in_an_extended_file_names_that_file(tmp_path):

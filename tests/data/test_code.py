@@ -356,7 +356,7 @@ def test_synthetic_sizes_can_be_given() -> None:
     [ValueInfo("s", TensorProto.STRING, (1,)), ValueInfo("u", TensorProto.FLOAT, None), ValueInfo("q", 0, (1,))],
 )
 def test_synthetic_inputs_that_cannot_be_made(value: ValueInfo) -> None:
-    with pytest.raises(DataError, match="give --data"):
+    with pytest.raises(DataError, match="give `data="):
         load_data(None, [value])
 
 

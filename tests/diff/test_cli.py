@@ -57,7 +57,7 @@ def test_a_sound_model(folder: Path) -> None:
 def test_an_unmet_tolerance_fails_and_says_which(folder: Path, options: list[str], measure: str) -> None:
     done = run(folder, *options)
     assert done.exit_code == 1
-    assert "error: output y: as " in done.stderr
+    assert "error[Q703]: output y: as " in done.stderr
     assert measure in done.stderr
     assert "is wanted" in done.stderr
     assert "outputs" in done.stdout  # The account is shown all the same.
@@ -75,7 +75,7 @@ def test_a_disagreement_is_shown_bisected_and_written(folder: Path, tmp_path: Pa
     assert done.exit_code == 0, done.output
     assert "as ORT runs it: parts from what the file says first at y" in done.stdout
     assert "node_y (MatMul)" in done.stdout
-    assert "warning: as ORT runs it: something else than the file says is computed" in done.stdout
+    assert "warning[W109]: as ORT runs it: something else than the file says is computed" in done.stdout
     assert sorted(path.name for path in save.iterdir()) == [
         "bisect-ort-on.inputs.json", "bisect-ort-on.onnx", "diff.json", "inputs.json", "results.json"
     ]  # fmt: skip
@@ -96,7 +96,7 @@ def test_json_is_one_document(folder: Path) -> None:
     assert [layer["name"] for layer in found["layers"]] == ["a", "r", "b", "s", "y"]
     assert found["unmet"][0]["run"] == "ort-on"
     assert found["messages"][0].startswith("as ORT runs it: SQNR in dB is")
-    assert "error: output y" in done.stderr
+    assert "error[Q703]: output y" in done.stderr
 
 
 def test_json_of_a_sound_model(folder: Path) -> None:
@@ -155,7 +155,7 @@ def test_without_tensorrt_the_rest_is_done_and_it_is_said(folder: Path) -> None:
 def test_asked_for_by_name_tensorrt_must_run(folder: Path) -> None:
     done = run(folder, "--engines", "ort,trt", "--json")
     assert done.exit_code == 1
-    assert "error: engine trt: must run, and did not" in done.stderr
+    assert "error[Q704]: engine trt: must run, and did not" in done.stderr
     assert "fix: " in done.stderr
     found = document(done)
     assert found["missing"] == ["trt"]

@@ -30,7 +30,7 @@ def test_what_stands_in_the_way_comes_with_a_way_out() -> None:
         return
     assert found.subject == "trt"
     assert found.reason
-    assert "pip install" in found.fix or "--save FOLDER" in found.fix
+    assert "pip install" in found.fix or "`save=…`" in found.fix
 
 
 def test_without_the_library_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_a_required_node_that_is_float_exits_with_1_and_is_named(folder):
     assert result.exit_code == 1
     assert "required  d/*: 1/1 in int8" in result.stdout
     assert "/onv$/: 1/2 in int8; not: c/Conv" in result.stdout
-    assert "error: --require-int8: c/Conv: not in int8 (1 in all)" in result.stderr
+    assert "error[Q706]: --require-int8: c/Conv: not in int8 (1 in all)" in result.stderr
     typo = run(folder / "bad.onnx", "--engine", "ort", "--require-int8", "c/Cnov")
     assert (typo.exit_code, typo.stdout) == (1, "")
     assert "'c/Conv'" in typo.stderr
@@ -87,7 +87,7 @@ def test_what_is_no_proof_cannot_be_compared_with(folder, tmp_path, text):
     (tmp_path / "p.json").write_text(text)
     result = run(folder / "good.onnx", "--engine", "ort", "--compare", tmp_path / "p.json")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "write it with `onnxq prove --json`" in result.stderr
+    assert "write it with `onnxq prove`, as JSON" in result.stderr
 
 
 def test_files_go_where_they_are_asked_for_and_are_not_overwritten(folder, tmp_path):
@@ -98,7 +98,7 @@ def test_files_go_where_they_are_asked_for_and_are_not_overwritten(folder, tmp_p
     assert onnx.load(out / "optimized.onnx").graph.node
     again = run(folder / "good.onnx", "--engine", "ort", "--save", out)
     assert (again.exit_code, again.stdout) == (1, "")
-    assert "use --force" in again.stderr
+    assert "use `--force`" in again.stderr
     assert run(folder / "good.onnx", "--engine", "ort", "--save", out, "--force").exit_code == 0
 
 
@@ -114,7 +114,7 @@ def test_a_wrong_command_line(folder):
 def test_a_missing_library_is_an_install_line(folder):
     result = run(folder / "good.onnx", "--engine", "tensorrt")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "error: tensorrt: cannot be imported" in result.stderr
+    assert "error[Q805]: tensorrt: cannot be imported" in result.stderr
     assert "pip install 'onnxq[trt]'" in result.stderr
 
 
@@ -124,7 +124,7 @@ def test_a_build_that_fails_exits_with_1_and_names_the_node(tmp_path):
     result = run(tmp_path / "m.onnx", "--save", tmp_path / "out")
     assert result.exit_code == 1
     assert result.stdout.splitlines()[1].startswith("refused     node xq/QuantizeLinear: ")
-    assert "error: node xq/QuantizeLinear: refused: " in result.stderr
+    assert "error[Q705]: node xq/QuantizeLinear: refused: " in result.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["build.log"]
     assert "Non-zero zero point" in (tmp_path / "out" / "build.log").read_text()
 

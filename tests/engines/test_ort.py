@@ -69,7 +69,7 @@ def test_a_quantized_network_with_its_plan():
     data = {"x": rng.standard_normal((4, 32, 16, 16)).astype(np.float32)}
     result = onnxq.quantize(model, data, latency=False)
     proof = onnxq.prove(result.model, engine="ort")
-    refused = {one.subject for one in result.plan.refusals}
+    refused = {one.subject for one in (*result.plan.refusals, *result.plan.left_float)}
     for node in proof.nodes:
         if node.node in refused:
             assert node.reason.startswith("the plan left it float: ")

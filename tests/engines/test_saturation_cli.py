@@ -67,11 +67,11 @@ def test_operators_in_integers_are_inspected_without_pairs(folder, tmp_path):
 def test_prove_warns_and_with_require_exact_fails(folder):
     told = run("prove", folder / "bad.onnx", "--engine", "ort")
     assert told.exit_code == 0, told.stderr
-    assert "warning: 30 of 30 rows of 1 weight can overflow 16-bit sums on x86 CPUs without VNNI" in told.stdout
-    assert "--data says how often" in told.stdout
+    assert "warning[W107]: 30 of 30 rows of 1 weight can overflow 16-bit sums on x86 CPUs without VNNI" in told.stdout
+    assert "`--data` says how often" in told.stdout
     failed = run("prove", folder / "bad.onnx", "--engine", "ort", "--require-exact")
     assert failed.exit_code == 1
-    assert "error: --require-exact: 30 of 30 rows of 1 weight can overflow" in failed.stderr
+    assert "error[Q707]: --require-exact: 30 of 30 rows of 1 weight can overflow" in failed.stderr
     assert "fix: quantize the float model with onnxq" in failed.stderr
     good = run("prove", folder / "good.onnx", "--engine", "ort", "--require-exact")
     assert good.exit_code == 0
@@ -147,7 +147,7 @@ def test_tensorrt_has_no_such_sums(folder, asked):
     asked = [str(folder / part) if part.endswith(".npz") else part for part in asked]
     failed = run("prove", folder / "bad.onnx", *asked)
     assert failed.exit_code == 1
-    assert f"error: {asked[0]}: is about kernels of ONNX Runtime; TensorRT's sums are exact" in failed.stderr
+    assert f"error[Q317]: `{asked[0]}`: is about kernels of ONNX Runtime; TensorRT's sums are exact" in failed.stderr
     assert "--engine ort" in failed.stderr
 
 
@@ -182,7 +182,7 @@ def test_diff_names_the_weights_that_saturate(folder, options):
     assert told.exit_code == 0, told.output
     cause = "saturates: 30 rows of the weight of product overflow 16-bit sums on x86 CPUs without VNNI"
     assert cause in next(line for line in told.stdout.splitlines() if "parts from what the file says" in line)
-    assert cause in next(line for line in told.stdout.splitlines() if line.startswith("warning: as ORT runs it"))
+    assert cause in next(line for line in told.stdout.splitlines() if line.startswith("warning[W109]: as ORT runs it"))
     (parted,) = json.loads(run(*args, "--json").stdout)["parted"]
     assert [one["node"] for one in parted["saturating"]] == ["product"]
 

@@ -108,7 +108,7 @@ def test_an_edited_plan_is_obeyed(done: onnxq.Result) -> None:
 
 def test_other_weights_need_to_be_said(done: onnxq.Result) -> None:
     trained = residual(seed=5)
-    with pytest.raises(PlanError, match="--new-weights"):
+    with pytest.raises(PlanError, match="new_weights=True"):
         onnxq.apply(trained, done.plan)
     again = onnxq.apply(trained, done.plan, images(), new_weights=True, latency=False)
     assert min(again.report.checks[0].sqnr_db) > 15

@@ -51,7 +51,7 @@ def test_on_an_arm_the_tool_says_that_nobody_measured_it() -> None:
     plan = onnxq.make_plan(residual(), images())
     (line,) = unmeasured_cpu(plan, "arm64")
     assert "nobody has measured" in line
-    assert "--placement measured" in line
+    assert "`placement='measured'`" in line
     for kind in ("vnni", "avx2", "x86", "unknown"):
         assert unmeasured_cpu(plan, kind) == ()
     virtual = onnxq.make_plan(residual(), images(), target="virtual")

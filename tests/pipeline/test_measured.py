@@ -30,4 +30,4 @@ def test_a_model_that_cannot_gain_is_left_float() -> None:
     result = onnxq.quantize(proto, data, placement="measured", latency=False)
     assert result.plan.choice["chosen"] == "none"
     assert not result.plan.sites
-    assert any("no placement ran faster" in refusal.reason for refusal in result.plan.refusals)
+    assert any("no placement ran faster" in refusal.reason for refusal in result.plan.left_float)

@@ -57,7 +57,7 @@ def test_the_rough_site_is_promoted_and_the_rest_stays() -> None:
     step = account.steps[0]
     assert step.before < 30 < step.after
     assert account.value == pytest.approx(min(done.report.checks[0].sqnr_db))
-    assert {refusal.subject for refusal in done.plan.refusals if refusal.rule == "promoted"} <= {
+    assert {refusal.subject for refusal in done.plan.left_float if refusal.rule == "promoted"} <= {
         name for one in account.steps for name in one.nodes
     }
 

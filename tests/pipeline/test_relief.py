@@ -60,7 +60,7 @@ def test_the_operator_to_blame_stays_float_and_the_summary_says_so(at: int) -> N
     result = quantized(proto)
     assert float_convs(result) == {f"conv{at}"}
     assert f"conv{at} stays float" in told(result)[0]
-    assert any(r.subject == f"conv{at}" and "most of the noise" in r.reason for r in result.plan.refusals)
+    assert any(r.subject == f"conv{at}" and "most of the noise" in r.reason for r in result.plan.left_float)
     plain = quantized(proto, skip=(*SKIP, "promote"))
     assert float_convs(plain) == set()
     assert not told(plain)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from onnxq.errors import PlanError
 from onnxq.plan import BiasPlan, Plan, SitePlan, from_json, to_json
-from onnxq.sites import Edge, Refusal, Role, TensorId
+from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, TensorId
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 names = st.text(min_size=1, max_size=12)
@@ -71,7 +71,8 @@ plans = st.builds(
     float_nodes=st.lists(names, max_size=2).map(tuple),
     refusals=st.lists(st.builds(Refusal, names, names, names, names), max_size=2).map(tuple),
     kept=st.lists(names, max_size=2).map(tuple),
-    warnings=st.lists(names, max_size=2).map(tuple),
+    left_float=st.lists(st.builds(LeftFloat, names, names, names, names), max_size=2).map(tuple),
+    warnings=st.lists(st.builds(Caution, names, names), max_size=2).map(tuple),
     data=names,
     choice=st.dictionaries(names, names, max_size=2),
     nodes=st.dictionaries(names, names, max_size=2),

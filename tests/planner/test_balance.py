@@ -121,7 +121,7 @@ def test_what_no_graph_can_serve_is_left_float_with_a_warning() -> None:
     """Int8 wins with VNNI and loses without: float for all, and a line that says who would gain."""
     plan = draft(net(24, 10, ["dense", "dense"]), Config()).default()
     assert not plan.sites
-    assert [line for line in plan.warnings if "kind vnni " in line and "--cpu vnni" in line]
+    assert [line for line in plan.warnings if "kind vnni " in line and "`cpu='vnni'`" in line]
     alone = draft(net(24, 10, ["dense", "dense"]), Config(cpu="vnni")).default()
     assert alone.sites
     assert not alone.warnings

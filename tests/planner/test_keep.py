@@ -23,7 +23,7 @@ def build(text: str, shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
 
 
 def refused(plan: onnxq.Plan) -> dict[str, str]:
-    return {refusal.subject: refusal.rule for refusal in plan.refusals}
+    return {one.subject: one.rule for one in (*plan.refusals, *plan.left_float)}
 
 
 STEM = """g (float[1,3,224,224] x) => (float[1,64,112,112] y) {
@@ -63,7 +63,7 @@ def test_a_spectrogram_front_end() -> None:
     }"""
     plan = onnxq.make_plan(build(text, {"w0": (64, 1, 512), "w1": (64, 64, 1)}))
     assert refused(plan)["stft"] == "log-front-end"
-    assert any("logarithm logged" in refusal.reason for refusal in plan.refusals)
+    assert any("logarithm logged" in refusal.reason for refusal in plan.left_float)
 
 
 def test_the_filters_in_front_of_a_transform_belong_to_the_front_end() -> None:

@@ -50,7 +50,7 @@ def test_first_match_wins() -> None:
 def test_float_by_operator_says_so_in_the_plan() -> None:
     plan = planned({"op": "Gemm", "set": {"float": True}})
     assert "w3" not in bits(plan)
-    refusal = next(r for r in plan.refusals if r.rule == "configuration")
+    refusal = next(r for r in plan.left_float if r.rule == "configuration")
     assert "op=Gemm" in refusal.reason
 
 

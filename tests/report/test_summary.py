@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from onnxq.report import Latency, OpCount, OutputCheck, Report, SiteLine, StageCost, show_report, to_json
+from onnxq.report.model import group_reasons
 from onnxq.report.terminal import decibel, milliseconds, scale_range, seconds, size
-from onnxq.sites import Refusal, Role
+from onnxq.sites import Caution, LeftFloat, Refusal, Role
 
 LONG = "encoder/layer.11/attention/self/query/MatMul_output_0_with_a_name_far_wider_than_a_terminal_of_80_columns"
 REPORT = Report(
@@ -31,7 +32,7 @@ REPORT = Report(
     + tuple(Refusal(f"n{k}", f"reason {k}") for k in range(8)),
     rewrites=tuple(f"pass_{k}: 1 (a)" for k in range(9)),
     kept=("x/QuantizeLinear",),
-    warnings=("opset raised from 12 to 13",),
+    warnings=(Caution("W113", "opset raised from 12 to 13"),),
     stages=(
         StageCost(name="prepare", seconds=0.4, peak_bytes=200_000_000),
         StageCost(name="calibrate", seconds=95.2, peak_bytes=812_000_000),
@@ -72,12 +73,12 @@ def test_summary_says_everything_once():
         "against float on 8 samples (held back, nothing was chosen on them)",
         "118 Q/DQ pairs: 60 activations, 1 bias, 57 weights",
         "Conv 47/49, Add 9/9",
-        "and 3 more; -v lists them all",
+        "and 3 more; `verbose=True` lists them all",
         "x/QuantizeLinear",
-        "4 x many groups",
+        "4 x [R100] many groups",
         "fix: none needed",
         "1 min 36 s (prepare 0.4 s, calibrate 1 min 35 s), peak memory 812 MB",
-        "warning: opset raised from 12 to 13",
+        "warning[W113]: opset raised from 12 to 13",
     ):
         assert text.count(part) == 1, part
     assert "slower" not in text.lower()
@@ -105,7 +106,7 @@ def test_pipe_gets_plain_text_and_a_terminal_colours():
 
 
 def test_synthetic_data_cannot_be_missed_in_any_form():
-    made_up = replace(REPORT, synthetic=True, warnings=("SYNTHETIC DATA: as the plan says it",))
+    made_up = replace(REPORT, synthetic=True, warnings=(Caution("W101", "SYNTHETIC DATA: as the plan says it"),))
     text, _ = shown(made_up)
     last = text.splitlines()[-3:]
     assert last[0] == last[2] == "!" * 72
@@ -188,7 +189,7 @@ def test_json_is_strict_and_complete():
 def test_quiet_shows_only_warnings():
     out, err = shown(REPORT, quiet=True)
     assert out == ""
-    assert err == "warning: opset raised from 12 to 13\n"
+    assert err == "warning[W113]: opset raised from 12 to 13\n"
 
 
 def test_an_empty_report_is_shown():
@@ -205,7 +206,31 @@ def test_letters_the_stream_cannot_encode_do_no_harm():
 
 
 def test_refusals_are_grouped_most_frequent_first():
-    assert [(reason, len(members)) for reason, members in REPORT.refused()][:2] == [("many groups", 4), ("reason 0", 1)]
+    assert [(reason, len(members)) for reason, members in group_reasons(REPORT.refusals)][:2] == [
+        ("many groups", 4),
+        ("reason 0", 1),
+    ]
+
+
+def test_what_is_left_float_is_told_apart_from_what_was_refused():
+    left = replace(REPORT, refusals=(), left_float=(LeftFloat("conv1", "it is small", "size", "F102"),))
+    text, _ = shown(left)
+    assert "refused" not in text
+    assert "left float  1 x [F102] it is small (conv1)" in text
+    found = json.loads(shown(left, as_json=True)[0])
+    assert (found["refusals"], found["left_float"]) == (
+        [], [{"subject": "conv1", "reason": "it is small", "rule": "size", "code": "F102"}],
+    )  # fmt: skip
+
+
+def test_codes_stand_in_text_and_json():
+    text, _ = shown(REPORT)
+    assert "4 x [R100] many groups" in text
+    assert "warning[W113]: opset raised" in text
+    found = json.loads(shown(REPORT, as_json=True)[0])
+    assert found["warnings"] == [{"code": "W113", "text": "opset raised from 12 to 13"}]
+    assert {one["code"] for one in found["refusals"]} == {"R100"}
+    assert found["error"] is None
 
 
 def test_plain_values():

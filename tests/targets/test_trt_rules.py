@@ -72,7 +72,7 @@ def test_every_rule_has_a_graph() -> None:
 def test_pairs_stand_where_the_rules_say(name: str) -> None:
     case, result = CASES[name], quantized(name)
     assert pairs(result) == case.pairs
-    refused = {refusal.subject: refusal.reason for refusal in result.report.refusals}
+    refused = {one.subject: one.reason for one in (*result.report.refusals, *result.report.left_float)}
     assert set(refused) == set(case.refused)
     for node, reason in case.refused.items():
         assert reason in refused[node]
@@ -184,8 +184,8 @@ def test_a_residual_add_can_be_left_float() -> None:
 def test_attention_stays_float_unless_forced() -> None:
     result = attention()
     assert pairs(result) == {"x", "o"}
-    assert {refusal.subject for refusal in result.report.refusals} == {"matmul9", "matmul13"}
-    assert all("attention" in refusal.reason and "quantize: true" in refusal.fix for refusal in result.report.refusals)
+    assert {one.subject for one in result.report.left_float} == {"matmul9", "matmul13"}
+    assert all("attention" in one.reason and one.code == "F104" for one in result.report.left_float)
 
 
 def test_attention_is_quantized_where_it_keeps_the_answers() -> None:
@@ -207,14 +207,15 @@ def test_attention_stays_float_where_it_does_not() -> None:
     assert result.plan.choice["attention"].startswith("float (")
     assert pairs(result) == {"x", "o"}
     assert result.plan.calibrated
-    assert {refusal.subject for refusal in result.report.refusals} == {"matmul9", "matmul13"}
-    assert all("held-back" in refusal.reason for refusal in result.report.refusals)
+    assert {one.subject for one in result.report.left_float} == {"matmul9", "matmul13"}
+    assert all("held-back" in one.reason for one in result.report.left_float)
 
 
 def test_forced_attention_is_quantized_whole() -> None:
     result = attention(load_config(CONFIG, FORCE_ATTENTION))
     assert pairs(result) == {"x", "o", "q", "k", "p", "v", "o0"}
     assert not result.report.refusals
+    assert not result.report.left_float
 
 
 def test_half_of_attention_is_refused() -> None:
@@ -222,7 +223,7 @@ def test_half_of_attention_is_refused() -> None:
     half = load_config(CONFIG, {"rules": [{"node": "matmul9", "set": {"quantize": True}}]})
     result = attention(half)
     assert pairs(result) == {"x", "o"}
-    reasons = {refusal.subject: refusal.reason for refusal in result.report.refusals}
+    reasons = {one.subject: one.reason for one in (*result.report.refusals, *result.report.left_float)}
     assert "only together with matmul13" in reasons["matmul9"]
 
 

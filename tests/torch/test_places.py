@@ -81,7 +81,8 @@ def test_for_onnx_runtime_pairs_stand_behind_activations_and_the_stem_stays_floa
         "max_pool2d.out", "layer1.0.relu.out", "layer1.0.conv2.out", "layer1.0.relu@1.out", "layer1.1.relu.out",
         "layer1.1.conv2.out", "layer1.1.down.0.out", "layer1.1.relu@1.out", "adaptive_avg_pool2d.out", "flatten.out",
     ]  # fmt: skip
-    assert [(r.subject, r.rule) for r in quantized.refusals] == [("stem", "stem")]
+    assert not quantized.refusals
+    assert [(r.subject, r.rule) for r in quantized.left_float] == [("stem", "stem")]
     assert not [d for d in quantized.decisions if d.rule != "fuse-bn"]
 
 
@@ -113,7 +114,7 @@ def test_only_the_skip_branch_of_a_residual_sum_is_quantized_for_tensorrt() -> N
 def test_attention_is_quantized_for_tensorrt_when_asked_for() -> None:
     model = Encoder().eval()
     left = QuantModel(model, "trt-int8", example_inputs=TOKENS)
-    assert [r.rule for r in left.refusals] == ["attention", "attention"]
+    assert [r.rule for r in left.left_float] == ["attention", "attention"]
     asked = QuantModel(model, {"extends": "trt-int8", "attention": "quantized"}, example_inputs=TOKENS)
     assert not asked.refusals
     more = [site.rpartition(".")[0] for site in active(asked, Role.ACTIVATION) if site not in left.quantizers]
@@ -129,7 +130,7 @@ def test_a_product_of_two_activations_is_forced_by_a_rule() -> None:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return x @ y
 
-    assert [r.rule for r in QuantModel(Product(), "trt-int8").refusals] == ["product"]
+    assert [r.rule for r in QuantModel(Product(), "trt-int8").left_float] == ["product"]
     force = {"extends": "trt-int8", "rules": [{"op": "MatMul", "set": {"quantize": True}}]}
     assert list(QuantModel(Product(), force).quantizers) == ["input:x", "input:y"]
 

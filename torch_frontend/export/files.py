@@ -42,7 +42,9 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
             os.replace(file, staged[file])
     except OSError as error:
         subject = str(next(iter(models), ""))
-        raise OutputError(subject, error.strerror or str(error), "free space or choose another folder") from error
+        raise OutputError(
+            subject, error.strerror or str(error), "free space or choose another folder", code="Q604"
+        ) from error
     finally:
         for folder in folders:
             folder.remove()

@@ -50,9 +50,10 @@ def marked_model(
                 type(model).__name__,
                 f"torch.onnx.export failed: {_reason(error)}",
                 "see the error above; torch.export has to trace the model's forward",
+                code="Q122",
             ) from error
     if program is None:  # pragma: no cover - only with a file given
-        raise ModelError(type(model).__name__, "torch.onnx.export gave nothing", "update torch")
+        raise ModelError(type(model).__name__, "torch.onnx.export gave nothing", "update torch", code="Q122")
     proto: onnx.ModelProto = program.model_proto
     return tidied(proto)
 

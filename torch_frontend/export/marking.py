@@ -27,12 +27,15 @@ def active_quantizers(model: nn.Module) -> list[Quantizer]:
             type(model).__name__,
             "none of its quantizers is switched on",
             "call freeze(), or set_quant() on a QuantModel",
+            code="Q409",
         )
     seen: set[str] = set()
     for quantizer in found:
         quantizer.qparams()
         if quantizer.site in seen:
-            raise ModelError(quantizer.site, "two quantizers have this site", "give every quantizer a site of its own")
+            raise ModelError(
+                quantizer.site, "two quantizers have this site", "give every quantizer a site of its own", code="Q120"
+            )
         seen.add(quantizer.site)
     return found
 
@@ -69,6 +72,7 @@ def _baked(
                 quantizer.site,
                 "quantizes two weights, which it changes differently",
                 "give each a quantizer of its own",
+                code="Q120",
             )
 
     changing = [q for q in quantizers if q.role is Role.WEIGHT and type(q).bake is not Quantizer.bake]

@@ -128,8 +128,7 @@ def _check_types(model: nn.Module) -> None:
         if tensor.dtype in (torch.bfloat16, torch.float64):
             raise ModelError(
                 name, f"is {tensor.dtype}, and ONNX Runtime quantizes only float32 and float16",
-                "call .float() on the model before the export",
-            )  # fmt: skip
+                "call .float() on the model before the export", code="Q121")  # fmt: skip
 
 
 def _opset(model: nn.Module, quantizers: Sequence[Quantizer]) -> int | None:

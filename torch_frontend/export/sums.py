@@ -10,7 +10,7 @@ from onnxq.interop import Marked
 from onnxq.numerics import quantize
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner.sums import count_saturating
-from onnxq.sites import Edge, Role, Site, TensorId
+from onnxq.sites import Caution, Edge, Role, Site, TensorId
 from torch_frontend.quantizers import Quantizer
 
 
@@ -24,7 +24,7 @@ def warn_of_moved(marked: Marked, quantizers: Iterable[Quantizer]) -> Plan:
     for quantizer in quantizers:
         for place in marked.sites[quantizer.site] if quantizer.role is Role.WEIGHT else ():
             line = _difference(quantizer, marked.plan.site(place), index)
-            lines += [f"{quantizer.site}: {line}"] if line else []
+            lines += [Caution("W107", f"{quantizer.site}: {line}")] if line else []
     return replace(marked.plan, warnings=(*marked.plan.warnings, *lines))
 
 

@@ -22,6 +22,8 @@ from torch_frontend.fake_quant.host import HostKernels
 class SlowFakeQuantWarning(UserWarning):
     """There is no compiled kernel; composed torch operators run, with the same numbers."""
 
+    code = "W119"
+
 
 class Kernels(Protocol):
     """Forward and backward on tensors that were checked; `torch_frontend.fake_quant.reference` says what they are."""
@@ -91,9 +93,8 @@ def _cuda_kernels() -> CudaKernels:
 
 
 def _composed(device: str, reason: str) -> Kernels:
-    _warn_once(
-        f"fake_quantize on {device} runs as composed torch operators: the same numbers, many times slower. {reason}"
-    )
+    text = f"fake_quantize on {device} runs as composed torch operators: the same numbers, many times slower. {reason}"
+    _warn_once(f"{text} [{SlowFakeQuantWarning.code}]")
     return ReferenceKernels(reason)
 
 

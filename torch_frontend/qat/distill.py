@@ -24,7 +24,7 @@ class Distiller:
     def __init__(self, teacher: nn.Module, *, temperature: float = 4.0, alpha: float = 0.5) -> None:
         if temperature <= 0 or not 0 <= alpha <= 1:
             raise ConfigError("Distiller", f"temperature={temperature}, alpha={alpha}",
-                              "temperature must be above 0, alpha between 0 and 1")  # fmt: skip
+                              "temperature must be above 0, alpha between 0 and 1", code="Q318")  # fmt: skip
         self.teacher = copy.deepcopy(teacher).eval().requires_grad_(False)
         self.temperature, self.alpha = temperature, alpha
 

@@ -93,5 +93,5 @@ def _said(mine: dict[str, Quantizer]) -> dict[str, object]:
         try:
             out[site] = found.qparams() if found.calibrated else None
         except OnnxqError as error:
-            raise CalibrationError(site, error.cause, error.fix) from error
+            raise CalibrationError(site, error.cause, error.fix, code=error.code) from error
     return out

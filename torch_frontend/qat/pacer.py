@@ -31,7 +31,9 @@ class Schedule:
     def __post_init__(self) -> None:
         for name, step in asdict(self).items():
             if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
-                raise ConfigError(f"Schedule.{name}", f"{step!r} is no step", "give a number of steps, or None")
+                raise ConfigError(
+                    f"Schedule.{name}", f"{step!r} is no step", "give a number of steps, or None", code="Q318"
+                )
 
 
 class Pacer:

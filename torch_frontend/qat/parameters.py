@@ -22,11 +22,13 @@ def parameter_groups(
     """
     if lr <= 0 or (qparam_lr is not None and qparam_lr < 0) or weight_decay < 0:
         raise ConfigError("parameter_groups", f"lr={lr}, qparam_lr={qparam_lr}, weight_decay={weight_decay}",
-                          "lr must be above 0, the others not below")  # fmt: skip
+                          "lr must be above 0, the others not below", code="Q318")  # fmt: skip
     learned = {}
     for found in quantizers.quantizers_of(module):
         if found.learned and found.active and not found.calibrated:
-            raise CalibrationError(found.site, "has no numbers to learn yet", "calibrate before making the optimizer")
+            raise CalibrationError(
+                found.site, "has no numbers to learn yet", "calibrate before making the optimizer", code="Q508"
+            )
         learned |= {id(p): p for p in found.parameters(recurse=False)}
     rest = [p for p in module.parameters() if id(p) not in learned and p.requires_grad]
     groups = (

@@ -126,7 +126,9 @@ def swapped(module: nn.Module) -> nn.Module:
     """
     found = of_module(module)
     if found is None or found.qmodule is None:
-        raise ModelError(type(module).__name__, "has no quantized class", "register one with @register_qmodule")
+        raise ModelError(
+            type(module).__name__, "has no quantized class", "register one with @register_qmodule", code="Q123"
+        )
     made = shallow(module)
     made.__class__ = found.qmodule
     return made

@@ -71,7 +71,9 @@ def register_qmodule(*targets: Target, op: str | Op, params: tuple[str, ...] = (
         for target in targets:
             is_module = isinstance(target, type) and issubclass(target, nn.Module)
             if is_module and not issubclass(made, target):  # type: ignore[arg-type]
-                raise ConfigError(f"qmodule {made.__name__}", f"is no subclass of {target.__name__}", "derive it")
+                raise ConfigError(
+                    f"qmodule {made.__name__}", f"is no subclass of {target.__name__}", "derive it", code="Q310"
+                )
             put(target, entry(op, params, made))
         return made
 
@@ -109,5 +111,5 @@ def op_names() -> tuple[str, ...]:
 
 def _op(name: str) -> Op:
     if name not in BY_NAME:
-        raise ConfigError(f"operator {name!r}", "is not known", did_you_mean(name, BY_NAME))
+        raise ConfigError(f"operator {name!r}", "is not known", did_you_mean(name, BY_NAME), code="Q309")
     return BY_NAME[name]

@@ -32,7 +32,9 @@ def behind_layers(model: nn.Module) -> list[Pair]:
     Raises PlanError for a model that was not traced, whose connections are not known.
     """
     if not isinstance(model, fx.GraphModule):
-        raise PlanError("batchnorm_tuning()", "the model was not traced", "make its forward traceable (see refusals)")
+        raise PlanError(
+            "batchnorm_tuning()", "the model was not traced", "make its forward traceable (see refusals)", code="Q410"
+        )
     calls = [str(node.target) for node in model.graph.nodes if node.op == "call_module"]
     found = []
     for node in model.graph.nodes:
@@ -65,7 +67,9 @@ def _through(model: fx.GraphModule, node: Any) -> fx.Node | None:
 def check(model: nn.Module, pairs: list[Pair]) -> None:
     """Raise PlanError where there is nothing to tune or weights that cannot take a factor a channel."""
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
-        raise PlanError("batchnorm_tuning()", "the model has no batch norm left", "write `torch: {fuse_bn: false}`")
+        raise PlanError(
+            "batchnorm_tuning()", "the model has no batch norm left", "write `torch: {fuse_bn: false}`", code="Q410"
+        )
     for path, norm in pairs:
         quantizer = model.get_submodule(path)._modules.get("weight_quantizer")
         if not isinstance(quantizer, Quantizer):
@@ -75,10 +79,14 @@ def check(model: nn.Module, pairs: list[Pair]) -> None:
                 path,
                 f"its weight has one scale for all channels, which {norm} multiplies differently",
                 "write `weights: {granularity: channel}`",
+                code="Q410",
             )
         if type(quantizer).bake is not Quantizer.bake:
             raise PlanError(
-                path, f"{quantizer.name} changes weights in a way that a factor breaks", "use uniform, lsq or lsq+"
+                path,
+                f"{quantizer.name} changes weights in a way that a factor breaks",
+                "use uniform, lsq or lsq+",
+                code="Q410",
             )
 
 

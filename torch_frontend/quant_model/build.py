@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx, nn
 
 from onnxq.config import Config
-from onnxq.sites import Refusal
+from onnxq.sites import LeftFloat, Refusal, Unquantized, split_unquantized
 from torch_frontend.quant_model.attach import attach
 from torch_frontend.quant_model.draft import Decision, Draft, draft
 from torch_frontend.quant_model.eager import CallsOutside, Converted, convert
@@ -41,6 +41,7 @@ class Built:
     model: nn.Module
     paths: dict[str, str]
     refusals: tuple[Refusal, ...]
+    left_float: tuple[LeftFloat, ...]
     decisions: tuple[Decision, ...]
 
 
@@ -76,16 +77,16 @@ def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> 
     plan = draft(model.graph, find_units(model, config, traced.skipped), config, wishes, shapes)
     _check_rules(model, wishes, plan, [converted for _, converted in opaque])
     paths = attach(model, plan, config)
-    inner: list[Refusal] = []
+    inner: list[Unquantized] = []
     for path, converted in opaque:
         put(model, path, converted.module)
         found = {**converted.activations, **converted.weights}
         paths |= {site: f"{path}.{inside}" for site, inside in found.items()}
-        inner += converted.refusals
+        inner += converted.reasons
     model.recompile()
     bind_sums(model, config)
-    refusals = _by_subject([*traced.modes, *traced.opaque, *plan.refusals, *inner])
-    return Built(model, _activations_first(model, paths), refusals, (*decisions, *plan.decisions))
+    unquantized = split_unquantized([*traced.modes, *traced.opaque, *plan.reasons, *inner])
+    return Built(model, _activations_first(model, paths), *unquantized, (*decisions, *plan.decisions))
 
 
 def _check_rules(model: fx.GraphModule, wishes: Wishes, plan: Draft, opaque: Sequence[Converted]) -> None:
@@ -109,10 +110,11 @@ def _untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Bu
         "take control flow on values and shapes out of its forward"
         + ("" if example is not None else ", or give example_inputs to see which calls were not reached"),
         "tracing",
+        "R108",
     )
-    refusals = [root, *converted.refusals, *_not_reached(converted.module, example)]
+    unquantized = split_unquantized([root, *converted.reasons, *_not_reached(converted.module, example)])
     paths = {**converted.activations, **converted.weights}
-    return Built(converted.module, paths, _by_subject(refusals), ())
+    return Built(converted.module, paths, *unquantized, ())
 
 
 def _not_reached(model: nn.Module, example: Any) -> Iterable[Refusal]:
@@ -127,14 +129,9 @@ def _not_reached(model: nn.Module, example: Any) -> Iterable[Refusal]:
         by_hand = modules.get(op)
         fix = f"call torch_frontend.qmodules.{by_hand}() there" if by_hand else "use the layer of torch.nn there"
         name = f"{path}.{op}" if path else op
-        yield Refusal(name, "a function call in a forward that cannot be traced: it stays float", fix, "tracing")
-
-
-def _by_subject(refusals: Iterable[Refusal]) -> tuple[Refusal, ...]:
-    found: dict[str, Refusal] = {}
-    for refusal in refusals:
-        found.setdefault(refusal.subject, refusal)
-    return tuple(found.values())
+        yield Refusal(
+            name, "a function call in a forward that cannot be traced: it stays float", fix, "tracing", "R108"
+        )
 
 
 def _activations_first(model: nn.Module, paths: dict[str, str]) -> dict[str, str]:

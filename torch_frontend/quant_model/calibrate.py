@@ -51,13 +51,13 @@ def activations(quantizers: Iterable[Quantizer]) -> None:
             quantizer.calc_qparams()
             keep_bound(quantizer)
         except CalibrationError as error:
-            if "saw no value" not in error.cause:
+            if error.code != "Q502":
                 raise
             missing.append(quantizer.site)
     if missing:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         fix = "run batches between prepare_calibration() and calc_qparams(), or disable() what none can reach"
-        raise CalibrationError(shown, "no batch reached it", fix)
+        raise CalibrationError(shown, "no batch reached it", fix, code="Q502")
 
 
 def keep_bound(quantizer: Quantizer) -> None:
@@ -87,7 +87,10 @@ def check_numbers(quantizers: Iterable[Quantizer]) -> None:
                 wrong.append(error)
     if wrong:
         more = f"; and so {', '.join(e.subject for e in wrong[1:4])}" + (" …" if len(wrong) > 4 else "")
-        raise CalibrationError(wrong[0].subject, wrong[0].cause + (more if len(wrong) > 1 else ""), wrong[0].fix)
+        first = wrong[0]
+        raise CalibrationError(
+            first.subject, first.cause + (more if len(wrong) > 1 else ""), first.fix, code=first.code
+        )
 
 
 def copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:

@@ -11,7 +11,7 @@ from onnxq.config import Config, QuantizerSpec
 from onnxq.errors import OnnxqError
 from onnxq.plan import Bound
 from onnxq.planner.place import tightest
-from onnxq.sites import Refusal, Role
+from onnxq.sites import LeftFloat, Refusal, Role, Unquantized
 from onnxq.spec import ObserverSpec, QuantSpec
 from onnxq.targets import Output, describe, target
 from torch_frontend.quant_model.keep import cut_for_attention, kept_float, opt_in, weighs_values
@@ -62,7 +62,7 @@ class Draft:
     """The decision for a whole graph."""
 
     pairs: list[Pair] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
+    reasons: list[Unquantized] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     float_units: set[str] = field(default_factory=set)
 
@@ -71,7 +71,7 @@ def draft(
     graph: fx.Graph, found: Found, config: Config, wishes: Wishes, shapes: Mapping[str, tuple[int, ...]]
 ) -> Draft:
     """Decide for every tensor of the graph. Nothing is changed. shapes: parameter -> its shape."""
-    out = Draft(refusals=list(found.refusals))
+    out = Draft(reasons=list(found.reasons))
     chosen = _chosen(found, config, wishes, shapes, out)
     readers = _readers(found, chosen, config, wishes)
     order = {node: k for k, node in enumerate(graph.nodes)}
@@ -109,12 +109,12 @@ def _chosen(
     """Compute units that nobody wants float, then the followers between them."""
     chosen, candidates = set(), []
     for unit in found.units:
-        refusal = _unwanted(unit, config, wishes)
-        if refusal is None and config.mode != "weight-only" and not _forced(unit, wishes):
-            refusal = kept_float(found, unit, config.target, shapes)
-        if refusal is not None:
-            if unit.place.compute or refusal.rule == "configuration":
-                out.refusals.append(refusal)
+        reason = _unwanted(unit, config, wishes)
+        if reason is None and config.mode != "weight-only" and not _forced(unit, wishes):
+            reason = kept_float(found, unit, config.target, shapes)
+        if reason is not None:
+            if unit.place.compute or reason.rule == "configuration":
+                out.reasons.append(reason)
         elif unit.place.compute:
             chosen.add(unit.node)
         else:
@@ -129,11 +129,11 @@ def _chosen(
     return chosen
 
 
-def _unwanted(unit: Unit, config: Config, wishes: Wishes) -> Refusal | None:
+def _unwanted(unit: Unit, config: Config, wishes: Wishes) -> Unquantized | None:
     """Why this unit stays float: a rule, what the target cannot hold, what must be asked for; or None."""
     engine = target(config.target, config.mode)
-    if unit.place.attention and not _forced(unit, wishes) and (refusal := opt_in(unit, config)) is not None:
-        return refusal
+    if unit.place.attention and not _forced(unit, wishes) and (reason := opt_in(unit, config)) is not None:
+        return reason
     floats = []
     for role, site in _sites(unit):
         if role is Role.ACTIVATION and config.mode == "weight-only":
@@ -147,7 +147,7 @@ def _unwanted(unit: Unit, config: Config, wishes: Wishes) -> Refusal | None:
             return refusal
     total = len([1 for role, _ in _sites(unit) if role is Role.WEIGHT or config.mode != "weight-only"])
     if floats and (len(floats) == total or engine.name != "virtual"):
-        return Refusal(unit.name.path, f"left float by {floats[0][1]}", "", "configuration")
+        return LeftFloat(unit.name.path, f"left float by {floats[0][1]}", "configuration", "F101")
     return None
 
 
@@ -161,7 +161,7 @@ def _unheld(unit: Unit, role: Role, answer: Answer, config: Config) -> Refusal |
     try:
         spec = _spec(answer, unit, role)
     except OnnxqError as error:
-        return Refusal(unit.name.path, f"{error.subject}: {error.cause}", error.fix, "spec")
+        return Refusal(unit.name.path, f"{error.subject}: {error.cause}", error.fix, "spec", "R103")
     ops = unit.name.entry.op.onnx or ("",)
     if any(engine.capability(spec, role, op) is not None for op in ops):
         return None
@@ -170,6 +170,7 @@ def _unheld(unit: Unit, role: Role, answer: Answer, config: Config) -> Refusal |
         f"{engine.name} has no {ops[0]} kernel for {describe(spec)} {role}s",
         "see docs/config.md",
         "spec",
+        "R103",
     )
 
 

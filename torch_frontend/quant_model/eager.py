@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from onnxq.config import Config, matches
-from onnxq.sites import Refusal, Role
+from onnxq.sites import Refusal, Role, Unquantized
 from onnxq.targets import target
 from torch_frontend.qmodules import (
     Entry,
@@ -64,7 +64,7 @@ class Converted:
     module: nn.Module
     activations: dict[str, str] = field(default_factory=dict)
     weights: dict[str, str] = field(default_factory=dict)
-    refusals: list[Refusal] = field(default_factory=list)
+    reasons: list[Unquantized] = field(default_factory=list)
     askers: list[Asker] = field(default_factory=list)
 
 
@@ -124,17 +124,17 @@ def _convert_one(
     out.askers.append(asker)
     place = PLACES[config.target].get(op.name)
     if op.refused is not None:
-        out.refusals.append(Refusal(name.path, *op.refused, "no-kernel"))
+        out.reasons.append(Refusal(name.path, *op.refused, "no-kernel", "R101"))
         return module
     if op.weight is None and op.name not in _BY_HAND:
         return module
     if place is None or not place.compute:
-        table = target(config.target, config.mode).no_kernel
-        out.refusals += [Refusal(name.path, table[word], rule="no-kernel") for word in op.onnx if word in table]
+        engine = target(config.target, config.mode)
+        out.reasons += [why for word in op.onnx if (why := engine.without_kernel(name.path, word)) is not None]
         return module
     weighted = name.entry.qmodule is not None and issubclass(name.entry.qmodule, WeightQuantized)
     if weighted and (why := convertible(module)):
-        out.refusals.append(Refusal(name.path, why, "give it a plain weight", "weight"))
+        out.reasons.append(Refusal(name.path, why, "give it a plain weight", "weight", "R110"))
         return module
     made = module
     if weighted:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from torch import fx
 
 from onnxq.config import Config
-from onnxq.sites import Refusal
+from onnxq.sites import LeftFloat
 from torch_frontend.quant_model.residual import op_of
 from torch_frontend.quant_model.units import Found, Unit
 from torch_frontend.tracing import is_constant, shape_of
@@ -60,12 +60,12 @@ KEEP_FLOAT: Mapping[str, tuple[tuple[str, Keep], ...]] = {
 }
 
 
-def kept_float(found: Found, unit: Unit, target: str, weights: Mapping[str, tuple[int, ...]]) -> Refusal | None:
-    """The refusal of the first rule that keeps this call float, or None. weights: site -> shape."""
+def kept_float(found: Found, unit: Unit, target: str, weights: Mapping[str, tuple[int, ...]]) -> LeftFloat | None:
+    """The reason of the first rule that keeps this call float, or None. weights: site -> shape."""
     for rule, test in KEEP_FLOAT.get(target, ()):
         reason = test(found, unit, weights)
         if reason is not None:
-            return Refusal(unit.name.path, reason, "force it with a rule that sets `quantize: true`", rule)
+            return LeftFloat(unit.name.path, reason, rule, "F103")
     return None
 
 
@@ -111,19 +111,18 @@ def _reaches_attention(node: fx.Node) -> bool:
     return False
 
 
-def opt_in(unit: Unit, config: Config) -> Refusal | None:
+def opt_in(unit: Unit, config: Config) -> LeftFloat | None:
     """Why a product of two activations stays float unless it is asked for, or None."""
     inside = unit.op == "attention" or _scores_or_values(unit.node)
-    force = "force it with a rule that sets `quantize: true`"
     if not inside:
         reason = "a product of two activations stays float: int8 costs it accuracy"
-        return Refusal(unit.name.path, reason, force, "product")
+        return LeftFloat(unit.name.path, reason, "product", "F104")
     if config.attention != "quantized":
         reason = "attention stays float unless asked for: quantized it may cost accuracy"
-        return Refusal(unit.name.path, reason, f"write `attention: quantized`, or {force}", "attention")
+        return LeftFloat(unit.name.path, reason, "attention", "F104")
     if unit.op == "attention":
         reason = "its mask, dropout or shared keys keep it from being taken apart, and engines quantize it whole or not"
-        return Refusal(unit.name.path, reason, force, "attention")
+        return LeftFloat(unit.name.path, reason, "attention", "F104")
     return None
 
 

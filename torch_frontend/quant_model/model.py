@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from onnxq.config import Config, load_config
 from onnxq.errors import ConfigError, PlanError
-from onnxq.sites import Refusal, Role
+from onnxq.sites import LeftFloat, Refusal, Role
 from torch_frontend.quant_model import bn_tuning, calibrate, profile, switches
 from torch_frontend.quant_model.build import build
 from torch_frontend.quant_model.draft import Decision
@@ -31,8 +31,9 @@ class QuantModel(nn.Module):
     mapping by name), from which shapes and types are read. target: "ort", "trt" or "virtual" in place of the
     configuration's. copy=False: train the given module's own Parameters instead of copies.
 
-    state: float, observing, calibrated, quantized, frozen or exported. refusals: what stays float though it could have
-    been quantized, and why. decisions: what the passes changed. quantizers: by site.
+    state: float, observing, calibrated, quantized, frozen or exported. refusals: what was to be quantized and
+    cannot be, and why. left_float: what stays float because int8 does not pay, or by a rule. decisions: what the passes
+    changed. quantizers: by site.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class QuantModel(nn.Module):
         built = build(_copied(model) if copy else model, self.config, example_inputs)
         self.model = built.model
         self.refusals: tuple[Refusal, ...] = built.refusals
+        self.left_float: tuple[LeftFloat, ...] = built.left_float
         self.decisions: tuple[Decision, ...] = built.decisions
         self.state = State.FLOAT
         self._paths = built.paths
@@ -141,10 +143,15 @@ class QuantModel(nn.Module):
 
     def _walk(self, w_quant: bool, a_quant: bool) -> None:
         if not isinstance(self.model, fx.GraphModule):
-            raise PlanError("calc_qparams(asym=True)", "the model was not traced", "make its forward traceable")
+            raise PlanError(
+                "calc_qparams(asym=True)", "the model was not traced", "make its forward traceable", code="Q409"
+            )
         if not self._seen:
             raise PlanError(
-                "calc_qparams(asym=True)", "no batch was kept", "call prepare_calibration(keep_inputs=True) first"
+                "calc_qparams(asym=True)",
+                "no batch was kept",
+                "call prepare_calibration(keep_inputs=True) first",
+                code="Q409",
             )
         calibrate.Walk(self.model, weights=w_quant, activations=a_quant).run(self._seen)
 
@@ -263,5 +270,7 @@ def _configured(config: Config | str | Path | Mapping[str, Any] | None, target: 
         base = values.pop("extends", None)
         return load_config(base, {**values, **overrides})
     if config is not None and not isinstance(config, (Config, str, Path)):
-        raise ConfigError("config", f"{type(config).__name__} is no configuration", "give a preset, a file or keys")
+        raise ConfigError(
+            "config", f"{type(config).__name__} is no configuration", "give a preset, a file or keys", code="Q301"
+        )
     return load_config(config, overrides)

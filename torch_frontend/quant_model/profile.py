@@ -33,7 +33,7 @@ def metric_of(metric: str | Metric) -> Metric:
     if callable(metric):
         return metric
     if metric not in METRICS:
-        raise ConfigError(f"metric {metric!r}", "does not exist", did_you_mean(metric, METRICS))
+        raise ConfigError(f"metric {metric!r}", "does not exist", did_you_mean(metric, METRICS), code="Q304")
     return METRICS[metric]
 
 
@@ -106,7 +106,9 @@ def graph_error(model: fx.GraphModule, data: Any, metric: str | Metric, mode: Mo
         for batch in batches_of(data):
             _Both(model, mode, totals).run(*as_inputs(batch))
     if not totals.sums:
-        raise DataError("data", "no batch, or nothing is quantized", "give batches, and switch quantization on")
+        raise DataError(
+            "data", "no batch, or nothing is quantized", "give batches, and switch quantization on", code="Q203"
+        )
     return totals.result()
 
 
@@ -258,10 +260,10 @@ def _isolated(model: nn.Module, layers: Mapping[str, nn.Module], args: Any, kwar
 def check_mode(mode: str) -> None:
     """Raise ConfigError for another mode."""
     if mode not in ("isolated", "cumulative"):
-        raise ConfigError(f"mode {mode!r}", "does not exist", "write isolated or cumulative")
+        raise ConfigError(f"mode {mode!r}", "does not exist", "write isolated or cumulative", code="Q304")
 
 
 def nothing_on(model: nn.Module) -> None:
     """Raise PlanError when no quantizer is on."""
     if not any(q.active for q in model.modules() if isinstance(q, Quantizer)):
-        raise PlanError("QuantModel.quantization_error()", "no quantizer is on", "call set_quant() first")
+        raise PlanError("QuantModel.quantization_error()", "no quantizer is on", "call set_quant() first", code="Q409")

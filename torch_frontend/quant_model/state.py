@@ -43,4 +43,4 @@ _FIXES = {
 def check_step(step: str, state: State) -> None:
     """Raise PlanError when `step` may not be taken in `state`."""
     if state not in STEPS[step]:
-        raise PlanError(f"QuantModel.{step}()", f"the model is {state.value}", _FIXES[state])
+        raise PlanError(f"QuantModel.{step}()", f"the model is {state.value}", _FIXES[state], code="Q409")

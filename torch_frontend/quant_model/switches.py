@@ -22,7 +22,7 @@ def matching(quantizers: Mapping[str, Quantizer], pattern: str) -> list[Quantize
     """Quantizers whose site a glob, a /regular expression/ or the name itself selects. Raises ConfigError for none."""
     found = [quantizer for site, quantizer in quantizers.items() if matches(pattern, site)]
     if not pattern or not found:
-        raise ConfigError(f"pattern {pattern!r}", "matches no site", did_you_mean(pattern, quantizers))
+        raise ConfigError(f"pattern {pattern!r}", "matches no site", did_you_mean(pattern, quantizers), code="Q309")
     return found
 
 
@@ -41,7 +41,9 @@ def enable(quantizers: Mapping[str, Quantizer], pattern: str, *, force: bool) ->
     mine = [q for q in found if q.disabled_reason is None or force or q.disabled_reason.startswith(BY_HAND[:7])]
     if not mine:
         held = found[0]
-        raise PlanError(held.site, f"a pass switched it off: {held.disabled_reason}", "pass force=True to overrule it")
+        raise PlanError(
+            held.site, f"a pass switched it off: {held.disabled_reason}", "pass force=True to overrule it", code="Q409"
+        )
     for quantizer in mine:
         quantizer.disabled_reason = None
     return mine

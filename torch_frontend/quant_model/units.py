@@ -10,7 +10,7 @@ from torch import fx, nn
 from onnxq.config import Config, MultiInput, did_you_mean
 from onnxq.errors import ConfigError
 from onnxq.plan import Bound
-from onnxq.sites import Refusal
+from onnxq.sites import Refusal, Unquantized
 from onnxq.targets import Output, target
 from torch_frontend.qmodules import Op, WeightQuantized, convertible, op_names
 from torch_frontend.quant_model.places import PLACES, Place
@@ -67,7 +67,7 @@ class Found:
     """All units in topological order, by node and by the value they close with; and what is refused."""
 
     units: list[Unit] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
+    reasons: list[Unquantized] = field(default_factory=list)
     by_node: dict[fx.Node, Unit] = field(default_factory=dict)
     by_out: dict[fx.Node, Unit] = field(default_factory=dict)
 
@@ -83,11 +83,11 @@ def check_policies(config: Config) -> None:
     for op, _ in config.torch.multi_input:
         if op not in op_names():
             where = config.where("torch.multi_input")
-            raise ConfigError(f"{where}: {op}", "is no operator", did_you_mean(op, op_names()))
+            raise ConfigError(where / op, "is no operator", did_you_mean(op, op_names()), code="Q309")
 
 
 def find_units(model: fx.GraphModule, config: Config, skipped: Collection[str] = ()) -> Found:
-    """Every call the target has a place for. Calls it has a reason to leave float come back as refusals.
+    """Every call the target has a place for. Calls it has a reason to leave float come back with the reason.
 
     skipped: modules that the person asked to leave alone.
     """
@@ -97,19 +97,19 @@ def find_units(model: fx.GraphModule, config: Config, skipped: Collection[str] =
         name = named(node)
         if name is None or name.path in skipped:
             continue
-        refusal = None
+        reason: Unquantized | None = None
         if name.entry is None:
-            refusal = _unknown(model, node, name)
+            reason = _unknown(model, node, name)
         elif name.entry.op.refused is not None:
-            refusal = Refusal(name.path, *name.entry.op.refused, "no-kernel")
+            reason = Refusal(name.path, *name.entry.op.refused, "no-kernel", "R101")
         else:
-            unit, refusal = _unit(model, node, name, config, places)
+            unit, reason = _unit(model, node, name, config, places)
             if unit is not None:
                 found.units.append(unit)
                 found.by_node[node] = unit
                 found.by_out[unit.out] = unit
-        if refusal is not None:
-            found.refusals.append(refusal)
+        if reason is not None:
+            found.reasons.append(reason)
     return found
 
 
@@ -119,20 +119,19 @@ def _unknown(model: fx.GraphModule, node: fx.Node, name: Named) -> Refusal:
         fix = "register it with @register_qmodule, or take it out of torch.skip_trace if it stands there"
     else:
         what, fix = f"{node.target if isinstance(node.target, str) else name.path}", "register it, or leave it"
-    return Refusal(name.path, f"nothing is known of {what}: it stays float", fix, "registry")
+    return Refusal(name.path, f"nothing is known of {what}: it stays float", fix, "registry", "R109")
 
 
 def _unit(
     model: fx.GraphModule, node: fx.Node, name: Named, config: Config, places: Mapping[str, Place]
-) -> tuple[Unit | None, Refusal | None]:
+) -> tuple[Unit | None, Unquantized | None]:
     assert name.entry is not None
     op = name.entry.op
     policy = config.torch.policy(op.name)
     place = _place(places.get(op.name), policy)
     if place is None:
-        table = target(config.target, config.mode).no_kernel
-        reason = next((table[word] for word in op.onnx if word in table), None)
-        return None, None if reason is None else Refusal(name.path, reason, rule="no-kernel")
+        engine = target(config.target, config.mode)
+        return None, next((why for word in op.onnx if (why := engine.without_kernel(name.path, word))), None)
     data = tuple(
         (slot, value) for param in name.entry.data for slot, value in slots(node, name.entry, param)
         if is_float(value) and not is_constant(value) and site_of(value) is not None
@@ -148,9 +147,9 @@ def _unit(
     if op.name in _SCORED and policy is None and data and op_of(data[0][1]) in (*_MASKING, "masked_fill"):
         reason = "reads scores that may be masked with -inf, which no range holds: it stays float"
         fix = "where nothing is masked, write `torch: {multi_input: {softmax: insert}}`"
-        return None, Refusal(name.path, reason, fix, "masked-scores")
+        return None, Refusal(name.path, reason, fix, "masked-scores", "R102")
     if why is not None:
-        return None, Refusal(name.path, why, "give it a plain weight", "weight")
+        return None, Refusal(name.path, why, "give it a plain weight", "weight", "R110")
     if _moves_nothing(model, node, op.name):
         place = replace(place, inputs="none", compute=False)
     if place.inputs == "skip":
@@ -188,16 +187,19 @@ def _place(place: Place | None, policy: MultiInput | None) -> Place | None:
 def _check_leader(name: Named, policy: MultiInput | None, data: Data, config: Config) -> None:
     if policy is not None and policy.policy == "follow" and data and policy.leader >= len(data):
         raise ConfigError(
-            f"{config.where('torch.multi_input')}: follow: {policy.leader}",
+            config.where("torch.multi_input") / f"follow: {policy.leader}",
             f"{name.path} has {len(data)} computed inputs, counted from 0",
             "name one of them",
+            code="Q309",
         )
 
 
 def _wrong_operands(name: Named, place: Place, data: Data) -> Refusal:
     asked = "one computed operand and one weight" if place.activations == 1 else "two computed operands"
     has = f"{len({value for _, value in data})} computed operands"
-    return Refusal(name.path, f"its kernel takes {asked}, this call has {has}: it stays float", rule="operands")
+    return Refusal(
+        name.path, f"its kernel takes {asked}, this call has {has}: it stays float", rule="operands", code="R102"
+    )
 
 
 def _weight(model: fx.GraphModule, node: fx.Node, name: Named) -> tuple[Weight | None, str | None]:

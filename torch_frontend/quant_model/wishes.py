@@ -47,7 +47,7 @@ class Wishes:
         """Look up what `between` rules select. Raises ConfigError for ends that are not there or not connected."""
         for rule in self.config.rules:
             if rule.between is not None and rule.between not in self.paths:
-                self.paths[rule.between] = calls_between(graph, *rule.between, subject=rule.describe())
+                self.paths[rule.between] = calls_between(graph, *rule.between, rule=rule)
 
     def answer(self, role: Role, site: str, askers: Sequence[Asker]) -> Answer:
         """The first rule that selects this site in this role for any of the calls that make or read it."""
@@ -77,27 +77,48 @@ class Wishes:
         known, tensors = list(askers), list(sites)
         for k, rule in enumerate(self.config.rules):
             if k not in self.used and not _could_match(rule, known, tensors, self.paths):
-                raise ConfigError(rule.describe(), "matches nothing in this model", _hint(rule, known, tensors))
+                raise ConfigError(
+                    rule.describe(),
+                    "matches nothing in this model",
+                    _hint(rule, known, tensors),
+                    code="Q309",
+                    file=rule.source,
+                    line=rule.line or None,
+                )
 
 
-def calls_between(graph: fx.Graph, first: str, last: str, *, subject: str) -> frozenset[str]:
+def calls_between(graph: fx.Graph, first: str, last: str, *, rule: Rule) -> frozenset[str]:
     """Module paths on a way from `first` to `last` (paths or sites), both ends included."""
-    behind = _walk(_ends(graph, first, subject), lambda node: list(node.users))
-    before = _walk(_ends(graph, last, subject), lambda node: node.all_input_nodes)
+    behind = _walk(_ends(graph, first, rule), lambda node: list(node.users))
+    before = _walk(_ends(graph, last, rule), lambda node: node.all_input_nodes)
     found = frozenset(name.path for node in behind & before if (name := named(node)) is not None)
     if not found:
-        raise ConfigError(subject, f"no path leads from {first!r} to {last!r}", "swap them, or name calls on one path")
+        raise ConfigError(
+            rule.describe(),
+            f"no path leads from {first!r} to {last!r}",
+            "swap them, or name calls on one path",
+            code="Q314",
+            file=rule.source,
+            line=rule.line or None,
+        )
     return found
 
 
-def _ends(graph: fx.Graph, wanted: str, subject: str) -> list[fx.Node]:
+def _ends(graph: fx.Graph, wanted: str, rule: Rule) -> list[fx.Node]:
     names: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:
         name = named(node)
         for word in {site_of(node), *((name.path, name.name) if name is not None else ())} - {None}:
             names.setdefault(str(word), []).append(node)
     if wanted not in names:
-        raise ConfigError(subject, f"no module or site is called {wanted!r}", did_you_mean(wanted, names))
+        raise ConfigError(
+            rule.describe(),
+            f"no module or site is called {wanted!r}",
+            did_you_mean(wanted, names),
+            code="Q314",
+            file=rule.source,
+            line=rule.line or None,
+        )
     return names[wanted]
 
 

@@ -70,7 +70,9 @@ class AdaRound(Quantizer):
             # Where w / s is no number the error below says so; sigmoid's inverse is finite as gamma < 0 <= rest < zeta.
             start = -torch.log((zeta - gamma) / (rest - gamma) - 1)
         if not bool(start.isfinite().all()):
-            raise CalibrationError(self.site, "the weight or its scale holds NaN or inf", "repair the float model")
+            raise CalibrationError(
+                self.site, "the weight or its scale holds NaN or inf", "repair the float model", code="Q503"
+            )
         self.v = start.requires_grad_()
         self.soft = True
         return self.v

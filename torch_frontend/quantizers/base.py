@@ -62,7 +62,9 @@ class Quantizer(nn.Module):
         limits.check_spec(spec, site, target)
         if role not in self.roles:
             takes = " and ".join(f"{known}s" for known in self.roles)
-            raise ConfigError(site, f"{self.name or type(self).__name__} quantizes {takes} only", "choose another")
+            raise ConfigError(
+                site, f"{self.name or type(self).__name__} quantizes {takes} only", "choose another", code="Q316"
+            )
         self.spec, self.site, self.role, self.target = spec, site, role, target
         self.observer = observer or ObserverSpec()
         self.options = self._checked(options or {})
@@ -210,7 +212,7 @@ class Quantizer(nn.Module):
         """
         scale, zero = (values.detach().float().cpu().numpy() for values in self._numbers())
         if not np.isfinite(zero).all():
-            raise CalibrationError(self.site, f"zero point {zero.sum()}", "calibrate again")
+            raise CalibrationError(self.site, f"zero point {zero.sum()}", "calibrate again", code="Q509")
         found = QParams(scale, np.rint(zero).astype(np.int32), self.origin)
         return limits.check_qparams(found, self.spec, self.site, self.target)
 
@@ -244,7 +246,9 @@ class Quantizer(nn.Module):
         if not (self.active and self.calibrated):
             return x
         if (wrong := groups.misfit(x.shape, self.spec, getattr(self, self.slots[0]).shape)) is not None:
-            raise PlanError(self.site, wrong, "calibrate again with tensors of this shape, or change the granularity")
+            raise PlanError(
+                self.site, wrong, "calibrate again with tensors of this shape, or change the granularity", code="Q407"
+            )
         return self.fake_quantize(x)
 
     def round_to_levels(self, x: Tensor, scale: Tensor | None = None, **how: Any) -> Tensor:
@@ -257,7 +261,9 @@ class Quantizer(nn.Module):
     def _numbers(self) -> tuple[Tensor, Tensor]:
         scale, zero = self.scale, self.zero_point
         if scale is None or zero is None:
-            raise CalibrationError(self.site, "has no scale yet", "calibrate first, or load a calibrated state")
+            raise CalibrationError(
+                self.site, "has no scale yet", "calibrate first, or load a calibrated state", code="Q508"
+            )
         return scale, zero
 
     # -- export ------------------------------------------------------------------------------------------------
@@ -301,21 +307,31 @@ class Quantizer(nn.Module):
     def _checked(self, given: Mapping[str, Option]) -> dict[str, Option]:
         for key, value in given.items():
             if key not in self.defaults:
-                raise ConfigError(self.site, f"{self.name} has no option {key!r}", did_you_mean(key, self.defaults))
+                raise ConfigError(
+                    self.site, f"{self.name} has no option {key!r}", did_you_mean(key, self.defaults), code="Q311"
+                )
             default = self.defaults[key]
             wanted = (float, int) if isinstance(default, float) else (type(default),)
             if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-                raise ConfigError(self.site, f"{key}={value!r} is not a {wanted[0].__name__}", f"default: {default!r}")
+                raise ConfigError(
+                    self.site, f"{key}={value!r} is not a {wanted[0].__name__}", f"default: {default!r}", code="Q311"
+                )
             if key in self.choices and value not in self.choices[key]:
-                raise ConfigError(self.site, f"{key}={value!r}", did_you_mean(str(value), self.choices[key]))
+                raise ConfigError(
+                    self.site, f"{key}={value!r}", did_you_mean(str(value), self.choices[key]), code="Q311"
+                )
         return {**self.defaults, **given}
 
     def _named(self, compute: Callable[[], Any]) -> Any:
         try:
             return compute()
         except OnnxqError as error:
-            cause = error.cause if error.subject in (self.site, "weight", "activation") else str(error).split("\n")[0]
-            raise type(error)(self.site, cause, error.fix) from error
+            cause = (
+                error.cause
+                if error.subject in (self.site, "weight", "activation")
+                else f"{error.subject}: {error.cause}"
+            )
+            raise error.replace_text(self.site, cause) from error
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantizer:
         """Numbers move with the module but stay float32 when it becomes half: they are no activations."""

@@ -60,8 +60,7 @@ class DoReFa(Quantizer):
         elif spec.signed or spec.symmetric or not isinstance(spec.granularity, PerTensor):
             raise ConfigError(
                 site, "DoReFa's activations lie in [0, 1], one scale for the tensor",
-                "use scheme: asymmetric and granularity: tensor, or another quantizer",
-            )  # fmt: skip
+                "use scheme: asymmetric and granularity: tensor, or another quantizer", code="Q316")  # fmt: skip
         super().__init__(spec, site=site, role=role, **where)
 
     @property
@@ -77,7 +76,10 @@ class DoReFa(Quantizer):
         """Raises CalibrationError unless these are DoReFa's fixed numbers."""
         if np.any(np.asarray(qparams.scale) != np.float32(self.step)) or np.any(np.asarray(qparams.zero_point)):
             raise CalibrationError(
-                self.site, f"DoReFa's scale is always {self.step:g} and its zero point 0", "use uniform or lsq"
+                self.site,
+                f"DoReFa's scale is always {self.step:g} and its zero point 0",
+                "use uniform or lsq",
+                code="Q509",
             )
         super().load_qparams(qparams)
 
@@ -99,11 +101,10 @@ class DoReFa(Quantizer):
 
 def _one_more_bit(spec: QuantSpec, site: str) -> QuantSpec:
     if not spec.symmetric or not spec.signed:
-        raise ConfigError(site, "DoReFa's weights are symmetric and signed", "use scheme: symmetric")
+        raise ConfigError(site, "DoReFa's weights are symmetric and signed", "use scheme: symmetric", code="Q316")
     if spec.bits > 7:
         raise ConfigError(
             site, f"DoReFa's {spec.bits}-bit weights need {spec.bits + 1}-bit integers",
-            "use bits: 7 or fewer, or another quantizer",
-        )  # fmt: skip
+            "use bits: 7 or fewer, or another quantizer", code="Q316")  # fmt: skip
     storage = spec.storage if spec.bits < 4 or spec.storage != "int4" else ""
     return replace(spec, bits=spec.bits + 1, storage=storage)

@@ -21,11 +21,14 @@ def allows_zero_points(target: str) -> bool:
 def check_spec(spec: QuantSpec, site: str, target: str) -> None:
     """Raise ConfigError if no quantizer, or not this target, can hold such a spec."""
     if spec.is_float or spec.bits == 32:
-        raise ConfigError(site, f"{spec.storage} has no fake-quantized training", "use 2 to 8 or 16 bits")
+        raise ConfigError(site, f"{spec.storage} has no fake-quantized training", "use 2 to 8 or 16 bits", code="Q316")
     if not allows_zero_points(target) and fixed_zero_point(spec) != 0:
         scheme = "asymmetric" if not spec.symmetric else "unsigned symmetric"
         raise ConfigError(
-            site, f"{target} holds no zero point, which {scheme} levels need", "use scheme: symmetric, signed: true"
+            site,
+            f"{target} holds no zero point, which {scheme} levels need",
+            "use scheme: symmetric, signed: true",
+            code="Q316",
         )
 
 
@@ -43,23 +46,24 @@ def check_qparams(qparams: QParams, spec: QuantSpec, site: str, target: str) -> 
     scale, zero = np.asarray(qparams.scale, np.float32), np.asarray(qparams.zero_point, np.int32)
     if scale.shape != zero.shape:
         raise CalibrationError(
-            site, f"scale has shape {scale.shape}, zero point {zero.shape}", "give both the same shape"
+            site, f"scale has shape {scale.shape}, zero point {zero.shape}", "give both the same shape", code="Q509"
         )
     if not (np.isfinite(scale).all() and (scale > 0).all()):
-        raise CalibrationError(site, f"scale {scale.min():g} is not a positive number", "calibrate again")
+        raise CalibrationError(site, f"scale {scale.min():g} is not a positive number", "calibrate again", code="Q509")
     if not allows_zero_points(target) and zero.any():
         raise CalibrationError(
-            site, f"zero point {zero[zero != 0].flat[0]}, and {target} holds only 0", "use scheme: symmetric"
+            site,
+            f"zero point {zero[zero != 0].flat[0]}, and {target} holds only 0",
+            "use scheme: symmetric",
+            code="Q509",
         )
     fixed = fixed_zero_point(spec)
     if fixed is not None and (zero != fixed).any():
         raise CalibrationError(
             site, f"zero point {zero[zero != fixed].flat[0]} where the symmetric scheme has {fixed}",
-            "use scheme: asymmetric",
-        )  # fmt: skip
+            "use scheme: asymmetric", code="Q509")  # fmt: skip
     if (zero < spec.qmin).any() or (zero > spec.qmax).any():
         raise CalibrationError(
             site, f"zero point {zero.min()}…{zero.max()} is outside the levels {spec.qmin}…{spec.qmax}",
-            "calibrate again",
-        )  # fmt: skip
+            "calibrate again", code="Q509")  # fmt: skip
     return QParams(scale, zero, qparams.origin)

@@ -48,7 +48,9 @@ class MeanMagnitude:
         total = groups.group_sum(x.detach().abs(), self.spec).cpu()
         count = groups.group_count(x, self.spec)
         if not bool(total.isfinite().all()):
-            raise CalibrationError(str(self.role), "holds NaN or inf", "find what makes it in the float model")
+            raise CalibrationError(
+                str(self.role), "holds NaN or inf", "find what makes it in the float model", code="Q501"
+            )
         if self._range is not None:
             self._range.update(x)
         if self._total is not None and self.role is not Role.WEIGHT:

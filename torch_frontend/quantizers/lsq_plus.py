@@ -60,7 +60,7 @@ class LSQPlus(Quantizer):
     def __init__(self, spec: QuantSpec, **where: Any) -> None:
         super().__init__(spec, **where)
         if self.role is Role.WEIGHT and not spec.symmetric:
-            raise ConfigError(self.site, "LSQ+ quantizes weights symmetrically", "use scheme: symmetric")
+            raise ConfigError(self.site, "LSQ+ quantizes weights symmetrically", "use scheme: symmetric", code="Q316")
 
     @property
     def slots(self) -> tuple[str, ...]:  # type: ignore[override]

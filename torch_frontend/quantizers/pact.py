@@ -63,9 +63,13 @@ class PACT(Quantizer):
     def __init__(self, spec: QuantSpec, **where: Any) -> None:
         super().__init__(spec, **where)
         if not isinstance(spec.granularity, PerTensor):
-            raise ConfigError(self.site, "PACT has one clipping level for the tensor", "use granularity: tensor")
+            raise ConfigError(
+                self.site, "PACT has one clipping level for the tensor", "use granularity: tensor", code="Q316"
+            )
         if self.options["alpha"] <= 0:
-            raise ConfigError(self.site, f"alpha={self.options['alpha']} is not positive", "the paper starts at 10")
+            raise ConfigError(
+                self.site, f"alpha={self.options['alpha']} is not positive", "the paper starts at 10", code="Q311"
+            )
 
     @property
     def learned(self) -> frozenset[str]:
@@ -86,7 +90,9 @@ class PACT(Quantizer):
         """alpha is the highest level's value."""
         above = self.spec.qmax - zero_point
         if not bool((above > 0).all()):
-            raise CalibrationError(self.site, "no value above zero was seen, and PACT learns the upper end", "use lsq+")
+            raise CalibrationError(
+                self.site, "no value above zero was seen, and PACT learns the upper end", "use lsq+", code="Q502"
+            )
         return {"alpha": scale * above, "zero_point": zero_point}
 
     def keep_legal(self) -> None:

@@ -25,7 +25,7 @@ def register_quantizer(name: str) -> Callable[[_Made], _Made]:
         if not (isinstance(made, type) and issubclass(made, Quantizer)):
             raise TypeError(f"{made!r} is not a subclass of Quantizer")
         if name in _REGISTRY:
-            raise ConfigError(f"quantizer {name!r}", "is registered already", "choose another name")
+            raise ConfigError(f"quantizer {name!r}", "is registered already", "choose another name", code="Q310")
         _REGISTRY[name] = made
         made.name = name
         return made
@@ -51,5 +51,5 @@ def create_quantizer(
     """The quantizer called `name` for one site; ConfigError for an unknown name, option, or a spec it cannot do."""
     made = _REGISTRY.get(name)
     if made is None:
-        raise ConfigError(f"quantizer {name!r}", "does not exist", did_you_mean(name, _REGISTRY))
+        raise ConfigError(f"quantizer {name!r}", "does not exist", did_you_mean(name, _REGISTRY), code="Q310")
     return made(spec, site=site, role=role, observer=observer, options=options, target=target)

@@ -41,7 +41,9 @@ class ActivationRange:
 
     def __init__(self, spec: QuantSpec, observer: ObserverSpec, site: str) -> None:
         if isinstance(spec.granularity, PerBlock):
-            raise ConfigError(site, "activations cannot be quantized per block", "ask for granularity: tensor")
+            raise ConfigError(
+                site, "activations cannot be quantized per block", "ask for granularity: tensor", code="Q316"
+            )
         self.spec, self.observer = spec, observer
         self.origin = observer.name
         observers.create(observer, spec)  # raises ConfigError for a wrong name or option
@@ -117,7 +119,7 @@ class WeightRange:
         if self.weight is None:
             raise observers.base.nothing_seen("weight")
         if not bool(self.weight.isfinite().all()):
-            raise CalibrationError("weight", "holds NaN or inf", "repair the float model")
+            raise CalibrationError("weight", "holds NaN or inf", "repair the float model", code="Q503")
         return self.weight
 
     def qparams(self) -> QParams:

@@ -94,4 +94,5 @@ class PostStep:
                 f"its learned scale is no longer a finite number{others}",
                 "lower the learning rate of the quantizers' parameters, or clip gradients; "
                 "if the loss was NaN before, look there first",
+                code="Q510",
             )

@@ -84,12 +84,16 @@ class Regions:
             own = {n for n in own if n.op != "placeholder" and not self._is_quantizer(n)}
             if not own:
                 parts = {path.rpartition(".")[0] or path for path in paths.values()} | set(paths.values())
-                raise ConfigError(f"block {name!r}", "is no module of the model", did_you_mean(name, parts))
+                raise ConfigError(
+                    f"block {name!r}", "is no module of the model", did_you_mean(name, parts), code="Q309"
+                )
             inside = self._with_what_lies_between(own)
             exits = [n for n in inside if any(user not in inside for user in self.readers[n])]
             if len(exits) != 1:
                 has = ", ".join(self.path(n) for n in exits[:4]) or "none"
-                raise ConfigError(f"block {name!r}", f"is left by {len(exits)} values ({has})", "name smaller blocks")
+                raise ConfigError(
+                    f"block {name!r}", f"is left by {len(exits)} values ({has})", "name smaller blocks", code="Q304"
+                )
             made.append(self._closed(name, inside, exits[0]))
         return sorted(made, key=lambda region: self.order[region.exit])
 

@@ -48,7 +48,7 @@ class Cache:
     def add(self, record: Record) -> None:
         """Keep one batch. Raises DataError if its target has no samples."""
         if record.target.dim() == 0 or not len(record.target):
-            raise DataError("reconstruction", "a batch without samples", "leave empty batches out")
+            raise DataError("reconstruction", "a batch without samples", "leave empty batches out", code="Q203")
         self.device = record.target.device
         inputs, floats = (tuple(self._kept(v) for v in values) for values in (record.inputs, record.floats))
         self.records.append(Record(inputs, floats, self._kept(record.target)))

@@ -53,14 +53,15 @@ def reconstruct(
     """
     settings = settings or Settings()
     if method not in METHODS:
-        raise ConfigError(f"method {method!r}", "does not exist", did_you_mean(method, METHODS))
+        raise ConfigError(f"method {method!r}", "does not exist", did_you_mean(method, METHODS), code="Q318")
     if not 0 <= qdrop < 1:
-        raise ConfigError(f"qdrop={qdrop}", "is no probability below 1", "the paper takes 0.5; 0 switches it off")
+        raise ConfigError(
+            f"qdrop={qdrop}", "is no probability below 1", "the paper takes 0.5; 0 switches it off", code="Q318"
+        )
     if isinstance(model, QuantModel):
         if model.state not in (State.CALIBRATED, State.QUANTIZED):
-            raise PlanError(
-                "reconstruct()", f"the model is {model.state.value}", "calibrate it first; do not freeze it"
-            )
+            cause = f"the model is {model.state.value}"
+            raise PlanError("reconstruct()", cause, "calibrate it first; do not freeze it", code="Q409")
         model = model.model
     refusals = _learnable(model)
     batches = _collected(data, settings.samples)
@@ -72,10 +73,7 @@ def reconstruct(
         for index, unit in enumerate(units):
             own = [found for found in unit.weights if isinstance(found, AdaRound)]
             again = [found for found in own if id(found) in learned]
-            refusals += [
-                Refusal(found.site, f"{unit.name} reads it too; it was learned in {learned[id(found)]}", rule="shared")
-                for found in again
-            ]
+            refusals += [_shared(found.site, unit.name, learned[id(found)]) for found in again]
             if not own or again:
                 continue
             learned.update((id(found), unit.name) for found in own)
@@ -84,6 +82,10 @@ def reconstruct(
                 _fill(cache, model, unit, batches, floats=qdrop > 0)
                 done.append(learn(unit, cache, settings, qdrop=qdrop, activation_lr=rate, tell=tell))
     return Reconstruction(method=method, units=tuple(done), refusals=tuple(refusals))
+
+
+def _shared(site: str, unit: str, other: str) -> Refusal:
+    return Refusal(site, f"{unit} reads it too; it was learned in {other}", rule="shared", code="R110")
 
 
 def _telling(
@@ -126,11 +128,15 @@ def _learnable(model: nn.Module) -> list[Refusal]:
                 continue
             if id(child) not in made:
                 if not child.calibrated:
-                    raise CalibrationError(child.site, "has no scale yet", "calibrate before reconstructing")
+                    raise CalibrationError(
+                        child.site, "has no scale yet", "calibrate before reconstructing", code="Q508"
+                    )
                 made[id(child)] = as_adaround(child)
                 if made[id(child)] is None:
                     why = f"{child.name} does not round to the nearest level"
-                    refusals.append(Refusal(child.site, why, "use uniform, lsq or lsq+ for its weight", "rounding"))
+                    refusals.append(
+                        Refusal(child.site, why, "use uniform, lsq or lsq+ for its weight", "rounding", "R110")
+                    )
             if (learnable := made[id(child)]) is not None:
                 setattr(parent, name, learnable)
     if not any(isinstance(found, AdaRound) for found in quantizers_of(model)):
@@ -154,7 +160,7 @@ def _collected(data: Iterable[Any], samples: int) -> list[Batch]:
         if samples <= 0:
             break
     if not batches:
-        raise DataError("reconstruction", "the data has no samples", "give batches of the model's inputs")
+        raise DataError("reconstruction", "the data has no samples", "give batches of the model's inputs", code="Q203")
     return batches
 
 
@@ -172,7 +178,10 @@ def _units(model: nn.Module, method: str, blocks: Sequence[str] | None, settings
         return [graph_unit(model, region.name, list(region.nodes), region.exit) for region in found]
     if blocks is None and method == "brecq":
         raise ConfigError(
-            "method 'brecq'", f"{type(model).__name__} has no graph to find blocks in", "name them: blocks=[…]"
+            "method 'brecq'",
+            f"{type(model).__name__} has no graph to find blocks in",
+            "name them: blocks=[…]",
+            code="Q304",
         )
     if blocks is None:
         blocks = [

@@ -43,9 +43,13 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("iterations", "batch", "samples", "max_layers", "lr"):
             if getattr(self, name) <= 0:
-                raise ConfigError(f"reconstruction: {name}={getattr(self, name)}", "is not positive", "give 1 or more")
+                raise ConfigError(
+                    f"reconstruction: {name}={getattr(self, name)}", "is not positive", "give 1 or more", code="Q318"
+                )
         if not 0 <= self.warm_up < 1:
-            raise ConfigError(f"reconstruction: warm_up={self.warm_up}", "is no share", "give 0 to below 1")
+            raise ConfigError(
+                f"reconstruction: warm_up={self.warm_up}", "is no share", "give 0 to below 1", code="Q318"
+            )
 
     def beta_at(self, step: int) -> float | None:
         """The regulariser's exponent; None during the warm-up."""

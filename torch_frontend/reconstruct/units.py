@@ -64,7 +64,9 @@ def module_unit(model: nn.Module, name: str) -> Unit:
     try:
         module = model.get_submodule(name)
     except AttributeError as error:
-        raise ModelError(name, "is no module of the model", "name one that named_modules() lists") from error
+        raise ModelError(
+            name, "is no module of the model", "name one that named_modules() lists", code="Q124"
+        ) from error
     layouts: list[Any] = []
 
     def catch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Caught:
@@ -75,12 +77,16 @@ def module_unit(model: nn.Module, name: str) -> Unit:
             if not layouts:
                 layouts.append(layout)
             if layout != layouts[0]:
-                raise ModelError(name, "is called with different arguments at different times", "name another block")
+                raise ModelError(
+                    name, "is called with different arguments at different times", "name another block", code="Q124"
+                )
             pending.append(tuple(_copied(value) for value in flat))
 
         def done(_: nn.Module, __: Any, output: Any) -> None:
             if not isinstance(output, Tensor):
-                raise ModelError(name, f"gives a {type(output).__name__}, not a tensor", "name another block")
+                raise ModelError(
+                    name, f"gives a {type(output).__name__}, not a tensor", "name another block", code="Q124"
+                )
             caught.append((pending.pop(), output.detach().clone()))
 
         pending: list[tuple[Any, ...]] = []
@@ -121,7 +127,7 @@ def graph_unit(model: fx.GraphModule, name: str, region: list[fx.Node], exit_: f
         with suppress(_Caught):
             Tap(model).run(*bound(model.graph, args, kwargs))
         if not isinstance(seen.get(exit_), Tensor):
-            raise ModelError(name, "gives no tensor", "name another block")
+            raise ModelError(name, "gives no tensor", "name another block", code="Q124")
         found = [(tuple(seen[node] for node in entries), seen[exit_])]
         seen.clear()
         return found

@@ -32,7 +32,9 @@ def given_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
     try:
         bound = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
-        raise DataError("example_inputs", f"do not fit the model's forward: {error}", "give one batch") from error
+        raise DataError(
+            "example_inputs", f"do not fit the model's forward: {error}", "give one batch", code="Q205"
+        ) from error
     return {name: value for name, value in bound.items() if value is not signature.parameters[name].default}
 
 
@@ -44,4 +46,5 @@ def require_default(value: Any, name: str, default: Any) -> None:
             f"input {name!r}",
             f"is fixed at its default {default!r}, as it was traced",
             "give example_inputs that hold it",
+            code="Q205",
         )

@@ -182,7 +182,7 @@ def _by_mode(root: nn.Module, tracer: Tracer, graph: fx.Graph, given: Mapping[st
     kept, lost = ("train", "eval") if root.training else ("eval", "train")
     reason = f"its forward does other things in {lost} mode, which are lost: it was traced in {kept} mode"
     fix = "take `if self.training` out of its forward, or trace it in the mode you need"
-    return (Refusal(type(root).__name__, reason, fix, "mode"),)
+    return (Refusal(type(root).__name__, reason, fix, "mode", "R108"),)
 
 
 def check_patterns(model: nn.Module, skip: Sequence[str]) -> None:
@@ -190,7 +190,9 @@ def check_patterns(model: nn.Module, skip: Sequence[str]) -> None:
     names = [name for name, _ in model.named_modules() if name]
     for pattern in skip:
         if not any(matches(pattern, name) for name in names):
-            raise ConfigError(f"torch.skip_trace: {pattern!r}", "matches no module", did_you_mean(pattern, names))
+            raise ConfigError(
+                f"torch.skip_trace: {pattern!r}", "matches no module", did_you_mean(pattern, names), code="Q309"
+            )
 
 
 def _in_short(error: Exception) -> str:
@@ -205,4 +207,5 @@ def _refusal(name: str, reason: str) -> Refusal:
         f"its forward cannot be traced ({reason}): only the layers inside it are quantized, not what connects them",
         "take control flow on values and shapes out of its forward, or leave it out with torch.skip_trace",
         "tracing",
+        "R108",
     )

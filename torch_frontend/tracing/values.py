@@ -53,7 +53,9 @@ def look(model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         try:
             _Look(model).run(*bound(model.graph, args, kwargs))
         except Exception as error:
-            raise DataError("example_inputs", f"the model does not run on them: {error}", "give one batch") from error
+            raise DataError(
+                "example_inputs", f"the model does not run on them: {error}", "give one batch", code="Q205"
+            ) from error
 
 
 def bound(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -62,16 +64,18 @@ def bound(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> lis
     rest = dict(kwargs)
     values: list[Any] = list(args[: len(names)])
     if len(args) > len(names):
-        raise DataError("inputs", f"{len(args)} given, the model takes {len(names)}", "give one value an input")
+        raise DataError(
+            "inputs", f"{len(args)} given, the model takes {len(names)}", "give one value an input", code="Q205"
+        )
     for node in names[len(args) :]:
         if node.target in rest:
             values.append(rest.pop(str(node.target)))
         elif node.args:
             values.append(node.args[0])
         else:
-            raise DataError(f"input {node.target!r}", "is missing", "give it by position or name")
+            raise DataError(f"input {node.target!r}", "is missing", "give it by position or name", code="Q207")
     if rest:
-        raise DataError(f"input {next(iter(rest))!r}", "is none of the model's", "see its forward")
+        raise DataError(f"input {next(iter(rest))!r}", "is none of the model's", "see its forward", code="Q208")
     return values
 
 

@@ -82,11 +82,11 @@ def emulate(proto: ModelProto, nodes: frozenset[str] | None = None) -> Emulation
             continue
         reason = _obstacle(index, operand)
         if reason:
-            skipped.append(Refusal(name, reason, rule="saturation"))
+            skipped.append(Refusal(name, reason, rule="saturation", code="R114"))
         else:
             counters.append(replace(_Writer(editor, index, operand).write(), node=name))
     seen = {one.node for one in counters} | {one.subject for one in skipped}
-    skipped += [Refusal(name, _UNASKED, rule="saturation") for name in sorted(over - seen)]
+    skipped += [Refusal(name, _UNASKED, rule="saturation", code="R114") for name in sorted(over - seen)]
     return Emulation(exact, editor.export() if counters else exact, tuple(counters), tuple(skipped))
 
 

@@ -1,0 +1,50 @@
+"""Errors as the command line shows them: a line on stderr, and with --json one document on stdout."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from onnxq.cli.wording import name_options
+from onnxq.errors import OnnxqError
+from onnxq.wording import escape_surrogates
+
+USER = 1
+
+
+def error_fields(error: OnnxqError, exit_code: int = USER, **more: str) -> dict[str, Any]:
+    """The error as plain values, in the words of the command line. more: further fields, e.g. a traceback."""
+    texts = {
+        "code": error.code,
+        "kind": error.kind,
+        "subject": name_options(error.subject),
+        "cause": name_options(error.cause),
+        "fix": name_options(error.fix),
+        "file": error.file,
+        **more,
+    }
+    return {**{key: escape_surrogates(text) for key, text in texts.items()}, "line": error.line, "exit": exit_code}
+
+
+def error_document(fields: dict[str, Any]) -> str:
+    """One JSON document that holds an error alone."""
+    return json.dumps({"schema": 1, "error": fields}, indent=1)
+
+
+def error_text(error: OnnxqError) -> str:
+    """`error[Q303]: subject: cause` and, indented, the fix."""
+    text = f"error[{error.code}]: {error.subject}: {error.cause}"
+    return name_options(f"{text}\n  fix: {error.fix}" if error.fix else text)
+
+
+def say_error(error: OnnxqError, exit_code: int = USER) -> int:
+    """Print the error to stderr and return the exit code: for commands that have shown their result already."""
+    say(error_text(error))
+    return exit_code
+
+
+def say(text: str) -> None:
+    """Print to stderr."""
+    click.echo(text, err=True)

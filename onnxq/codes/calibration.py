@@ -1,0 +1,40 @@
+"""Q5xx: statistics and scales."""
+
+from onnxq.codes.base import Code
+
+CALIBRATION = (
+    Code("Q500", "calibration cannot give a scale",
+         "Statistics of a tensor do not give usable numbers; the message names the tensor.",
+         "Do as the message says, or leave the tensor float with a rule."),
+    Code("Q501", "an activation is NaN or infinite",
+         "The float model itself makes NaN or inf on a sample, so no range is right.",
+         "Find the node or the sample that makes it; the message names the first one."),
+    Code("Q502", "a tensor was never seen",
+         "No sample reached a tensor that is to be quantized, or nothing was seen that its observer can use.",
+         "Give samples that reach it, or leave it float with a rule."),
+    Code("Q503", "a weight holds NaN or inf",
+         "The float model is broken.",
+         "Repair the float model."),
+    Code("Q504", "a range has no scale",
+         "The range is empty, in conflict with a Clip, or so small or large that its scale has no value in the "
+         "model's type.",
+         "Keep the tensor float, quantize per tensor, or quantize a float32 export."),
+    Code("Q505", "the calibration cache cannot be read or written",
+         "The file is no TensorRT calibration cache: its header, a line, its byte order or a name is wrong.",
+         "Mend the lines in the message, or calibrate with TensorRT again."),
+    Code("Q506", "the calibration cache is of another model",
+         "None of its names is a tensor of the model.",
+         "Name the ONNX file that TensorRT was calibrated with."),
+    Code("Q507", "the calibration cache lacks scales",
+         "The plan needs scales that the cache does not have.",
+         "Calibrate the rest with samples, or leave what reads them in float."),
+    Code("Q508", "a quantizer has no numbers yet",
+         "A quantizer of the torch front end is used before it was calibrated.",
+         "Calibrate first, or load a calibrated state."),
+    Code("Q509", "these are no legal scales or zero points",
+         "Numbers set on a quantizer are not positive and finite, of different shapes, or outside its levels.",
+         "Calibrate again, or set numbers that its scheme has."),
+    Code("Q510", "a learned scale broke",
+         "Training made a scale NaN, inf or 0.",
+         "Lower the learning rate of the quantizers' parameters, or clip gradients."),
+)  # fmt: skip

@@ -1,0 +1,150 @@
+"""Errors as programs read them: one JSON document on stdout, whatever went wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import click
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper
+
+from onnxq.cli import cli
+from onnxq.cli.group import LazyGroup
+from onnxq.codes import CODES
+
+KEYS = {"code", "kind", "subject", "cause", "fix", "file", "line", "exit"}
+
+
+def failed(*args: str) -> tuple[int, dict, str]:
+    result = CliRunner().invoke(cli, list(args))
+    document = json.loads(result.stdout)
+    assert document["schema"] == 1
+    assert set(document["error"]) == KEYS
+    return result.exit_code, document["error"], result.stderr
+
+
+def test_an_error_is_one_document_on_stdout_and_a_line_on_stderr(tmp_path) -> None:
+    path = tmp_path / "none.onnx"
+    code, error, said = failed("inspect", str(path), "--json")
+    assert code == error["exit"] == 1
+    assert (error["code"], error["kind"], error["file"], error["line"]) == ("Q101", "model", str(path), None)
+    assert said.startswith(f"error[Q101]: {path}: there is no such file\n")
+
+
+def test_without_json_stdout_stays_empty(tmp_path) -> None:
+    result = CliRunner().invoke(cli, ["inspect", str(tmp_path / "none.onnx")])
+    assert (result.exit_code, result.stdout) == (1, "")
+
+
+def test_an_error_of_the_configuration_has_file_and_line(tmp_path) -> None:
+    model, config = tmp_path / "m.onnx", tmp_path / "my.yaml"
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), model)
+    config.write_text("target: ort\nwieghts: {bits: 8}\n", encoding="utf-8")
+    _, error, _ = failed("plan", str(model), "--config", str(config), "--json")
+    assert (error["code"], error["file"], error["line"]) == ("Q303", str(config), 2)
+    assert "weights" in error["fix"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["inspct", "--json"],
+        ["inspect", "--json"],
+        ["quantize", "m.onnx", "--json", "--effort", "huge"],
+        ["plan", "--json", "--nope"],
+    ],
+)
+def test_a_wrong_command_line_is_json_too(args) -> None:
+    code, error, said = failed(*args)
+    assert code == error["exit"] == 2
+    assert (error["code"], error["kind"]) == ("Q001", "usage")
+    assert f"error[Q001]: {error['cause']}" in said
+
+
+def test_json_behind_two_dashes_is_no_option() -> None:
+    assert CliRunner().invoke(cli, ["inspect", "--", "--json"]).stdout == ""
+
+
+def run_failing(error: BaseException) -> tuple[int, dict, str]:
+    @click.command("fail")
+    @click.option("--json", is_flag=True)
+    def fail(json: bool) -> None:
+        raise error
+
+    group = LazyGroup("t", modules={"fail": "nowhere"})
+    group.get_command = lambda ctx, name: fail
+    result = CliRunner().invoke(group, ["fail", "--json"])
+    return result.exit_code, json.loads(result.stdout)["error"], result.stderr
+
+
+def test_a_defect_is_json_with_its_traceback_and_shows_it_on_stderr_too() -> None:
+    code, error, said = run_failing(RuntimeError("surprise"))
+    assert code == error["exit"] == 70
+    assert (error["code"], error["kind"], error["subject"], error["cause"]) == (
+        "Q003", "defect", "RuntimeError", "surprise",
+    )  # fmt: skip
+    assert "Traceback (most recent call last)" in error["traceback"]
+    assert "RuntimeError: surprise" in said
+
+
+def test_no_memory_is_json_too() -> None:
+    code, error, _ = run_failing(MemoryError())
+    assert code == error["exit"] == 1
+    assert (error["code"], error["kind"]) == ("Q002", "memory")
+    assert "`--memory-limit`" in error["fix"]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="file names are UTF-8 there")
+@pytest.mark.parametrize("environment", [{}, {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}])
+def test_a_file_name_that_is_not_utf8_gives_valid_json(tmp_path, environment) -> None:
+    name = os.fsencode(tmp_path) + b"/caf\xe9.onnx"
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxq.cli", "inspect", name, "--json"],
+        capture_output=True, env={**os.environ, **environment}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    error = json.loads(done.stdout.decode("utf-8"))["error"]
+    assert error["file"].endswith("caf\\xe9.onnx")
+    error["file"].encode("utf-8")
+    assert b"Traceback" not in done.stderr
+
+
+def test_explain_tells_one_code() -> None:
+    result = CliRunner().invoke(cli, ["explain", "q303"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Q303: unknown key\n")
+    assert CODES["Q303"].fix in result.stdout
+
+
+def test_explain_lists_all_codes() -> None:
+    shown = CliRunner().invoke(cli, ["explain"]).stdout
+    assert [code for code in CODES if f"  {code}  " not in shown] == []
+    document = json.loads(CliRunner().invoke(cli, ["explain", "--json"]).stdout)
+    assert [entry["id"] for entry in document["codes"]] == list(CODES)
+
+
+def test_explain_knows_the_nearest_code() -> None:
+    result = CliRunner().invoke(cli, ["explain", "Q3O3"])
+    assert result.exit_code == 2
+    assert "'Q303'" in result.stderr
+
+
+def test_explain_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from onnxq.cli import cli\n"
+        "try: cli.main(['explain', 'Q303'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'onnx', 'onnxruntime', 'rich', 'pydantic', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

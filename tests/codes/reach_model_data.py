@@ -1,0 +1,330 @@
+"""What provokes Q0xx, Q1xx and Q2xx."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper
+
+import onnxq
+from onnxq import errors
+from onnxq.cli import cli
+from onnxq.cli.group import LazyGroup
+from onnxq.data import load_data
+from onnxq.engines.compared import read_proof
+from onnxq.engines.diff import check_pair
+from onnxq.graph import Editor, GraphIndex, ValueInfo, inline_functions, load_model, name_nodes, upgrade_opset
+from onnxq.graph.weights import check_tensors
+from onnxq.interop import strip_markers
+from onnxq.pipeline.metric import load_metric
+from onnxq.runtime import Session
+from tests.codes.kit import F, X, gemm, model, reach, rows, saved, written
+from tests.interop.marked import residual_net
+
+RELU = "g (float[N,4] x) => (float[N,4] y) { y = Relu(x) }"
+
+
+def raising(kind: type[errors.OnnxqError]):
+    """A person's own code raises an error of this class without a code."""
+
+    def provoke(_: Path):
+        def samples():
+            raise kind("mine", "is odd")
+            yield
+
+        load_data(samples(), [X])
+
+    return provoke
+
+
+for _kind in errors.OnnxqError.__subclasses__():
+    if _kind.__module__ == errors.__name__:
+        reach(_kind.default_code)(raising(_kind))
+reach("Q000")(raising(errors.OnnxqError))
+
+
+@reach("Q001")
+def usage(_: Path):
+    from onnxq.cli.group import UsageFault
+
+    shown = CliRunner().invoke(cli, ["nonsense"])
+    assert f"error[{UsageFault.default_code}]" in shown.stderr
+    return UsageFault("onnxq", shown.stderr)
+
+
+def ended(error: BaseException) -> list[object]:
+    """What a command that raises this prints."""
+
+    @click.command("fail")
+    @click.option("--json", is_flag=True)
+    def fail(json: bool) -> None:
+        raise error
+
+    group = LazyGroup("t", modules={"fail": "nowhere"})
+    group.get_command = lambda ctx, name: fail
+    code = json.loads(CliRunner().invoke(group, ["fail", "--json"]).stdout)["error"]["code"]
+    return [errors.OnnxqError("", "", code=code)]
+
+
+@reach("Q002")
+def no_memory(_: Path):
+    try:
+        np.zeros(1 << 60, np.uint8)
+    except MemoryError as error:
+        return ended(error)
+
+
+@reach("Q003")
+def defect(_: Path):
+    return ended(AssertionError("never"))
+
+
+@reach("Q101")
+def no_model(folder: Path):
+    load_model(folder / "none.onnx")
+
+
+@reach("Q102")
+def damaged_model(folder: Path):
+    load_model(written(folder, b"\xff\xff\xff", "m.onnx"))
+
+
+@reach("Q103")
+def illegal_model(_: Path):
+    proto = model(RELU)
+    proto.graph.node[0].op_type = "Nonsense"
+    load_model(proto)
+
+
+@reach("Q104")
+def future_opset(_: Path):
+    proto = model(RELU)
+    proto.opset_import[0].version = 999
+    load_model(proto)
+
+
+@reach("Q105")
+def short_tensor(_: Path):
+    proto = gemm()
+    proto.graph.initializer[0].raw_data = b"1234"
+    check_tensors(proto, "the model")
+
+
+def external(location: str) -> onnx.ModelProto:
+    proto = gemm()
+    tensor = proto.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    return proto
+
+
+@reach("Q106")
+def no_external_data(folder: Path):
+    load_model(written(folder, external("none.data").SerializeToString(), "m.onnx"))
+
+
+@reach("Q107")
+def external_data_elsewhere(folder: Path):
+    load_model(written(folder, external("/etc/passwd").SerializeToString(), "m.onnx"))
+
+
+@reach("Q108")
+def recursive_function(_: Path):
+    proto = model(
+        """g (float[4] x) => (float[4] y) { y = Relu(x) }
+        <domain: "loc", opset_import: ["": 17, "loc": 1]> F (a) => (b) { b = Neg(a) }"""
+    )
+    proto.opset_import.append(helper.make_opsetid("loc", 1))
+    for node in (proto.graph.node[0], proto.functions[0].node[0]):
+        node.domain, node.op_type = "loc", "F"
+    inline_functions(proto)
+
+
+@reach("Q109")
+def no_conversion(_: Path):
+    proto = model("g (float[4] x) => (float[4] y) { y = Relu(x) }", opset=11)
+    proto.graph.node[0].op_type = "Scatter"
+    proto.graph.node[0].input.extend(["x", "x"])
+    upgrade_opset(name_nodes(proto), 13)
+
+
+@reach("Q110")
+def not_loaded(_: Path):
+    proto = model(RELU)
+    proto.graph.node[0].domain = "com.nobody"
+    proto.opset_import.append(helper.make_opsetid("com.nobody", 1))
+    Session(proto)
+
+
+@reach("Q111")
+def a_node_fails(_: Path):
+    proto = model("g (float[N,4] x, int64[M] s) => (float[K,L] y) { y = Reshape(x, s) }")
+    Session(proto).run({"x": np.zeros((1, 4), F), "s": np.array([3], np.int64)})
+
+
+@reach("Q112")
+def out_of_memory(_: Path):
+    from onnxq.runtime.faults import running
+
+    # What ONNX Runtime says; asking for the memory would harm the machine.
+    raise running(RuntimeError("Failed to allocate memory for requested buffer of size 1099511627776"), "m")
+
+
+@reach("Q114")
+def strangers(_: Path):
+    other = model("g (float[N,4] z) => (float[N,4] y) { y = Relu(z) }")
+    check_pair(GraphIndex(name_nodes(model(RELU))), GraphIndex(name_nodes(other)))
+
+
+@reach("Q115")
+def a_foreign_engine_fails(_: Path):
+    pytest.importorskip("polygraphy")
+    from onnxq.engines.diff_polygraphy import polygraphy, quiet
+
+    with quiet():
+        polygraphy("logger").G_LOGGER.critical("the engine broke")
+
+
+@reach("Q116")
+def no_such_node(_: Path):
+    GraphIndex(name_nodes(model(RELU))).node("none")
+
+
+@reach("Q117")
+def unnamed_nodes(_: Path):
+    proto = model(RELU)
+    proto.graph.node[0].name = ""
+    Editor(proto)
+
+
+@reach("Q118")
+def no_markers(_: Path):
+    strip_markers(model(RELU))
+
+
+@reach("Q119")
+def damaged_marker(_: Path):
+    proto = residual_net().model("y")
+    node = next(node for node in proto.graph.node if node.domain == "ai.onnxq")
+    del node.attribute[:]
+    strip_markers(proto)
+
+
+@reach("Q120")
+def a_lost_marker(_: Path):
+    net = residual_net()
+    strip_markers(net.model("y"), quantizers=[*net.sites, "lost"])
+
+
+@reach("Q201")
+def no_data(folder: Path):
+    load_data(folder / "none.npz", [X])
+
+
+@reach("Q202")
+def unreadable_data(folder: Path):
+    (folder / "test_data_set_0" / "input_0.pb").mkdir(parents=True)
+    load_data(folder, [X])
+
+
+@reach("Q203")
+def empty_data(_: Path):
+    load_data([], [X])
+
+
+@reach("Q204")
+def damaged_data(folder: Path):
+    np.save(folder / "x.npy", rows()["x"])
+    path = folder / "x.npy"
+    path.write_bytes(path.read_bytes()[:-8])
+    load_data(path, [X])
+
+
+@reach("Q206")
+def strange_data(_: Path):
+    load_data(3, [X])
+
+
+@reach("Q207")
+def missing_input(_: Path):
+    Session(model(RELU)).run({})
+
+
+@reach("Q208")
+def unknown_input(_: Path):
+    Session(model(RELU)).run({"z": rows()["x"]})
+
+
+@reach("Q209")
+def wrong_shape(_: Path):
+    load_data({"x": np.zeros((2, 5), F)}, [X])
+
+
+@reach("Q210")
+def wrong_type(_: Path):
+    load_data({"x": np.zeros((2, 4), np.int64)}, [X])
+
+
+@reach("Q211")
+def not_finite(_: Path):
+    load_data({"x": np.full((2, 4), np.nan, F)}, [X])[0]
+
+
+@reach("Q212")
+def uneven(_: Path):
+    load_data({"x": np.zeros((2, 4), F), "z": np.zeros((3, 4), F)}, [X, replace(X, name="z", shape=("N", 4))])
+
+
+@reach("Q213")
+def broken_function(folder: Path):
+    load_data(f"{written(folder, 'def samples():' + chr(10) + '    return 1 / 0', 'd.py')}:samples", [X])
+
+
+@reach("Q214")
+def images_without_words(folder: Path):
+    pillow = pytest.importorskip("PIL.Image")
+    pillow.new("RGB", (4, 4)).save(folder / "a.png")
+    load_data(folder, [ValueInfo("x", TensorProto.FLOAT, ("N", 3, 4, 4))])
+
+
+@reach("Q215", pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here"))
+def full_disk(folder: Path):
+    from onnxq.data import spool
+
+    store = spool._Store()
+    store.folder, store._used = folder, 1 << 60
+    os.symlink("/dev/full", folder / "0.npy")
+    store.keep({"x": np.zeros((1 << 16,), F)})
+
+
+@reach("Q216")
+def nothing_made_up(_: Path):
+    load_data(None, [ValueInfo("x", TensorProto.STRING, (1,))])
+
+
+@reach("Q217")
+def no_proof(folder: Path):
+    read_proof(written(folder, "oops", "p.json"))
+
+
+@reach("Q218")
+def results_of_others(folder: Path):
+    pytest.importorskip("polygraphy")
+    path = saved(folder, model(RELU))
+    onnxq.diff(path, path, rows(2), engines=["ort"], save=folder / "out")
+    (folder / "out" / "inputs.json").unlink()
+    onnxq.diff(path, path, {"x": -5 * rows(2)["x"]}, engines=["ort"], load=[folder / "out" / "results.json"])
+
+
+@reach("Q219")
+def metric_of_no_number(_: Path):
+    load_metric(lambda _: float("nan"))(model(RELU))

@@ -1,0 +1,187 @@
+"""What provokes Q5xx to Q8xx, refusals, what is left float, and warnings."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import helper
+
+import onnxq
+from onnxq.cli import cli
+from onnxq.config import load_config
+from onnxq.files import check_free, write_text
+from onnxq.graph import verify
+from onnxq.interop.trt_cache import parse_cache
+from onnxq.numerics import qparams_from_range, weight_qparams
+from onnxq.observers import create
+from onnxq.spec import ObserverSpec, QuantSpec
+from tests.codes.kit import EVERYTHING, F, gemm, model, reach, rows, saved, written
+from tests.interop.models import network
+
+HEADER = "TRT-8601-EntropyCalibration2\n"
+
+
+def planned(proto: onnx.ModelProto, config: Any = None, **wanted: Any) -> list[Any]:
+    """Everything a plan says no to or warns of."""
+    config = load_config(None, config) if isinstance(config, dict) else config
+    plan = onnxq.make_plan(proto, config=config, **wanted)
+    return [*plan.refusals, *plan.left_float, *plan.warnings]
+
+
+@reach("Q501")
+def nan_inside(_: Path):
+    onnxq.quantize(
+        model("g (float[N,64] x) => (float[N,64] y) { l = Log(x) y = Gemm(l, w) }", w=np.ones((64, 64), F)),
+        rows(8, 64), EVERYTHING, latency=False,
+    )  # fmt: skip
+
+
+@reach("Q502")
+def saw_nothing(_: Path):
+    create(ObserverSpec("minmax"), QuantSpec(bits=8)).range()
+
+
+@reach("Q503")
+def broken_weight(_: Path):
+    weight_qparams(np.full((2, 2), np.nan, F), QuantSpec(bits=8))
+
+
+@reach("Q504")
+def empty_range(_: Path):
+    qparams_from_range(np.asarray(2.0), np.asarray(1.0), QuantSpec(bits=8))
+
+
+@reach("Q505")
+def no_cache(_: Path):
+    parse_cache(b"nonsense\n")
+
+
+@reach("Q506")
+def cache_of_another(folder: Path):
+    onnxq.import_calibration(written(folder, f"{HEADER}zzz: 3c010a14\n", "c"), gemm(64, 64))
+
+
+@reach("Q507")
+def cache_lacks(folder: Path):
+    onnxq.import_calibration(written(folder, f"{HEADER}input: 3c010a14\n", "c"), network())
+
+
+@reach("Q601")
+def exists(folder: Path):
+    write_text(written(folder, "", "p.json"), "{}")
+
+
+@reach("Q602")
+def onto_itself(folder: Path):
+    path = written(folder, "", "m.onnx")
+    check_free(path, path)
+
+
+@reach("Q603")
+def no_folder(folder: Path):
+    check_free("", folder / "none" / "m.onnx")
+
+
+@reach("Q604")
+def cannot_write(folder: Path):
+    write_text(folder / ("x" * 300), "{}")
+
+
+@reach("Q605")
+def open_cache(folder: Path):
+    from onnxq.kernels.cache import kernels_folder
+
+    (folder / "kernels").mkdir()
+    (folder / "kernels").chmod(0o777)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONNXQ_CACHE", str(folder))
+        kernels_folder()
+
+
+@reach("Q701")
+def lone_quantize(_: Path):
+    body = "g (float[4] x) => (uint8[4] y) { y = QuantizeLinear(x, s, z) }"
+    verify(model(body, s=np.asarray(-1.0, F), z=np.asarray(0, np.uint8)))
+
+
+@reach("Q702")
+def another_interface(_: Path):
+    from onnxq.verify import check_interface
+
+    check_interface(gemm(), gemm(4, 5))
+
+
+def ended(*args: object) -> list[Any]:
+    """The error that a command shows beside its result."""
+    shown = CliRunner().invoke(cli, [*map(str, args), "--json"])
+    assert shown.exit_code != 0
+
+    class Shown:
+        code = json.loads(shown.stdout)["error"]["code"]
+
+    assert f"error[{Shown.code}]" in shown.stderr
+    return [Shown()]
+
+
+@reach("Q703")
+def tolerance(folder: Path):
+    pytest.importorskip("polygraphy")
+    np.savez(folder / "d.npz", **rows())
+    a, b = saved(folder, gemm(), "a.onnx"), saved(folder, gemm(w=np.zeros((4, 3), F)), "b.onnx")
+    return ended("diff", a, b, "--data", folder / "d.npz", "--min-sqnr", 10, "--engines", "ort")
+
+
+@reach("Q704", pytest.mark.skipif(find_spec("tensorrt") is not None, reason="tensorrt is there"))
+def engine_that_must_run(folder: Path):
+    pytest.importorskip("polygraphy")
+    path = saved(folder, gemm())
+    np.savez(folder / "d.npz", **rows())
+    return ended("diff", path, path, "--data", folder / "d.npz", "--engines", "trt,ort")
+
+
+@reach("Q705")
+def not_built(folder: Path):
+    proto = gemm()
+    proto.graph.node[0].domain = "com.nobody"
+    proto.opset_import.append(helper.make_opsetid("com.nobody", 1))
+    return ended("prove", saved(folder, proto), "--engine", "ort")
+
+
+@reach("Q706")
+def not_int8(folder: Path):
+    return ended("prove", saved(folder, gemm()), "--engine", "ort", "--require-int8", "Gemm")
+
+
+@reach("Q707")
+def not_exact(folder: Path):
+    proto = model(
+        """g (float[N,64] x) => (float[N,64] y) {
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, t) y = MatMul(d, v) }""",
+        s=np.asarray(0.1, F), z=np.asarray(0, np.uint8), w=np.full((64, 64), 127, np.int8), t=np.asarray(0.1, F),
+    )  # fmt: skip
+    return ended("prove", saved(folder, proto), "--engine", "ort", "--require-exact")
+
+
+@reach("Q708")
+def no_gpu(_: Path):
+    from onnxq.engines.builds import Outcome, able
+
+    able(Outcome(state="unable", reason="there is no GPU"), "tensorrt", "")
+
+
+@reach("Q709")
+def wish_not_met(folder: Path):
+    np.savez(folder / "d.npz", **rows(16, 64))
+    falls = written(folder, "asked = []\ndef falls(model):\n    asked.append(1)\n    return -len(asked)\n", "m.py")
+    config = written(folder, "rules: [{op: '*', set: {quantize: true}}]\n", "c.yaml")
+    return ended(
+        "quantize", saved(folder, gemm(64, 64)), "--data", folder / "d.npz", "--no-latency", "--metric",
+        f"{falls}:falls", "--effort", "fast", "--config", config,
+    )  # fmt: skip

@@ -1,0 +1,165 @@
+"""What provokes the codes of the torch front end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxq.spec import QParams, QuantSpec
+from tests.codes.kit import reach
+
+
+def front_end() -> tuple[Any, Any, Any]:
+    torch = pytest.importorskip("torch")
+    from torch_frontend.quant_model import QuantModel
+
+    return torch, torch.nn, QuantModel
+
+
+def linear() -> Any:
+    _, nn, quant_model = front_end()
+    return quant_model(nn.Sequential(nn.Linear(4, 3)), target="virtual")
+
+
+def calibrated() -> Any:
+    torch, _n, _q = front_end()
+    made = linear()
+    made.prepare_calibration()
+    made(torch.randn(8, 4))
+    made.calc_qparams()
+    return made
+
+
+def of(compute: Any) -> Any:
+    """A module that computes this."""
+    _, nn, _ = front_end()
+
+    class Of(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return compute(x)
+
+    return Of()
+
+
+@reach("Q121")
+def half_precision(folder: Path):
+    torch, _n, _q = front_end()
+    pytest.importorskip("onnxscript")
+    from torch_frontend.export.run import to_onnx
+
+    to_onnx(calibrated().to(torch.bfloat16), torch.zeros(2, 4, dtype=torch.bfloat16))
+
+
+@reach("Q122")
+def not_exported(_: Path):
+    torch, _nn, _q = front_end()
+    pytest.importorskip("onnxscript")
+    from torch_frontend.export.graph import marked_model
+
+    names = ("opset", "dynamic_shapes", "input_names", "output_names")
+    free = dict.fromkeys(names)
+    marked_model(of(lambda x: x if x.sum() > 0 else -x), (torch.zeros(2, 4),), {}, optimize=True, **free)
+
+
+@reach("Q123")
+def no_quantized_class(_: Path):
+    _t, nn, _q = front_end()
+    from torch_frontend.qmodules.layers import swapped
+
+    swapped(nn.Dropout())
+
+
+@reach("Q124")
+def no_block(_: Path):
+    _t, nn, _q = front_end()
+    from torch_frontend.reconstruct.units import module_unit
+
+    module_unit(nn.Sequential(nn.Linear(4, 3)), "none")
+
+
+@reach("Q205")
+def wrong_batch(_: Path):
+    torch, nn, quant_model = front_end()
+    quant_model(nn.Sequential(nn.Linear(4, 3)), target="virtual", example_inputs=(torch.zeros(1, 4), torch.zeros(1)))
+
+
+@reach("Q316")
+def no_such_scheme(_: Path):
+    front_end()
+    from torch_frontend.quantizers.limits import check_spec
+
+    check_spec(QuantSpec(bits=32), "w", "virtual")
+
+
+@reach("Q318")
+def no_step(_: Path):
+    front_end()
+    from torch_frontend.qat.pacer import Schedule
+
+    Schedule(weights=-1)
+
+
+@reach("Q409")
+def too_early(_: Path):
+    linear().calc_qparams()
+
+
+@reach("Q410")
+def no_batch_norm(_: Path):
+    torch, _n, _q = front_end()
+    made = calibrated()
+    with made.batchnorm_tuning():
+        made(torch.zeros(2, 4))
+
+
+@reach("Q508")
+def no_numbers(_: Path):
+    next(iter(linear().quantizers.values())).qparams()
+
+
+@reach("Q509")
+def no_legal_scale(_: Path):
+    front_end()
+    from torch_frontend.quantizers.limits import check_qparams
+
+    numbers = QParams(np.asarray(-1.0, np.float32), np.asarray(0, np.int32), "by hand")
+    check_qparams(numbers, QuantSpec(bits=8), "w", "virtual")
+
+
+@reach("Q510")
+def broken_scale(_: Path):
+    torch, _n, _q = front_end()
+    from torch_frontend.quantizers.upkeep import PostStep
+
+    PostStep.__new__(PostStep)._report(["w"], torch.tensor([False]))
+
+
+@reach("R108")
+def not_traced(_: Path):
+    _t, _n, quant_model = front_end()
+    return quant_model(of(lambda x: x if x.sum() > 0 else -x), target="virtual").refusals
+
+
+@reach("R109")
+def unknown_call(_: Path):
+    torch, _n, quant_model = front_end()
+    return quant_model(of(lambda x: torch.fft.rfft(x).abs()), target="virtual").refusals
+
+
+@reach("R110")
+def no_plain_weight(_: Path):
+    _t, nn, quant_model = front_end()
+    return quant_model(nn.Sequential(nn.Embedding(10, 4, max_norm=1.0)), target="virtual").refusals
+
+
+@reach("W119")
+def slow_kernels(_: Path):
+    front_end()
+    from torch_frontend.fake_quant.kernels import SlowFakeQuantWarning, _composed
+
+    with pytest.warns(SlowFakeQuantWarning, match=r"\[W119\]") as caught:
+        _composed("a strange device", "there is none")
+    return [one.message for one in caught]

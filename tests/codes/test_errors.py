@@ -1,0 +1,94 @@
+"""The fields of an error: kept across processes, found again in other words, with the file they are about."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from onnxq.config import load_config
+from onnxq.errors import ConfigError, Location, ModelError, OnnxqError, PlanError
+from onnxq.plan import from_json
+from onnxq.sites import Caution
+
+FIELDS = ("code", "kind", "subject", "cause", "fix", "file", "line")
+
+
+def fields(error: OnnxqError) -> tuple[object, ...]:
+    return tuple(getattr(error, name) for name in FIELDS)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModelError("conv", "is odd"),
+        ConfigError(Location("my.yaml", 3, "rules[0]"), "is odd", "mend it", code="Q304"),
+        PlanError(Path("p.json"), "is odd", code="Q401", line=7),
+    ],
+)
+def test_an_error_crosses_processes_with_its_fields(error) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert fields(again) == fields(error)
+
+
+def fail(path: str) -> None:
+    raise ConfigError(Location(path, 2), "is odd", code="Q302")
+
+
+def test_an_error_comes_out_of_a_worker() -> None:
+    with ProcessPoolExecutor(1) as pool, pytest.raises(ConfigError, match=r"a.yaml:2: is odd \[Q302\]") as caught:
+        pool.submit(fail, "a.yaml").result()
+    assert (caught.value.file, caught.value.line, caught.value.code) == ("a.yaml", 2, "Q302")
+
+
+def test_other_words_keep_code_and_place() -> None:
+    error = ConfigError(Location("a.yaml", 2), "is odd", "mend it", code="Q302")
+    again = error.replace_text(cause="is even")
+    assert (again.subject, again.cause, again.fix) == ("a.yaml:2", "is even", "mend it")
+    assert fields(again)[:2] + fields(again)[5:] == fields(error)[:2] + fields(error)[5:]
+
+
+def test_a_path_as_subject_is_the_file() -> None:
+    error = ModelError(Path("models/m.onnx"), "is empty")
+    assert (error.subject, error.file, error.line) == (str(Path("models/m.onnx")), str(Path("models/m.onnx")), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line"),
+    [
+        ("targt: ort\n", "Q303", 1),
+        ("target: ort\nweights:\n  bits: 99\n", "Q304", 3),
+        ("target: [\n", "Q302", 2),
+        ("target: ort\ntarget: trt\n", "Q305", 2),
+        ("target: trt\nactivations: {scheme: asymmetric}\n", "Q307", 2),
+        ("target: ort\nextends: nowhere\n", "Q301", 2),
+    ],
+)
+def test_an_error_of_the_configuration_knows_file_and_line(tmp_path, text, code, line) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert (caught.value.code, caught.value.file, caught.value.line) == (code, str(path), line)
+    assert caught.value.subject.startswith(f"{path}:{line}")
+
+
+def test_an_error_of_a_value_from_python_is_in_no_file() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {"target": "nothing"})
+    assert (caught.value.code, caught.value.file, caught.value.line) == ("Q304", "", None)
+    assert caught.value.subject == "option: target"
+
+
+def test_an_error_of_a_plan_knows_its_line() -> None:
+    with pytest.raises(PlanError) as caught:
+        from_json('{"schema": 1,\n oops', source=Path("p.json"))
+    assert (caught.value.code, caught.value.file, caught.value.line) == ("Q401", "p.json", 2)
+
+
+def test_a_warning_is_its_text_with_a_code() -> None:
+    again = pickle.loads(pickle.dumps(Caution("W101", "made up")))
+    assert (again, again.code) == ("made up", "W101")

@@ -1,0 +1,38 @@
+"""Every code comes out of what a person can really do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from onnxq.codes import CODES
+from onnxq.errors import OnnxqError
+from tests.codes import (
+    reach_config_plan,
+    reach_dependencies,
+    reach_model_data,
+    reach_reports,
+    reach_results,
+    reach_torch,
+)
+from tests.codes.kit import REACHED, Provoke, codes_in
+
+AREAS = (reach_config_plan, reach_dependencies, reach_model_data, reach_reports, reach_results, reach_torch)
+
+
+@pytest.mark.parametrize(("code", "provoke"), REACHED)
+def test_the_code_comes_out(code: str, provoke: Provoke, tmp_path: Path) -> None:
+    try:
+        found = provoke(tmp_path)
+    except OnnxqError as error:
+        found = error
+    assert code in set(codes_in(found))
+
+
+def test_every_code_is_provoked_once() -> None:
+    assert AREAS
+    provoked = Counter(param.values[0] for param in REACHED)
+    assert sorted(set(CODES) - set(provoked)) == []
+    assert [code for code, count in provoked.items() if count > 1] == []
