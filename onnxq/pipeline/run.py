@@ -37,6 +37,7 @@ from onnxq.planner import Draft, draft
 from onnxq.progress import Progress, counted, silent
 from onnxq.runtime import cpu_kind, observe_shapes, operator_libraries
 from onnxq.sites import Caution, Role
+from onnxq.wording import escape_surrogates
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
 _SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
@@ -317,7 +318,7 @@ def _warnings(plan: Plan, inputs: Inputs) -> tuple[Caution, ...]:
 
 
 def _name(model: object) -> str:
-    return Path(model).name if isinstance(model, (str, Path)) else "model"
+    return escape_surrogates(Path(model).name) if isinstance(model, (str, Path)) else "model"
 
 
 def make_plan(

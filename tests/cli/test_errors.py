@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from onnxq.cli import cli
 from onnxq.cli.group import LazyGroup
 from onnxq.codes import CODES
+from tests.codes.kit import gemm
 
 KEYS = {"code", "kind", "subject", "cause", "fix", "file", "line", "exit"}
 
@@ -118,6 +119,19 @@ def test_a_file_name_that_is_not_utf8_gives_valid_json(tmp_path, environment) ->
     assert error["file"].endswith("caf\\xe9.onnx")
     error["file"].encode("utf-8")
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="file names are UTF-8 there")
+def test_a_model_whose_name_is_not_utf8_is_quantized(tmp_path) -> None:
+    name = os.fsencode(tmp_path) + b"/caf\xe9.onnx"
+    with open(name, "wb") as file:
+        file.write(gemm(64, 64).SerializeToString())
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxq.cli", "quantize", name, "--no-latency", "--json", "--effort", "fast"],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.decode("utf-8"))["source"].endswith("caf\\xe9.onnx")
 
 
 def test_explain_tells_one_code() -> None:

@@ -72,7 +72,7 @@ def test_a_step_out_of_turn_says_what_comes_first(steps: tuple[str, ...], wrong:
     made = model()
     for step in steps:
         made(images()) if step == "run" else getattr(made, step)()
-    with pytest.raises(PlanError, match=r"the model is \w+\n  fix: "):
+    with pytest.raises(PlanError, match=r"the model is \w+ \[Q409\]\n  fix: "):
         getattr(made, wrong)()
 
 
