@@ -304,7 +304,7 @@ def _round_constant(site: SitePlan, numbers: QParams, value: NDArray[np.generic]
             return quantize(value.reshape(-1), numbers, site.spec)
         return quantize_weight(value, numbers, site.spec, site.sum_orders)
     except OnnxqError as error:  # numerics sees arrays, and cannot say whose they are
-        raise PlanError(f"{site.site}: {error.subject}", error.cause, error.fix) from error
+        raise PlanError(f"{site.site}: {error.subject}", error.cause, error.fix, code=error.code) from error
 
 
 def _given(site: SitePlan, value: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -26,8 +26,3 @@ def speaking(translate: Translate) -> Iterator[None]:
         yield
     finally:
         _SPEECH.reset(token)
-
-
-def escape_surrogates(text: str) -> str:
-    r"""The text with bytes that are not UTF-8, as in file names, written as \xff: valid in every encoding."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -69,7 +69,7 @@ def read_notes(proto: ModelProto) -> Notes:
         try:
             raw = JsonText(BITS_KEY, held[BITS_KEY]).parse(PlanError, "")
             if not isinstance(raw, dict):
-                raise PlanError(BITS_KEY, f"is {type(raw).__name__}, not an object")
+                raise PlanError(BITS_KEY, f"is {type(raw).__name__}, not an object", code="Q403")
             records = raw.items()
             by_node = {name: _plain_record(record) for name, record in records if isinstance(record, dict)}
         except PlanError as error:

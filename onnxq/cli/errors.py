@@ -9,7 +9,7 @@ import click
 
 from onnxq.cli.wording import name_options
 from onnxq.errors import OnnxqError
-from onnxq.wording import escape_surrogates
+from onnxq.files import readable
 
 USER = 1
 
@@ -25,7 +25,7 @@ def error_fields(error: OnnxqError, exit_code: int = USER, **more: str) -> dict[
         "file": error.file,
         **more,
     }
-    return {**{key: escape_surrogates(text) for key, text in texts.items()}, "line": error.line, "exit": exit_code}
+    return {**{key: readable(text) for key, text in texts.items()}, "line": error.line, "exit": exit_code}
 
 
 def error_document(fields: dict[str, Any]) -> str:
@@ -47,4 +47,4 @@ def say_error(error: OnnxqError, exit_code: int = USER) -> int:
 
 def say(text: str) -> None:
     """Print to stderr."""
-    click.echo(text, err=True)
+    click.echo(readable(text), err=True)

@@ -33,6 +33,7 @@ OPTIONS = {
     "save": "--save",
     "shapes": "--shapes",
     "target": "--target",
+    "top": "--top",
     "verbose": "-v",
 }
 _PARAMETER = re.compile(r"`(\w+)=([^`]*)`")

@@ -76,4 +76,7 @@ CONFIG = (
          "A TensorRT calibration cache holds scales of symmetric int8 activations, and the configuration asks for "
          "others.",
          "Take trt-int8, or write `activations: {bits: 8, scheme: symmetric, signed: true}`."),
+    Code("Q322", "an operator library cannot be loaded",
+         "The shared library with custom operators is not there, is for another machine, or exports none.",
+         "Give the path of a library for this machine that exports RegisterCustomOps."),
 )  # fmt: skip

@@ -49,6 +49,9 @@ REFUSALS = (
     Code("R114", "the cost of saturation is not known here",
          "The node cannot be computed exactly, or a kernel of its kind is not emulated.",
          "Compare on a CPU without VNNI."),
+    Code("R115", "it is quantized already",
+         "A rule leaves it float, and the model came with it quantized; pairs of the model's own are kept.",
+         "Quantize the float model that it was made from."),
 )  # fmt: skip
 
 LEFT_FLOAT = (
@@ -74,4 +77,8 @@ LEFT_FLOAT = (
     Code("F106", "promoted to float for accuracy",
          "The outputs were further from the float model's than was wished, and this is what brought them nearest.",
          "Nothing; a weaker wish leaves more in integers."),
+    Code("F107", "the model came with it as it is",
+         "Pairs of the model's own are kept: where they quantize a weight alone, or stand beside a float output, no "
+         "other pair joins them.",
+         "Nothing. To have it quantized whole, quantize the float model that it was made from."),
 )  # fmt: skip

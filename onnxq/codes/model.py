@@ -45,6 +45,10 @@ MODEL = (
     Code("Q112", "ONNX Runtime ran out of memory",
          "The model, or the tensors kept of one run, did not fit into memory.",
          "Lower `batch` or `memory_limit`, give fewer samples, or use a larger machine."),
+    Code("Q113", "a custom operator has no code here",
+         "The model uses an operator that is not ONNX Runtime's own; a shared library implements it, and none was "
+         "given.",
+         "Give the library with `ort_library`, or quantize weights only, which does not run the model."),
     Code("Q114", "the two models do not belong together",
          "A float model and a quantized one are compared, and their inputs or outputs have different names.",
          "Give a model and its own quantized form."),
@@ -78,4 +82,7 @@ MODEL = (
     Code("Q124", "the module cannot be a block of reconstruction",
          "A block must be a module that is called in one way and gives one tensor.",
          "Name another module, one that named_modules() lists."),
+    Code("Q125", "the model is quantized already",
+         "It holds pairs or operators on integers, which are kept, and nothing else in it is worth quantizing.",
+         "Use it as it is, or quantize the float model that it was made from."),
 )  # fmt: skip

@@ -55,12 +55,14 @@ def parse(text: str, source: str) -> Document:
         line = text.count("\n", 0, error.position) + 1
         found = chr(error.character) if isinstance(error.character, int) else str(error.character)
         cause = f"holds the character {found!r}, which no YAML may"
-        raise ConfigError(f"{source}:{line}", cause, "remove it: the file may be damaged, or no YAML at all") from error
+        raise ConfigError(
+            f"{source}:{line}", cause, "remove it: the file may be damaged, or no YAML at all", code="Q302"
+        ) from error
     except yaml.YAMLError as error:
         raise ConfigError(Location(source), f"not YAML: {error}", "mend the file's syntax", code="Q302") from error
     except RecursionError as error:
         line = 1 if loader is None else int(loader.line) + 1
-        raise ConfigError(f"{source}:{line}", _DEEP, "a configuration needs six levels at most") from error
+        raise ConfigError(f"{source}:{line}", _DEEP, "a configuration needs six levels at most", code="Q302") from error
     finally:
         if loader is not None:
             loader.dispose()

@@ -97,7 +97,7 @@ def _document(source: str | FilePath, above: tuple[str, ...]) -> Document:
     try:
         files = {os.path.realpath(one) for one in above if _is_path(one)}
         if name in above or (_is_path(name) and os.path.realpath(path) in files):
-            raise ConfigError(name, f"extends itself: {' -> '.join((*above, name))}", "break the circle")
+            raise ConfigError(name, f"extends itself: {' -> '.join((*above, name))}", "break the circle", code="Q306")
         if isinstance(source, str) and not _is_path(name) and (name in preset_names() or not os.path.isfile(path)):
             return parse(preset_text(name), name)
         text = read_input(path, ConfigError, limit=_MOST_BYTES, pipes=True).decode("utf-8")
@@ -162,7 +162,7 @@ def _nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in overrides.items():
         if not isinstance(key, str):
-            raise ConfigError(f"option {key!r}", "is no key: a key is a word", 'e.g. {"data.samples": 64}')
+            raise ConfigError(f"option {key!r}", "is no key: a key is a word", 'e.g. {"data.samples": 64}', code="Q303")
         if value is None:
             continue
         head, _, rest = key.partition(".")
@@ -186,7 +186,9 @@ def _build(values: Mapping[str, Any], places: Mapping[Path, Location], source: s
     try:
         text = readable(json.dumps({**values, "source": source}, default=_plain, ensure_ascii=False))
     except (RecursionError, TypeError, ValueError) as error:  # ValueError: a list that contains itself
-        raise ConfigError(source, f"holds values that are no configuration: {error}", "give plain values") from error
+        raise ConfigError(
+            source, f"holds values that are no configuration: {error}", "give plain values", code="Q304"
+        ) from error
     try:
         config = Config.model_validate_json(text, strict=True)
     except ValidationError as error:

@@ -37,7 +37,7 @@ def _check_field(section: type[Frozen], name: str, value: Any) -> Any:
     except ValidationError as error:
         fault = list_faults(error, section)[0]
         fix = "give another value" if fault.fix == "correct it here" else fault.fix
-        raise ConfigError(name, fault.cause, fix) from error
+        raise ConfigError(name, fault.cause, fix, code="Q304") from error
 
 
 def check_number(
@@ -55,4 +55,4 @@ def check_number(
         ends = f" above {low:g}" if above else f" of at least {low:g}" if low > -math.inf else ""
         ends = f" from {low:g} to {high:g}" if high < math.inf else ends
         kind = "a whole number" if whole else "a finite number"
-        raise ConfigError(name, f"must be {kind}{ends}, not {shorten(value)}", "give another value")
+        raise ConfigError(name, f"must be {kind}{ends}, not {shorten(value)}", "give another value", code="Q304")

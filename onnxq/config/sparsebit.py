@@ -109,7 +109,7 @@ class _Reading:
         """A list, [] where nothing or null stands."""
         found = self.get(path) or []
         if not isinstance(found, list):
-            raise ConfigError(self.where(path), "must be a list of names", 'e.g. ["layer4", "fc"]')
+            raise ConfigError(self.where(path), "must be a list of names", 'e.g. ["layer4", "fc"]', code="Q304")
         return found
 
     def word(self, path: Path, default: str, known: Mapping[str, Any]) -> Any:
@@ -123,7 +123,7 @@ class _Reading:
         except (ValueError, OverflowError):
             found = math.nan
         if not math.isfinite(found):
-            raise ConfigError(self.where(path), f"{shorten(value)} is no number", "write e.g. 0.001")
+            raise ConfigError(self.where(path), f"{shorten(value)} is no number", "write e.g. 0.001", code="Q304")
         return found
 
     def translate(self, word: str, known: Mapping[str, Any], path: Path) -> Any:

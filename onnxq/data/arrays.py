@@ -65,7 +65,7 @@ def _member(path: Path, info: zipfile.ZipInfo, stream: IO[bytes], where: str, le
     start = stream.tell()
     size = _bytes(dtype, shape)
     if start + size != info.file_size:
-        raise DataError(where, f"holds {info.file_size - start} bytes, its header says {size}", _DAMAGED)
+        raise DataError(where, f"holds {info.file_size - start} bytes, its header says {size}", _DAMAGED, code="Q204")
     if info.compress_type == zipfile.ZIP_STORED:
         if size <= _CHECKED_BYTES:
             _check_sum(stream)
@@ -93,7 +93,9 @@ def _header(stream: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...], bo
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, order, dtype = read(stream)
     if any(dim < 0 for dim in shape):
-        raise DataError(where, f"its header says shape {list(shape)}, and no dimension is negative", _DAMAGED)
+        raise DataError(
+            where, f"its header says shape {list(shape)}, and no dimension is negative", _DAMAGED, code="Q204"
+        )
     if dtype.hasobject:
         raise DataError(
             where,
@@ -156,7 +158,7 @@ def _reading(where: str) -> Iterator[None]:
             where, cause, "check its permissions and the space left in the temporary folder", code="Q202"
         ) from error
     except Exception as error:  # the file may hold anything; zipfile, zlib and numpy each complain in their own way
-        raise DataError(where, f"is not a readable array file ({_first_line(error)})", _DAMAGED) from error
+        raise DataError(where, f"is not a readable array file ({_first_line(error)})", _DAMAGED, code="Q204") from error
 
 
 def _first_line(error: BaseException) -> str:

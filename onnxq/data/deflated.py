@@ -65,10 +65,10 @@ class DeflatedArray:
             self._file.flush()
         except (zlib.error, EOFError) as error:
             fix = "copy or make it again; it may be truncated"
-            raise DataError(self._where, f"is damaged ({error})", fix) from error
+            raise DataError(self._where, f"is damaged ({error})", fix, code="Q204") from error
         except OSError as error:
             fix = "check the space left in the temporary folder, or set TMPDIR"
-            raise DataError(self._where, f"cannot be unpacked ({error.strerror or error})", fix) from error
+            raise DataError(self._where, f"cannot be unpacked ({error.strerror or error})", fix, code="Q204") from error
         self._there[row] = True
 
 

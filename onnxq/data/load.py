@@ -48,7 +48,7 @@ def load_data(
     if isinstance(source, Dataset):
         return _same_inputs(source, inputs)
     if not inputs:
-        raise DataError("data", "the model has no inputs to feed", "leave `data=…` out")
+        raise DataError("data", "the model has no inputs to feed", "leave `data=…` out", code="Q208")
     with progress("reading samples") as task:
         opened, title = _open(source, inputs, wished, task.advance)
         return _chosen(opened, title, inputs, wished)

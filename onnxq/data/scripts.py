@@ -67,9 +67,11 @@ def _check_script(path: Path) -> None:
     try:
         check_regular(path, DataError)
         if path.stat().st_size > _LONGEST_SCRIPT:
-            raise DataError(str(path), f"is larger than {_LONGEST_SCRIPT // 2**20} MiB", "name the right file")
+            raise DataError(
+                str(path), f"is larger than {_LONGEST_SCRIPT // 2**20} MiB", "name the right file", code="Q202"
+            )
     except FileNotFoundError:
-        raise DataError(str(path), "there is no such file", near_files(path)) from None
+        raise DataError(str(path), "there is no such file", near_files(path), code="Q201") from None
     except OSError as error:
         raise DataError(
             str(path), f"cannot be read ({error.strerror or error})", "check its permissions", code="Q213"

@@ -34,10 +34,12 @@ def user_code(where: str, folder: Path | None = None) -> Iterator[None]:
     except SystemExit as error:
         code = "" if error.code is None else repr(error.code)
         cause = f"called sys.exit({code}){_calls(error)}"
-        raise DataError(where, cause, "let the function return its result, or raise an exception") from error
+        raise DataError(
+            where, cause, "let the function return its result, or raise an exception", code="Q213"
+        ) from error
     except Exception as error:
         told = f"{type(error).__name__}: {error}".strip().removesuffix(":")
-        raise DataError(where, f"raised {told}{_calls(error)}", "mend that code") from error
+        raise DataError(where, f"raised {told}{_calls(error)}", "mend that code", code="Q213") from error
     finally:
         if added and beside in sys.path:
             sys.path.remove(beside)

@@ -15,6 +15,7 @@ _LINE = re.compile(
     r"(?:, Constants: \[(?P<weights>.*?)\])?, Outputs: \[(?P<outputs>.*?)\](?=, TacticName|, StreamId|, Metadata|$)"
     r"(?:, TacticName: (?P<tactic>[^,]*))?.*?(?:, Metadata: ?(?P<metadata>.*))?$"
 )
+_SIZE = re.compile(r"-?[0-9]+")
 _TENSOR = re.compile(
     r"\{ Name: (?P<name>.*?), Dimensions: \[(?P<shape>[^\]]*)\].*?"
     r"Datatype: (?P<dtype>\w+)(?:, Format: (?P<layout>.*?))? \}"
@@ -79,7 +80,7 @@ def _tensors(text: str) -> tuple[Tensor, ...]:
         Tensor(
             name=found["name"],
             dtype=dtype_of(found["dtype"]),
-            shape=tuple(int(part) for part in found["shape"].split(",") if part.strip()),
+            shape=tuple(int(size) for size in _SIZE.findall(found["shape"])),
             layout=found["layout"] or "",
         )
         for found in _TENSOR.finditer(text)

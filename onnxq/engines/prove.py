@@ -110,11 +110,8 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
             kernels = _kernels(engine, outcome, proto, folder)
             weights = _weights(engine, index, kernels, folder)
             saved = files.keep(folder, outcome)
-            warnings = [
-                *inspection.warnings,
-                *([Caution("W112", note)] if note else []),
-                *_otherwise(engine, outcome, folder),
-            ]
+            guessed = [Caution("W112", note)] if note else []
+            warnings = [*inspection.warnings, *guessed, *_otherwise(engine, outcome, folder)]
     reduced = None
     if wish.reduce and outcome.state != BUILT:
         reduced, saved = _reduced(index, job, outcome, wish, files, saved)
@@ -298,7 +295,7 @@ def saving(folder: Path | None, engine: str | None, *, force: bool) -> Iterator[
     names = tuple(dict.fromkeys((*(name for one in engines for name in kept_names(one).values()), REDUCED)))
     for name in names:
         if (folder / name).exists() and not force:
-            raise OutputError(str(folder / name), "exists", "choose another folder, or use --force")
+            raise OutputError(str(folder / name), "exists", "choose another folder, or use `force=True`", code="Q601")
     with saving_into(folder, (*names, _CACHE), parents=True):
         yield
 

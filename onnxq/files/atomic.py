@@ -35,7 +35,7 @@ def replacing(
     for target in targets:
         check_kind(target)
         if os.path.lexists(target) and not (overwrite or is_stream(target)):
-            raise OutputError(str(target), "exists already", EXISTS_FIX)
+            raise OutputError(str(target), "exists already", EXISTS_FIX, code="Q601")
     refuse_inputs(targets, inputs)
     remove_stale(targets[0].parent)
     made: list[Path] = []
@@ -63,9 +63,9 @@ def replacing(
 def cannot_write(path: Path, error: OSError) -> OutputError:
     """What a failed write to `path` means."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return OutputError(str(path), "there is no room left on the disk", "free some space")
+        return OutputError(str(path), "there is no room left on the disk", "free some space", code="Q604")
     cause = f"cannot be written ({error.strerror or error})"
-    return OutputError(str(path), cause, "choose another folder, or check this one's permissions")
+    return OutputError(str(path), cause, "choose another folder, or check this one's permissions", code="Q604")
 
 
 def _opened(target: Path, made: list[Path], stack: ExitStack) -> BinaryIO:

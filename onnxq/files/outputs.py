@@ -15,7 +15,7 @@ from onnxq.errors import OutputError
 from onnxq.files.locks import remove_stale, temporary_name
 from onnxq.files.scratch import clean_up
 
-EXISTS_FIX = "choose another name, or overwrite it with --force"
+EXISTS_FIX = "choose another name, or overwrite it with `force=True`"
 _INPUT_FIX = "choose another name; inputs are never overwritten"
 
 # Device and inode: one file, by whatever name.
@@ -44,11 +44,13 @@ def check_free(model: str | Path, *outputs: str | Path | None, force: bool = Fal
     for position, path in enumerate(wanted):
         found = check_kind(path)
         if str(model) and _same(path, Path(model)):
-            raise OutputError(str(path), "is the input model, which is never overwritten", "choose another name")
+            raise OutputError(
+                str(path), "is the input model, which is never overwritten", "choose another name", code="Q602"
+            )
         if any(_same(path, other) for other in wanted[:position]) and not is_stream(path):
-            raise OutputError(str(path), "is asked for twice", "give the outputs different names")
+            raise OutputError(str(path), "is asked for twice", "give the outputs different names", code="Q602")
         if found is not None and not force and not is_stream(path):
-            raise OutputError(str(path), "exists", EXISTS_FIX)
+            raise OutputError(str(path), "exists", EXISTS_FIX, code="Q601")
     for folder, path in {path.parent: path for path in wanted if not is_stream(path)}.items():
         _probe(folder, path)
 
@@ -76,13 +78,13 @@ def saving_into(folder: Path, names: Iterable[str], *, parents: bool = False) ->
     Raises OutputError when it is a file, or cannot be made or written to.
     """
     if folder.exists() and not folder.is_dir():
-        raise OutputError(str(folder), "is a file", "name a folder")
+        raise OutputError(str(folder), "is a file", "name a folder", code="Q603")
     new = not folder.exists()
     try:
         folder.mkdir(parents=parents, exist_ok=True)
     except OSError as error:
         fix = "choose another folder" if parents else "create the folder it is to be in first"
-        raise OutputError(str(folder), error.strerror or str(error), fix) from error
+        raise OutputError(str(folder), error.strerror or str(error), fix, code="Q604") from error
     try:
         with guarding("", *(folder / name for name in names), force=True):
             yield
@@ -103,7 +105,7 @@ def note_input(path: str | Path) -> None:
         target = guard.targets.get(key)
         if target is not None:
             known = "" if str(target) == str(path) else f", as {path}"
-            raise OutputError(str(target), f"is read by this command{known}", _INPUT_FIX)
+            raise OutputError(str(target), f"is read by this command{known}", _INPUT_FIX, code="Q602")
 
 
 def refuse_inputs(targets: Iterable[Path], inputs: Iterable[Path] = ()) -> None:
@@ -112,7 +114,7 @@ def refuse_inputs(targets: Iterable[Path], inputs: Iterable[Path] = ()) -> None:
     for target in targets:
         key = _identity(target)
         if key is not None and key in read:
-            raise OutputError(str(target), "is an input of this command", _INPUT_FIX)
+            raise OutputError(str(target), "is an input of this command", _INPUT_FIX, code="Q602")
 
 
 def is_stream(path: Path) -> bool:
@@ -133,21 +135,23 @@ def check_kind(path: Path) -> os.stat_result | None:
         found = os.lstat(path)
     except FileNotFoundError:
         if not path.parent.is_dir():
-            raise OutputError(str(path), f"there is no folder {path.parent}", "create it first") from None
+            raise OutputError(str(path), f"there is no folder {path.parent}", "create it first", code="Q603") from None
         return None
     except NotADirectoryError:
-        raise OutputError(str(path), f"{path.parent} is not a folder", "name a file in a folder") from None
+        raise OutputError(str(path), f"{path.parent} is not a folder", "name a file in a folder", code="Q603") from None
     except (OSError, ValueError) as error:
         cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise OutputError(str(path), f"cannot be the name of an output ({cause})", "choose another name") from error
+        raise OutputError(
+            str(path), f"cannot be the name of an output ({cause})", "choose another name", code="Q603"
+        ) from error
     mode = path.stat().st_mode if path.exists() else found.st_mode
     if stat.S_ISDIR(mode):
-        raise OutputError(str(path), "is a folder", "give a file name")
+        raise OutputError(str(path), "is a folder", "give a file name", code="Q603")
     if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
         kind = "socket" if stat.S_ISSOCK(mode) else "block device"
-        raise OutputError(str(path), f"is a {kind}", "name a file")
+        raise OutputError(str(path), f"is a {kind}", "name a file", code="Q603")
     if _leads_to_standard_stream(path):
-        raise OutputError(str(path), "is a standard stream, where messages and reports go", "name a file")
+        raise OutputError(str(path), "is a standard stream, where messages and reports go", "name a file", code="Q603")
     return found
 
 
@@ -174,7 +178,9 @@ def _probe(folder: Path, path: Path) -> None:
         trial.unlink(missing_ok=True)
     except OSError as error:
         cause = f"cannot be written: no file can be made in its folder ({error.strerror or error})"
-        raise OutputError(str(path), cause, "choose another folder, or check this one's permissions") from error
+        raise OutputError(
+            str(path), cause, "choose another folder, or check this one's permissions", code="Q604"
+        ) from error
     finally:
         with suppress(OSError):  # a signal between the two
             trial.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ class ScratchFolder:
         except OSError as error:
             where = str(parent or os.environ.get("TMPDIR", "the temporary folder"))
             cause = f"no temporary folder can be made there ({error.strerror or error})"
-            raise OutputError(where, cause, "free space, or set TMPDIR to another folder") from error
+            raise OutputError(where, cause, "free space, or set TMPDIR to another folder", code="Q604") from error
         self._end = weakref.finalize(self, _remove, self.path, held)
 
     def remove(self) -> None:

@@ -67,7 +67,9 @@ def load_external(proto: ModelProto, path: Path) -> dict[Path, int]:
         if strange is not None:
             # Left out of account, a damaged "offset" would give the tensor another one's values.
             cause = f"its external data has the unknown key {strange!r}"
-            raise ModelError(f"{path}, tensor {tensor.name!r}", cause, "the file is damaged; export or copy it again")
+            raise ModelError(
+                f"{path}, tensor {tensor.name!r}", cause, "the file is damaged; export or copy it again", code="Q107"
+            )
         try:
             file = _locate(tensor.name, entries.get("location", ""), path, roots)
         except OSError as error:
@@ -75,6 +77,7 @@ def load_external(proto: ModelProto, path: Path) -> dict[Path, int]:
                 f"{path}, tensor {tensor.name!r}",
                 f"its data file cannot be reached ({error.strerror or error})",
                 "check the location's name and its permissions",
+                code="Q107",
             ) from error
         if file not in sizes:
             note_input(file)

@@ -116,14 +116,18 @@ def _check_inputs(proto: ModelProto) -> None:
     for value in proto.graph.input:
         kind = value.type.WhichOneof("value")
         if kind is None or (kind == "tensor_type" and not value.type.tensor_type.elem_type):
-            raise ModelError(f"input {value.name!r}", "has no type", "declare its element type, or export it again")
+            raise ModelError(
+                f"input {value.name!r}", "has no type", "declare its element type, or export it again", code="Q103"
+            )
 
 
 def _read_file(path: Path) -> bytes:
     try:
         return _file_bytes(path)
     except OSError as error:
-        raise ModelError(str(path), f"cannot be read ({error.strerror or error})", "check its permissions") from error
+        raise ModelError(
+            str(path), f"cannot be read ({error.strerror or error})", "check its permissions", code="Q101"
+        ) from error
 
 
 def _file_bytes(path: Path) -> bytes:
@@ -230,7 +234,9 @@ def _check_types(proto: ModelProto, subject: str) -> None:
         for value in values:
             if value.type.tensor_type.elem_type not in known:
                 cause = f"has the unknown element type {value.type.tensor_type.elem_type}"
-                raise ModelError(f"{subject}, {kind} {value.name!r}", cause, "export it again, or upgrade onnx")
+                raise ModelError(
+                    f"{subject}, {kind} {value.name!r}", cause, "export it again, or upgrade onnx", code="Q103"
+                )
 
 
 def _plain_initializers(proto: ModelProto) -> tuple[Caution, ...]:

@@ -65,7 +65,7 @@ def check_data_name(target: Path) -> None:
     """Raise OutputError for a model or data file that cannot refer to the other by name."""
     if is_stream(target):
         cause = "is a pipe or device, and the weights belong into a file beside the model"
-        raise OutputError(str(target), cause, "name a file, or keep the weights in the model")
+        raise OutputError(str(target), cause, "name a file, or keep the weights in the model", code="Q603")
     try:
         target.name.encode("utf-8")
     except UnicodeEncodeError as error:

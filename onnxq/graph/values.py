@@ -54,7 +54,9 @@ def decode_sparse(sparse: SparseTensorProto) -> NDArray[Any]:
     indices = decode_tensor(sparse.indices)
     name, dims = sparse.values.name or "a sparse tensor", tuple(sparse.dims)
     if min(dims, default=0) < 0 or math.prod(dims) * values.itemsize > _MAX_DENSE:
-        raise ModelError(name, f"its shape {list(dims)} is too large to be stored densely", "export it again")
+        raise ModelError(
+            name, f"its shape {list(dims)} is too large to be stored densely", "export it again", code="Q105"
+        )
     dense = np.zeros(dims, dtype=values.dtype)
     try:
         if indices.ndim == 1:
@@ -62,7 +64,9 @@ def decode_sparse(sparse: SparseTensorProto) -> NDArray[Any]:
         else:
             dense[tuple(indices.T)] = values
     except (IndexError, ValueError) as error:
-        raise ModelError(name, f"its indices do not fit its shape {list(dims)} ({error})", "export it again") from error
+        raise ModelError(
+            name, f"its indices do not fit its shape {list(dims)} ({error})", "export it again", code="Q105"
+        ) from error
     dense.setflags(write=False)
     return dense
 

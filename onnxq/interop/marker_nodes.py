@@ -157,7 +157,7 @@ def _number(index: GraphIndex, node: NodeRef, k: int, site: str) -> NDArray[Any]
             site, f"its {what} is computed at run time", "freeze the quantizers before the export", code="Q119"
         )
     if value.dtype.kind in "OSU":
-        raise ModelError(site, f"its {('scale', 'zero point')[k - 1]} is text", "export the model again")
+        raise ModelError(site, f"its {('scale', 'zero point')[k - 1]} is text", "export the model again", code="Q119")
     return np.asarray(value)
 
 

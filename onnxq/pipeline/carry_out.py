@@ -123,4 +123,6 @@ def _check_prepare(plan: Plan) -> None:
     """PlanError for a preparation pass that does not exist: the model would not be the one that was planned."""
     for name in plan.prepare:
         if name not in PASS_NAMES:
-            raise PlanError(f"prepare: {name[:60]!r}", "is no pass of this onnxq", did_you_mean(name, PASS_NAMES))
+            raise PlanError(
+                f"prepare: {name[:60]!r}", "is no pass of this onnxq", did_you_mean(name, PASS_NAMES), code="Q403"
+            )

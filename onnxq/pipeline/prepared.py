@@ -97,7 +97,9 @@ def check_skip(config: Config) -> None:
     """ConfigError, with file and line, for a name in `skip` that no pass has."""
     for k, name in enumerate(config.skip):
         if name not in SKIPPABLE:
-            raise ConfigError(config.where(f"skip[{k}]"), f"no pass is called {name!r}", did_you_mean(name, SKIPPABLE))
+            raise ConfigError(
+                config.where(f"skip[{k}]"), f"no pass is called {name!r}", did_you_mean(name, SKIPPABLE), code="Q320"
+            )
 
 
 def load(

@@ -68,7 +68,9 @@ def prove(
     check_number("threads", threads, low=0, whole=True)
     wished = configured(config, None, Options(seed=seed, ort_library=ort_library))
     if ort_library and engine not in (ORT, None):
-        raise ConfigError("ort_library", "is for ONNX Runtime, and another engine was asked for", "leave it out")
+        raise ConfigError(
+            "ort_library", "is for ONNX Runtime, and another engine was asked for", "leave it out", code="Q317"
+        )
     folder = None if save is None else Path(save)
     with saving(folder, engine, force=force), operator_libraries(wished.runtime.libraries):
         dataset = None if data is None else _dataset(model, data, wished, samples, progress)

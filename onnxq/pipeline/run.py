@@ -15,6 +15,7 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config, check_limits, check_number, load_config, set_options
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError, ModelError
+from onnxq.files import readable
 from onnxq.graph import GraphIndex, holding, index_of
 from onnxq.numerics.blas import one_blas_thread
 from onnxq.pipeline.bit_budget import check_budget
@@ -37,7 +38,6 @@ from onnxq.planner import Draft, draft
 from onnxq.progress import Progress, counted, silent
 from onnxq.runtime import cpu_kind, observe_shapes, operator_libraries
 from onnxq.sites import Caution, Role
-from onnxq.wording import escape_surrogates
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
 _SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
@@ -236,7 +236,9 @@ def _read_inputs(prepared: PreparedModel, data: object, config: Config, wish: Wi
     """The samples, on the first of which preparation is proved to have changed nothing."""
     inputs = read_data(prepared, data, config, choosing=wish.asked, progress=progress)
     if inputs.synthetic and wish.asked:
-        raise ConfigError("data", "no samples were given: made-up inputs say nothing of accuracy", "pass --data")
+        raise ConfigError(
+            "data", "no samples were given: made-up inputs say nothing of accuracy", "pass `data=…`", code="Q319"
+        )
     prove_equal(prepared, islice(inputs.trial.samples(), _EQUALITY_SAMPLES), progress=progress)
     return inputs
 
@@ -249,7 +251,7 @@ def _demand_float(prepared: PreparedModel, plan: Plan, name: str) -> None:
     reasons = [f"{one.subject}: {one.reason}" for one in plan.refusals]
     floats = f"; what is float stays so, e.g. {reasons[0]}" if reasons else ""
     fix = "use it as it is, or quantize the float model it was made from"
-    raise ModelError(name, f"{already}, and nothing is left to quantize{floats}", fix)
+    raise ModelError(name, f"{already}, and nothing is left to quantize{floats}", fix, code="Q125")
 
 
 def _demand_numbers(plan: Plan) -> None:
@@ -318,7 +320,7 @@ def _warnings(plan: Plan, inputs: Inputs) -> tuple[Caution, ...]:
 
 
 def _name(model: object) -> str:
-    return escape_surrogates(Path(model).name) if isinstance(model, (str, Path)) else "model"
+    return readable(Path(model).name) if isinstance(model, (str, Path)) else "model"
 
 
 def make_plan(

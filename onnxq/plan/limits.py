@@ -26,7 +26,7 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
         if site.role is Role.BIAS:
             if site.spec.storage != "int32" or site.spec.bits != 32 or not site.spec.symmetric:
                 cause = f"a bias is 32 bits in int32, symmetric, not {describe(site.spec)}"
-                raise PlanError(str(site.site), cause, "write it so, or take this site out of the plan")
+                raise PlanError(str(site.site), cause, "write it so, or take this site out of the plan", code="Q403")
             if engines and not any(engine.int32_bias for engine in engines):
                 raise PlanError(
                     str(site.site),
@@ -57,7 +57,7 @@ def check_numbers(plan: Plan) -> None:
         subject, scale, zero = str(site.site), np.asarray(numbers.scale), np.asarray(numbers.zero_point)
         if zero.any() and engines and not any(engine.zero_points for engine in engines):
             cause = f"its zero point is {int(zero.ravel()[np.flatnonzero(zero)[0]])}, which {plan.target} refuses"
-            raise PlanError(subject, cause, "quantize it symmetrically, around 0")
+            raise PlanError(subject, cause, "quantize it symmetrically, around 0", code="Q406")
         fault = _number_fault(site, scale, zero)
         if fault:
             raise PlanError(subject, *fault, code="Q407")

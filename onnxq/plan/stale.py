@@ -80,6 +80,7 @@ def _check_groups(plan: Plan) -> None:
                 f"shares its scale with {other.site}, and they are quantized differently: {site.spec.levels} here, "
                 f"{other.spec.levels} there",
                 f"give all sites of group {site.group!r} one spec, or take `group` out of this one",
+                code="Q403",
             )
         mine, theirs = site.qparams, other.qparams
         same = mine is None or theirs is None or np.array_equal(mine.scale, theirs.scale)
@@ -88,4 +89,5 @@ def _check_groups(plan: Plan) -> None:
                 str(site.site),
                 f"shares its scale with {other.site}, and their numbers differ",
                 f"give all sites of group {site.group!r} the same scale and zero_point",
+                code="Q403",
             )

@@ -46,7 +46,9 @@ def check_sites(sites: tuple[SitePlan, ...], index: GraphIndex) -> tuple[SitePla
 def _check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
     tensor = _tensor_of(site.site, index)
     if tensor is None:
-        raise PlanError(str(site.site), "this input is not connected in this model", "plan this model again")
+        raise PlanError(
+            str(site.site), "this input is not connected in this model", "plan this model again", code="Q404"
+        )
     constant = site.role in (Role.WEIGHT, Role.BIAS)
     if constant and site.consumers is None:
         readers = index.consumers(tensor) if isinstance(site.site, TensorId) else (site.site,)
@@ -55,19 +57,21 @@ def _check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
         inputs = index.node(edge.node).inputs
         if edge.index >= len(inputs) or index.resolve(inputs[edge.index], edge.scope) != tensor:
             others = ", ".join(str(one) for one in index.consumers(tensor)[:4])
-            raise PlanError(str(site.site), f"is not read by {edge}, which its `consumers` name", f"readers: {others}")
+            raise PlanError(
+                str(site.site), f"is not read by {edge}, which its `consumers` name", f"readers: {others}", code="Q403"
+            )
     value = index.constant(tensor) if constant else None
     if constant and value is None:
         fix = "make its role activation, or plan this model again"
-        raise PlanError(str(site.site), f"is not a constant in this model, as a {site.role} is", fix)
+        raise PlanError(str(site.site), f"is not a constant in this model, as a {site.role} is", fix, code="Q404")
     grain = site.spec.granularity
     if value is not None and not isinstance(grain, PerTensor) and not -value.ndim <= grain.axis < value.ndim:
         cause = f"axis {grain.axis} is outside its shape {list(value.shape)}"
-        raise PlanError(str(site.site), cause, "give the axis of its channels")
+        raise PlanError(str(site.site), cause, "give the axis of its channels", code="Q403")
     if site.values is not None and (value is None or site.values.shape != value.shape):
         shape = "a computed tensor" if value is None else f"a tensor of shape {list(value.shape)}"
         cause = f"its values of shape {list(site.values.shape)} do not fit {shape}"
-        raise PlanError(str(site.site), cause, "take `values` out, or plan this model again")
+        raise PlanError(str(site.site), cause, "take `values` out, or plan this model again", code="Q408")
     return site
 
 

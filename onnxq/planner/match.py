@@ -71,14 +71,18 @@ def _find_sites(
     taken: dict[Site, SitePlan] = {}
     for site in plan.sites:
         if site.consumers == () and site.role in (Role.WEIGHT, Role.BIAS):
-            raise PlanError(str(site.site), "has no reader", "take `consumers` out for all readers of the tensor")
+            raise PlanError(
+                str(site.site), "has no reader", "take `consumers` out for all readers of the tensor", code="Q403"
+            )
         where = anchors.site(site)
         if where is None:
-            raise PlanError(str(site.site), "is in the plan but not in this model", _hint(site, index))
+            raise PlanError(str(site.site), "is in the plan but not in this model", _hint(site, index), code="Q404")
         twice = taken.setdefault(where, site)
         if twice is not site or site.site in moved:
             other = f", once as {twice.site}" if twice.site != site.site else ""
-            raise PlanError(str(site.site), f"stands twice in the plan{other}", "take one of the two sites out")
+            raise PlanError(
+                str(site.site), f"stands twice in the plan{other}", "take one of the two sites out", code="Q403"
+            )
         moved[site.site] = where
         found.append((site, where))
     return found, moved

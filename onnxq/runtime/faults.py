@@ -38,6 +38,8 @@ _RANK = re.compile(r"Invalid rank for input: (?P<name>.+?) Got: (?P<got>\d+) Exp
 class UnknownOperatorError(ModelError):
     """An operator of a domain that ONNX Runtime has no code for; a library may bring it."""
 
+    default_code = "Q113"
+
 
 def clean(error: BaseException) -> str:
     """The message without ORT's error code and the source file it came from."""

@@ -50,7 +50,9 @@ def register_libraries(options: Any) -> None:
 def _register(options: Any, path: str) -> None:
     subject = f"operator library {path}"
     if not Path(path).is_file():
-        raise ConfigError(subject, "there is no such file", "give the path of a shared library (.so, .dylib, .dll)")
+        raise ConfigError(
+            subject, "there is no such file", "give the path of a shared library (.so, .dylib, .dll)", code="Q322"
+        )
     try:
         options.register_custom_ops_library(path)
     except faults() as error:
@@ -58,4 +60,5 @@ def _register(options: Any, path: str) -> None:
             subject,
             f"ONNX Runtime cannot load it: {clean(error)}",
             "give a shared library for this machine that exports RegisterCustomOps",
+            code="Q322",
         ) from error

@@ -186,7 +186,7 @@ def test_quiet_is_silent(work: Path, command: list[str], monkeypatch: pytest.Mon
     done = CliRunner().invoke(cli, [*command, "--quiet"])
     assert done.exit_code == 0, done.output
     assert done.stdout == ""
-    assert all(line.startswith("warning: ") for line in done.stderr.splitlines())
+    assert all(line.startswith("warning[W") for line in done.stderr.splitlines())
 
 
 _SLOW = """

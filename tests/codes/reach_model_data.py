@@ -159,10 +159,7 @@ def no_conversion(_: Path):
 
 @reach("Q110")
 def not_loaded(_: Path):
-    proto = model(RELU)
-    proto.graph.node[0].domain = "com.nobody"
-    proto.opset_import.append(helper.make_opsetid("com.nobody", 1))
-    Session(proto)
+    Session(model("g (bool[N,4] x) => (bool[N,4] y) { y = Relu(x) }"))
 
 
 @reach("Q111")
@@ -299,10 +296,11 @@ def images_without_words(folder: Path):
 @reach("Q215", pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here"))
 def full_disk(folder: Path):
     from onnxq.data import spool
+    from onnxq.files import ScratchFolder
 
     store = spool._Store()
-    store.folder, store._used = folder, 1 << 60
-    os.symlink("/dev/full", folder / "0.npy")
+    store.folder, store._used = ScratchFolder(), 1 << 60
+    os.symlink("/dev/full", store.folder.path / "0.npy")
     store.keep({"x": np.zeros((1 << 16,), F)})
 
 

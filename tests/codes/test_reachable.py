@@ -12,6 +12,7 @@ from onnxq.errors import OnnxqError
 from tests.codes import (
     reach_config_plan,
     reach_dependencies,
+    reach_kept,
     reach_model_data,
     reach_reports,
     reach_results,
@@ -19,7 +20,7 @@ from tests.codes import (
 )
 from tests.codes.kit import REACHED, Provoke, codes_in
 
-AREAS = (reach_config_plan, reach_dependencies, reach_model_data, reach_reports, reach_results, reach_torch)
+AREAS = (reach_config_plan, reach_dependencies, reach_kept, reach_model_data, reach_reports, reach_results, reach_torch)
 
 
 @pytest.mark.parametrize(("code", "provoke"), REACHED)

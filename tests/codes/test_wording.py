@@ -12,6 +12,7 @@ import click
 import pytest
 
 import onnxq
+from onnxq import report
 from onnxq.cli import cli
 from onnxq.cli.wording import OPTIONS, name_options
 from onnxq.errors import DataError
@@ -67,7 +68,7 @@ def test_the_library_names_no_option_of_the_command_line(path) -> None:
 
 def test_every_parameter_a_message_names_has_its_option_and_is_there() -> None:
     functions = [getattr(onnxq, name) for name in onnxq.__all__ if inspect.isfunction(getattr(onnxq, name))]
-    functions += [onnxq.Result.save, __import__("onnxq.report").report.show_report]
+    functions += [onnxq.Result.save, report.show_report, report.show_plan]
     there = {name for function in functions for name in inspect.signature(function).parameters}
     found = {name: where for where, name in named_parameters()}
     assert {where: name for name, where in found.items() if name not in OPTIONS} == {}

@@ -120,3 +120,10 @@ def test_a_pair_placed_for_another_node_s_sake_is_not_called_waste() -> None:
     }
     assert "keeps the product in front of it in int8" in told["tensorrt"]
     assert "reads floats" in told["ort"]
+
+
+def test_sizes_that_are_no_numbers_are_left_out() -> None:
+    """The text comes from a file, which may be damaged."""
+    damaged = CORRELATION.replace("[1,4,28,28]", "[1,\x01,28,28]")
+    (found,) = read_text(f"Layers:\n{damaged}\n")
+    assert found.inputs[0].shape == (1, 28, 28)

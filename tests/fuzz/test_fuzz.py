@@ -12,20 +12,12 @@ from tests.fuzz.case import FAILED, FUZZERS, find_fuzzer, seeded
 from tests.fuzz.run import Worker, run_tries
 from tests.fuzz.worker import run_try
 
-# Fuzzers that still find what nobody has mended.
-UNFINISHED = ("data", "plans", "configs", "caches")
 # About ten seconds each on one core.
 TRIES = {"bytes": 250, "semantics": 80, "data": 160, "plans": 250, "configs": 160, "caches": 150}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fuzzer",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(name in UNFINISHED, reason="readers not yet mended", strict=False))
-        for name in FUZZERS
-    ],
-)
+@pytest.mark.parametrize("fuzzer", FUZZERS)
 def test_no_damage_is_more_than_a_refusal(fuzzer: str, tmp_path: Path) -> None:
     if fuzzer in ("data", "caches"):
         pytest.importorskip("PIL" if fuzzer == "data" else "polygraphy")

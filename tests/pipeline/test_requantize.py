@@ -184,7 +184,7 @@ def test_weight_only_nodes_stay_weight_only() -> None:
     assert [str(site.site) for site in done.plan.sites] == ["i", "w"]
     assert kernels(done.model)["MatMulNBits"] == kernels(part)["MatMulNBits"] == 1
     assert kernels(done.model)["MatMulIntegerToFloat"] == 1
-    reasons = {refusal.subject: refusal.reason for refusal in done.plan.refusals}
+    reasons = {one.subject: one.reason for one in done.plan.left_float}
     assert "its weight is already quantized" in reasons["matmul3"]
     packed = onnxq.quantize(part, samples(proto), config, latency=False)
     assert_kept(part, packed.model)

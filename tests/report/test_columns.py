@@ -19,7 +19,7 @@ from onnxq import pipeline, report
 from onnxq.engines.diff_model import OFF, ON, Difference, Error, LayerDiff, OutputDiff, Run
 from onnxq.profile import GroupCost, Profile, Reach
 from onnxq.report.columns import fit_words, shorten
-from onnxq.report.terminal import first_rows, show, table
+from onnxq.report.terminal import MORE, first_rows, show, table
 
 LAYERS, WIDTH = 6, 80
 PREFIX = "/model/decoder/language_model/layers"
@@ -130,11 +130,11 @@ def test_a_pipe_gets_whole_names(made: Made, name: str) -> None:
 @pytest.mark.parametrize("name", SHOW)
 def test_top_shows_so_many_rows_and_how_many_there_are_beside(made: Made, name: str) -> None:
     whole, few = (shown(name, made, top=top).splitlines() for top in (None, 2))
-    more = [line for line in few if re.search(r"and \d+ more; a larger --top shows them", line)]
+    more = [line for line in few if re.search(r"and \d+ more; a larger `top=…` shows them", line)]
     assert more
     assert len(few) < len(whole)
     assert int(re.findall(r"and (\d+) more", more[0])[0]) >= LAYERS - 2
-    assert not any("--top" in line for line in whole)
+    assert not any("top=" in line for line in whole)
 
 
 def test_top_of_layers_are_those_that_lost_most() -> None:
@@ -188,6 +188,6 @@ def test_names_are_cut_where_they_still_differ() -> None:
 
 def test_first_rows() -> None:
     assert first_rows("abc", None) == ("abc", "")
-    assert first_rows("abc", 2) == ("ab", "and 1 more; a larger --top shows them")
-    assert first_rows("abc", None, 1) == ("a", "and 2 more; -v lists them all")
+    assert first_rows("abc", 2) == ("ab", "and 1 more; a larger `top=…` shows them")
+    assert first_rows("abc", None, 1) == ("a", f"and 2 more; {MORE}")
     assert first_rows("abc", 5, 1) == ("abc", "")

@@ -24,7 +24,7 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
     """
     check_free("", *models, *texts, force=overwrite)
     for path in filter(is_stream, (*models, *texts)):
-        raise OutputError(str(path), "is a pipe or device, and an export is several files", "name a file")
+        raise OutputError(str(path), "is a pipe or device, and an export is several files", "name a file", code="Q603")
     staged: dict[Path, Path] = {}
     folders: list[ScratchFolder] = []
     try:

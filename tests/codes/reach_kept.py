@@ -1,0 +1,96 @@
+"""What provokes codes of models that hold pairs already, of edited plans and of custom operators."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import onnxq
+from onnxq.config import load_config
+from onnxq.plan import from_json, to_json
+from tests.codes.kit import FORCE, model, reach
+from tests.custom_ops.models import network as swell
+from tests.pipeline import test_unchecked
+from tests.pipeline.models import images, residual
+from tests.pipeline.requantized import by_onnxruntime
+from tests.pipeline.test_requantize import EVERYTHING, leaving, quantized
+from tests.pipeline.test_requantize import model as graph
+
+UNSIGNED = EVERYTHING.model_copy(
+    update={"activations": EVERYTHING.activations.model_copy(update={"scheme": "asymmetric", "signed": False})}
+)
+
+
+@reach("Q113")
+def no_library(_: Path):
+    onnxq.quantize(swell(), {"x": np.zeros((4, 3, 16, 16), np.float32)})
+
+
+@reach("Q322")
+def missing_library(folder: Path):
+    onnxq.quantize(swell(), {"x": np.zeros((4, 3, 16, 16), np.float32)}, ort_library=folder / "none.so")
+
+
+@reach("W123")
+def unrun(_: Path):
+    return onnxq.quantize(swell(), config="ort-int8-weights").report.warnings
+
+
+@reach("Q125")
+def twice(_: Path):
+    quantized(quantized(residual()).model)
+
+
+@reach("R115")
+def rule_against_a_pair(_: Path):
+    return quantized(quantized(residual(), leaving("c/Conv")).model, leaving("d/Conv")).plan.refusals
+
+
+@reach("F107")
+def weight_only(_: Path):
+    text = "g (float[8,256] x) => (float[8,256] y) { i = Relu(x) a = MatMul(i, w) r = Tanh(a) y = MatMul(r, v) }"
+    proto = graph(text, weights={"w": (256, 256), "v": (256, 256)})
+    part = onnxq.quantize(proto, config=leaving("matmul1", config=load_config("ort-int4-weights")), latency=False)
+    return quantized(part.model).plan.left_float
+
+
+@reach("W122")
+def two_observers(_: Path):
+    proto = model(
+        "g (float[N,8,8,8] x) => (float[N,8,4,4] y) { c = Conv <pads=[1,1,1,1]>(x, w) "
+        "p = MaxPool <kernel_shape=[2,2], strides=[2,2]>(c) y = Conv <pads=[1,1,1,1]>(p, w) }",
+        w=np.ones((8, 8, 3, 3), np.float32),
+    )
+    return onnxq.make_plan(
+        proto, config=load_config(None, {"rules": [{"tensor": "p", "set": {"observer": "mse"}}, FORCE]})
+    ).warnings
+
+
+@reach("W124")
+def other_sign(_: Path):
+    signed = EVERYTHING.model_copy(update={"activations": EVERYTHING.activations.model_copy(update={"signed": True})})
+    return quantized(quantized(residual(), leaving("c/Conv", "y/Gemm", config=signed)).model, UNSIGNED).plan.warnings
+
+
+@reach("W125")
+def pairs_of_another_engine(folder: Path):
+    part = by_onnxruntime(folder, "QDQ", leave=("a/Conv",))
+    return onnxq.make_plan(part, images(), load_config("trt-int8", {"effort": "fast"})).warnings
+
+
+@reach("W120")
+def words(_: Path):
+    proto = test_unchecked.network("words", test_unchecked._WORDS)
+    found = onnxq.quantize(proto, {"x": test_unchecked._X}, test_unchecked._CONFIG, **test_unchecked._FAST)
+    return found.report.warnings
+
+
+@reach("W121")
+def other_bits(_: Path):
+    raw: dict[str, Any] = json.loads(to_json(quantized(residual()).plan))
+    weight = next(site for site in raw["sites"] if site["role"] == "weight")
+    weight["spec"]["bits"] = 4
+    return onnxq.apply(residual(), from_json(json.dumps(raw)), latency=False).report.warnings
