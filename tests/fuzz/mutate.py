@@ -173,6 +173,8 @@ def _nudge(rng: Random, here: Any, key: Any, tree: Any) -> None:
     if isinstance(value, bool):
         here[key] = not value
     elif isinstance(value, (int, float)):
+        # Greater integers are neither floats nor text.
+        value = value if -1e300 < value < 1e300 else 1
         here[key] = rng.choice((value + 1, value - 1, -value, value * 2, value * 1e6, float(value), str(value)))
     elif isinstance(value, str):
         here[key] = rng.choice(
