@@ -81,16 +81,14 @@ class Wish:
 
 def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
     """Build and judge. Raises OnnxqError for a wish that cannot be had; a build that fails is a Proof all the same."""
-    with wish.progress("reading the model"):
-        inspection = None if wish.engine is not None else _inspected(source)
-    engine, chosen = wish.engine or "", ""
-    if inspection is not None:
-        engine, chosen = choose_engine(inspection.model, wish.capability)
-        wish = replace(wish, engine=engine)
-    capability = _capability(wish, engine)
     before = None if wish.compare is None else read_proof(wish.compare)
     with wish.progress("reading the model"):
-        inspection = inspection or _inspected(source)
+        inspection = _inspected(source)
+        engine, chosen = wish.engine or "", ""
+        if not engine:
+            engine, chosen = choose_engine(inspection.model, wish.capability)
+            wish = replace(wish, engine=engine)
+        capability = _capability(wish, engine)
         proto = infer_shapes(inspection.model)
         index = GraphIndex(proto)
     required = _required(index, wish.require_int8)
