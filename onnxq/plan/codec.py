@@ -18,7 +18,7 @@ from onnxq.plan.arrays import read_array, read_mark, write_array, write_mark
 from onnxq.plan.model import SCHEMA, BiasPlan, Plan, SitePlan
 from onnxq.plan.scalings import Scaling, check_scaling, scaling_dict
 from onnxq.plan.schema import BiasRow, PlanFile, ScalingRow, SiteRef, SiteRow, SpecRow
-from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId
+from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId, Unquantized
 from onnxq.spec import GRAIN_NAMES, Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 
@@ -91,8 +91,8 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "warnings": [{"code": warning.code, "text": str(warning)} for warning in plan.warnings],
         "kept": list(plan.kept),
         "float_nodes": list(plan.float_nodes),
-        "refusals": [{k: v for k, v in vars(refusal).items() if v} for refusal in plan.refusals],
-        "left_float": [{k: v for k, v in vars(one).items() if v} for one in plan.left_float],
+        "refusals": [_reason_dict(one) for one in plan.refusals],
+        "left_float": [_reason_dict(one) for one in plan.left_float],
         "sites": [_site_dict(site) for site in plan.sites],
         "nodes": dict(plan.nodes),
         **({"scalings": [scaling_dict(s, write_array(s.factors)) for s in plan.scalings]} if plan.scalings else {}),
@@ -105,6 +105,10 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         **({"saturation": plan.saturation} if plan.saturation != "avoid" else {}),
         **({"existing": [_site_dict(site) for site in plan.existing]} if plan.existing else {}),
     }
+
+
+def _reason_dict(one: Unquantized) -> dict[str, str]:
+    return {key: value for key, value in vars(one).items() if value or key in ("subject", "reason")}
 
 
 def _site_dict(site: SitePlan) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class _EdgeMap:
         node = self.anchors.node(name, self.by_anchor.get(name, ""))
         if node is None:
             raise PlanError(
-                name,
+                name or "a node without a name",
                 "this node is in the plan but not in this model",
                 did_you_mean(name, self.anchors.nodes),
                 code="Q404",

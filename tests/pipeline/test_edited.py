@@ -220,3 +220,10 @@ def test_profile_takes_no_stale_numbers(held: dict[str, Any]) -> None:
     plan = edited(held, lambda raw: site(raw, "x")["spec"].update(bits=4))
     with pytest.raises(PlanError, match="computed for 8 bits"):
         onnxq.profile_model(residual(), None, images(), plan=plan)
+
+
+def test_a_node_without_a_name_is_told_as_such(held: dict[str, Any]) -> None:
+    plan = edited(held, lambda raw: raw["float_nodes"].append(""))
+    with pytest.raises(PlanError) as caught:
+        onnxq.apply(residual(), plan, latency=False)
+    assert caught.value.subject == "a node without a name"

@@ -161,3 +161,12 @@ def test_a_damaged_bias_is_named() -> None:
     text = json.dumps({**bare, "biases": [{"site": ["n", 2]}]})
     with pytest.raises(PlanError, match="values"):
         from_json(text)
+
+
+def test_reasons_without_a_subject_survive() -> None:
+    """A person may have taken the text out; what is written reads back all the same."""
+    plan = Plan(
+        target="ort", model="m", topology="t", weights="w",
+        refusals=(Refusal("", "", rule="size"),), left_float=(LeftFloat("", "int8 would not pay"),),
+    )  # fmt: skip
+    assert from_json(to_json(plan)) == plan
