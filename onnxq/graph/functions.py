@@ -46,12 +46,23 @@ def inline_functions(proto: ModelProto) -> ModelProto:
     if inlined.functions:
         names = ", ".join(sorted(function.name for function in inlined.functions))
         raise ModelError(names, "this model-local function cannot be inlined", "export without functions", code="Q108")
+    _drop_repeats(inlined)
     kept = [value for value in inlined.graph.value_info if not foreign or value.name in declared]
     del inlined.graph.value_info[:]
     inlined.graph.value_info.extend(kept)
     if not has_unique_names(inlined):
         assign_names(inlined)
     return restore(inlined, payload)
+
+
+def _drop_repeats(proto: ModelProto) -> None:
+    """Take out, in place, Constant nodes that define a tensor again: onnx's inliner doubles them where it converts."""
+    for _, graph in all_graphs(proto):
+        made: set[str] = set()
+        for node in list(graph.node):
+            if node.op_type == "Constant" and made.issuperset(node.output):
+                graph.node.remove(node)
+            made.update(node.output)
 
 
 def _write_types(proto: ModelProto) -> None:

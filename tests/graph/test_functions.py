@@ -118,6 +118,20 @@ def test_defaults_of_attributes_hold() -> None:
     assert_same(proto, result)
 
 
+def test_constants_beside_functions_of_another_opset_stay_single() -> None:
+    """onnx's inliner puts them into the graph twice where it converts a function."""
+    proto = model(
+        """g (float[N,4] x) => (float[N,4] y) {
+            [c] w = Constant <value: tensor = float[1] {2.0}> () [f] y = MatMul(x, w) }
+        <domain: "loc", opset_import: ["": 13]> F (p, q) => (r) { [m] m = Mul(p, q) [n] r = Relu(m) }"""
+    )
+    proto.opset_import.append(helper.make_opsetid("loc", 1))
+    proto.graph.node[1].domain, proto.graph.node[1].op_type = "loc", "F"
+    result = inline_functions(proto)
+    verify(result)
+    assert [node.op_type for node in result.graph.node] == ["Constant", "Mul", "Relu"]
+
+
 def test_functions_of_another_opset_that_read_weights_are_inlined() -> None:
     """onnx's inliner wants the types of weights, and of other calls' results, to convert a function."""
     proto = model(
