@@ -156,7 +156,10 @@ class _Finder:
             return None
         scale = np.asarray(numbers.scale, np.float32)
         zero = np.zeros(scale.shape, np.int32) if numbers.zero_point is None else numbers.zero_point.astype(np.int32)
-        if isinstance(numbers.granularity, PerTensor):
+        alike = isinstance(numbers.granularity, PerTensor)
+        if not (scale.size == zero.size == 1 if alike else scale.shape == zero.shape):
+            return None
+        if alike:
             scale, zero = scale.reshape(()), zero.reshape(())
         base = known if known is not None else SitePlan(site=info.site, role=info.role, spec=spec, reason=_REASON)
         return replace(

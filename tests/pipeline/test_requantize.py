@@ -14,7 +14,7 @@ from onnx import TensorProto, numpy_helper, parser
 from onnxruntime.quantization import quantize_dynamic
 
 import onnxq
-from onnxq.annotate import find_pairs, inspect_model
+from onnxq.annotate import find_existing, find_pairs, inspect_model
 from onnxq.cli import cli
 from onnxq.config import Config, Rule, load_config
 from onnxq.graph import name_nodes
@@ -306,6 +306,25 @@ def test_it_is_said_first(tmp_path: Path) -> None:
     assert json.loads(told.stdout)["already"] == sentence
     planned = CliRunner().invoke(cli, ["plan", *args[1:6]])
     assert re.search(rf"{len(part.plan.sites)} pairs that the model came with", planned.stdout)
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_scales_of_no_granularity_are_no_pair_or_an_error(constant: bool) -> None:
+    """ONNX's checker lets them pass; no engine runs them."""
+    read = "w" if constant else "x"
+    proto = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[16,16] x) => (float[16,16] y) {{
+            q = QuantizeLinear({read}, s, z) d = DequantizeLinear(q, s, z) y = MatMul(x, d)
+        }}"""
+    )
+    for name, value in (("w", np.ones((16, 16), np.float32)), ("s", np.full((16, 16), 0.1, np.float32))):
+        proto.graph.initializer.append(numpy_helper.from_array(value, name))
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros((16, 16), np.uint8), "z"))
+    if constant:
+        with pytest.raises(onnxq.OnnxqError, match="256 values"):
+            find_existing(name_nodes(proto))
+    else:
+        assert find_existing(name_nodes(proto)).sites == ()
 
 
 def test_pairs_inside_branches_are_kept() -> None:
