@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime
 
 import onnxq
-from onnxq.report import progress
+from onnxq.report import display
 from onnxq.runtime import latency
 
 HERE = Path(__file__).resolve().parent
@@ -66,7 +66,7 @@ def main() -> None:
     """Quantize with the default preset, then print one row per model."""
     source, target = HERE / "digits.onnx", OUT / "digits.q.onnx"
     print(f"quantizing {source.name} with the samples in digits.npz …", flush=True)
-    result = onnxq.quantize(source, HERE / "digits.npz", latency=False, progress=progress)
+    result = onnxq.quantize(source, HERE / "digits.npz", latency=False, progress=display())
     OUT.mkdir(exist_ok=True)
     result.save(target, overwrite=True)
 

@@ -177,7 +177,7 @@ def load_results(path: str | Path) -> tuple[Loaded, ...]:
         raise DataError(path, f"holds no Polygraphy RunResults ({_first_line(error)})", fix, code="Q217") from error
     if not any(found.values()):
         raise DataError(path, "holds no results", "save some with `onnxq diff` and `save=…`", code="Q217")
-    return tuple(Loaded(_STAMP.sub("", name), str(path), tuple(samples)) for name, samples in found.items())
+    return tuple(Loaded(_STAMP.sub("", str(name)), str(path), tuple(samples)) for name, samples in found.items())
 
 
 def inputs_beside(path: str | Path) -> Path | None:

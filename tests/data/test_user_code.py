@@ -75,7 +75,7 @@ def test_the_command_ends_with_an_error_that_names_the_function(
 ) -> None:
     result = CliRunner().invoke(cli, ["quantize", "m.onnx", *given, "--config", "c.yaml", "--no-latency"])
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"error: {named}: {said}\n    at ")
+    assert result.stderr.startswith(f"error[Q213]: {named}: {said}\n    at ")
     assert "Traceback" not in result.stderr
     assert not (work / "m.q.onnx").exists()
 
@@ -106,9 +106,9 @@ def test_a_file_that_is_no_python_is_told_with_its_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [load_metric, lambda source: load_data(source, [X])])
 def test_a_missing_file_or_function_is_told_with_the_nearest_name(work: Path, read) -> None:
-    with pytest.raises(DataError, match=r"t\.py: there is no such file\n  fix: did you mean 's\.py'\?"):
+    with pytest.raises(DataError, match=r"t\.py: there is no such file \[Q201\]\n  fix: did you mean 's\.py'\?"):
         read("t.py:score")
-    with pytest.raises(DataError, match=r"s\.py:scor: the file has no such function\n  fix: did you mean 'score'"):
+    with pytest.raises(DataError, match=r"s\.py:scor: the file has no such function \[Q213\]\n  fix: did you mean 'score'"):
         read("s.py:scor")
 
 

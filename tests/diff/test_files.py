@@ -178,3 +178,12 @@ def test_polygraphys_comparators_say_the_same(models: tuple[str, str], tmp_path:
     theirs = [result.lst[0].dct["float", "ort-on"][0]["y"] for result in (simple, cosine)]
     assert float(theirs[0].max_absdiff) == pytest.approx(ours["ort-on"].max_abs, rel=1e-5)
     assert float(theirs[1].cosine_similarity) == pytest.approx(ours["ort-on"].cosine, rel=1e-5)
+
+
+def test_a_run_whose_name_is_no_text_is_read(saved: Path, tmp_path: Path) -> None:
+    """Polygraphy takes any JSON value for a name."""
+    text = (saved / "results.json").read_text(encoding="utf-8")
+    raw = json.loads(text)
+    name = raw["lst"][0][0]
+    (tmp_path / "r.json").write_text(text.replace(json.dumps(name), "true", 1), encoding="utf-8")
+    assert load_results(tmp_path / "r.json")[0].name == "True"
