@@ -108,7 +108,9 @@ def test_a_file_that_is_no_python_is_told_with_its_line(tmp_path: Path) -> None:
 def test_a_missing_file_or_function_is_told_with_the_nearest_name(work: Path, read) -> None:
     with pytest.raises(DataError, match=r"t\.py: there is no such file \[Q201\]\n  fix: did you mean 's\.py'\?"):
         read("t.py:score")
-    with pytest.raises(DataError, match=r"s\.py:scor: the file has no such function \[Q213\]\n  fix: did you mean 'score'"):
+    with pytest.raises(
+        DataError, match=r"s\.py:scor: the file has no such function \[Q213\]\n  fix: did you mean 'score'"
+    ):
         read("s.py:scor")
 
 
