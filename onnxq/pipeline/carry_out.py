@@ -96,7 +96,8 @@ def _apply(
         index = GraphIndex(prepared.proto)
         found = rebase(found, index, fingerprint(prepared.proto), new_weights=new_weights)
         check_specs(found, index)
-        found = _with_own_numbers(found, find_existing(prepared.proto))
+        if found.existing:
+            found = _with_own_numbers(found, find_existing(prepared.proto))
         inputs = None if data is None else read_data(prepared, data, wished, progress=progress)
     with stages.run("calibrate"):
         found, lines = renew_numbers(
