@@ -15,7 +15,7 @@ from numpy.lib import format as npy
 from onnxq.data.deflated import DeflatedArray
 from onnxq.data.fit import Array
 from onnxq.errors import DataError, OnnxqError
-from onnxq.files import check_regular
+from onnxq.files import check_regular, first_line_of
 
 # Compressed arrays up to this many bytes together are unpacked in memory, larger ones into a temporary file.
 _IN_MEMORY = 64 * 2**20
@@ -158,10 +158,6 @@ def _reading(where: str) -> Iterator[None]:
             where, cause, "check its permissions and the space left in the temporary folder", code="Q202"
         ) from error
     except Exception as error:  # the file may hold anything; zipfile, zlib and numpy each complain in their own way
-        raise DataError(where, f"is not a readable array file ({_first_line(error)})", _DAMAGED, code="Q204") from error
-
-
-def _first_line(error: BaseException) -> str:
-    """The fault in one line, with its kind where it says nothing."""
-    lines = str(error).splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+        raise DataError(
+            where, f"is not a readable array file ({first_line_of(error)})", _DAMAGED, code="Q204"
+        ) from error

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError, MissingDependencyError, ModelError
-from onnxq.files import check_regular, write_text
+from onnxq.files import check_regular, first_line_of, write_text
 from onnxq.runtime import Session
 
 Array = NDArray[Any]
@@ -174,7 +174,7 @@ def load_results(path: str | Path) -> tuple[Loaded, ...]:
                     found.setdefault(name, []).extend(_arrays(iteration) for iteration in iterations)
     except Exception as error:  # the file may hold anything; numpy, json and Polygraphy each complain in their own way
         fix = "save one with `onnxq diff` and `save=…`, or `polygraphy run --save-outputs`"
-        raise DataError(path, f"holds no Polygraphy RunResults ({_first_line(error)})", fix, code="Q217") from error
+        raise DataError(path, f"holds no Polygraphy RunResults ({first_line_of(error)})", fix, code="Q217") from error
     if not any(found.values()):
         raise DataError(path, "holds no results", "save some with `onnxq diff` and `save=…`", code="Q217")
     return tuple(Loaded(_STAMP.sub("", str(name)), str(path), tuple(samples)) for name, samples in found.items())
@@ -189,7 +189,3 @@ def inputs_beside(path: str | Path) -> Path | None:
 
 def _arrays(iteration: Any) -> dict[str, Array]:
     return {name: np.asarray(value) for name, value in iteration.items()}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

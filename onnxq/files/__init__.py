@@ -3,13 +3,14 @@
 from onnxq.files.atomic import replacing, write_text
 from onnxq.files.names import readable
 from onnxq.files.outputs import check_free, guarding, is_stream, note_input, refuse_inputs, saving_into
-from onnxq.files.reading import check_regular, read_input, read_text, reason_of
+from onnxq.files.reading import check_regular, first_line_of, read_input, read_text, reason_of
 from onnxq.files.scratch import ScratchFolder
 
 __all__ = [
     "ScratchFolder",
     "check_free",
     "check_regular",
+    "first_line_of",
     "guarding",
     "is_stream",
     "note_input",

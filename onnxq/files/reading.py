@@ -47,6 +47,11 @@ def reason_of(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
+def first_line_of(error: Exception) -> str:
+    """The fault in one line of at most 200 characters; its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
 def check_regular(path: str | Path, error: type[OnnxqError], *, pipes: bool = False) -> None:
     """Raise `error` for a device or (unless pipes) a pipe, OutputError for an output of the running command.
 
