@@ -7,9 +7,9 @@ readers alone, never crosses existing Q/DQ pairs, and keeps names: what keeps it
 from __future__ import annotations
 
 from onnxq.passes.base import Context, PassEntry, PassReport, Prepared
-from onnxq.passes.guards import guard_float
-from onnxq.passes.matmul_bias import unfuse_matmul_bias
-from onnxq.passes.prepare import PASSES, prepare
+from onnxq.passes.assembly.guards import guard_float
+from onnxq.passes.assembly.matmul_bias import unfuse_matmul_bias
+from onnxq.passes.rewrites.prepare import PASSES, prepare
 
 __all__ = [
     "PASSES",

@@ -12,18 +12,18 @@ from onnxq.pipeline.result import Result
 if TYPE_CHECKING:
     from onnxq.engines.diff_model import Difference
     from onnxq.engines.proof import Proof
-    from onnxq.pipeline.differ import diff
-    from onnxq.pipeline.profiler import profile_model
-    from onnxq.pipeline.prover import prove
+    from onnxq.pipeline.diff_models import diff
+    from onnxq.pipeline.profile_layers import profile_model
+    from onnxq.pipeline.prove_model import prove
     from onnxq.profile import Profile
 
 _HOME = {
     "Difference": "onnxq.engines.diff_model",
     "Profile": "onnxq.profile",
     "Proof": "onnxq.engines.proof",
-    "diff": "onnxq.pipeline.differ",
-    "profile_model": "onnxq.pipeline.profiler",
-    "prove": "onnxq.pipeline.prover",
+    "diff": "onnxq.pipeline.diff_models",
+    "profile_model": "onnxq.pipeline.profile_layers",
+    "prove": "onnxq.pipeline.prove_model",
 }
 
 __all__ = [

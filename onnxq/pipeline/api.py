@@ -18,7 +18,7 @@ from onnxq.graph import save_model
 from onnxq.graph.save import check_data_name, data_file
 from onnxq.pipeline import carry_out, run
 from onnxq.pipeline.result import Result
-from onnxq.pipeline.run import Options
+from onnxq.pipeline.quantize_model import Options
 from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent
 
@@ -194,7 +194,7 @@ def import_calibration(
     Raises CalibrationError for a malformed cache, one of another model, and tensors without a scale.
     """
     options = Options(samples=samples, seed=seed, batch=batch, memory_limit=memory_limit, ort_library=ort_library)
-    from onnxq.pipeline import importing
+    from onnxq.pipeline import import_cache as importing
 
     with _outputs(model, plan_out, force=force):
         found = importing.import_calibration(

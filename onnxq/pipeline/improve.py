@@ -9,18 +9,18 @@ from onnxq.config import Config
 from onnxq.errors import ConfigError
 from onnxq.graph.half import computes_in_half
 from onnxq.passes import PassReport
-from onnxq.pipeline.attention import settle_attention, without_attention
-from onnxq.pipeline.bit_budget import NAME as BITS
-from onnxq.pipeline.bit_budget import budgeted
-from onnxq.pipeline.budget import Budget
-from onnxq.pipeline.inputs import Inputs
+from onnxq.passes.mixed_precision.attention import settle_attention, without_attention
+from onnxq.passes.mixed_precision.weight_bits import NAME as BITS
+from onnxq.passes.mixed_precision.weight_bits import budgeted
+from onnxq.passes.time_budget import Budget
+from onnxq.pipeline.samples import Inputs
 from onnxq.pipeline.prepared import PreparedModel, reported
-from onnxq.pipeline.promotion import Ground, Outcome, Wish, promoted, whole_bytes
-from onnxq.pipeline.ranging import NAME, ranged
-from onnxq.pipeline.relief import Relieved, relieved
-from onnxq.pipeline.stages import Stages
-from onnxq.pipeline.sweeping import NAME as SWEEP
-from onnxq.pipeline.sweeping import Trial, swept
+from onnxq.passes.mixed_precision.promotion import Ground, Outcome, Wish, promoted, whole_bytes
+from onnxq.passes.ranges.stage import NAME, ranged
+from onnxq.passes.mixed_precision.sensitive_ops import Relieved, relieved
+from onnxq.passes.timers import Stages
+from onnxq.passes.rounding.stage import NAME as SWEEP
+from onnxq.passes.rounding.stage import Trial, swept
 from onnxq.plan import Plan
 from onnxq.planner import Draft
 from onnxq.progress import Progress

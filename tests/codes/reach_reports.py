@@ -17,7 +17,7 @@ from onnxq.cli import cli
 from onnxq.config import load_config
 from onnxq.engines.saturation.emulate import emulate
 from onnxq.graph import load_model, name_nodes
-from onnxq.pipeline.finish import unmeasured_cpu
+from onnxq.pipeline.finalize import unmeasured_cpu
 from onnxq.report.model import Latency, OutputCheck, Report
 from onnxq.runtime import tap
 from onnxq.sites import Refusal, TensorId
@@ -111,7 +111,7 @@ def no_tensorrt(_: Path):
 
 @reach("R112")
 def a_rewrite_that_does_not_fit(_: Path):
-    from onnxq.passes.guards import guard_float
+    from onnxq.passes.assembly.guards import guard_float
 
     return guard_float(name_nodes(gemm()), ["y"])[1].skipped
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from onnxq.config import Config
 from onnxq.data import extremes, load_data
 from onnxq.graph import ValueInfo
-from onnxq.pipeline.inputs import read_data
+from onnxq.pipeline.samples import read_data
 from onnxq.pipeline.prepared import load
 from tests.pipeline.models import images, residual
 

@@ -19,7 +19,7 @@ from onnxq.config import Config, QuantWish, Rule, RuleSet, load_config
 from onnxq.errors import CalibrationError, ConfigError, OutputError, PlanError
 from onnxq.interop import ORIGIN, Imported, Why, cache_of, read_cache, write_cache
 from onnxq.interop.trt_cache import parse_cache
-from onnxq.pipeline.importing import import_calibration
+from onnxq.pipeline.import_cache import import_calibration
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import Role

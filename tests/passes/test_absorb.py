@@ -12,8 +12,8 @@ from onnx import numpy_helper, parser
 import onnxq
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes, name_nodes
-from onnxq.passes.absorb import chosen_shifts, shift_axes, sources, with_shifts
-from onnxq.passes.absorb_core import absorbed, shifts
+from onnxq.passes.equalization.bias_absorption import chosen_shifts, shift_axes, sources, with_shifts
+from onnxq.passes.equalization.bias_absorption_core import absorbed, shifts
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import TensorId

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import parser
 
 from onnxq.graph import GraphIndex, name_nodes, opset_of
-from onnxq.passes.activations import activations
+from onnxq.passes.rewrites.activations import activations
 from onnxq.runtime import optimized_graph
 from tests.passes.kit import apply, assert_same, assert_untouched, in_branch, ops, parse
 

@@ -10,9 +10,9 @@ from onnx import ModelProto
 
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes
-from onnxq.passes.channels import find_channels
-from onnxq.passes.equalize import channel_axes, equalized, equalizing_factors
-from onnxq.passes.equalize_core import by_values, by_weights, merged, scaled
+from onnxq.passes.equalization.channels import find_channels
+from onnxq.passes.equalization.cross_layer import channel_axes, equalized, equalizing_factors
+from onnxq.passes.equalization.cross_layer_core import by_values, by_weights, merged, scaled
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 from tests.passes.kit import assert_same, constant, in_branch, parse

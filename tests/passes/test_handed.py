@@ -16,11 +16,11 @@ from onnxq.data import load_data
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import saturating_sums
-from onnxq.passes.handed import Handed, register, registered, taken
-from onnxq.passes.sweep import Swept
-from onnxq.pipeline.harder import harder
+from onnxq.passes.rounding.external import Handed, register, registered, taken
+from onnxq.passes.rounding.sequential import Swept
+from onnxq.passes.rounding.effort_high import harder
 from onnxq.pipeline.prepared import load
-from onnxq.pipeline.sweeping import Trial
+from onnxq.passes.rounding.stage import Trial
 from onnxq.plan import Plan, SitePlan
 from onnxq.report import silent
 from onnxq.sites import Role, TensorId

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.graph import GraphIndex, opset_of
-from onnxq.passes.layernorm import layernorm
+from onnxq.passes.rewrites.layernorm import layernorm
 from tests.passes.kit import apply, assert_same, assert_untouched, in_branch, ops, parse
 
 F = np.float32

@@ -12,7 +12,7 @@ from onnx import ModelProto, helper, numpy_helper
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, infer_shapes, opset_of
 from onnxq.passes import PASSES, prepare
-from onnxq.passes.replace import NEWEST
+from onnxq.passes.rewrites.replace import NEWEST
 from onnxq.runtime import optimized_graph
 from tests.passes.kit import assert_same, feeds_for, in_branch, infer, ops, parse, prepared
 

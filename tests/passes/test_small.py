@@ -8,11 +8,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from onnxq.graph import GraphIndex
-from onnxq.passes.dead import dead
-from onnxq.passes.pad import pad
-from onnxq.passes.pool import pool
-from onnxq.passes.prelu import prelu
-from onnxq.passes.residual import residual
+from onnxq.passes.rewrites.dead import dead
+from onnxq.passes.rewrites.pad import pad
+from onnxq.passes.rewrites.pool import pool
+from onnxq.passes.rewrites.prelu import prelu
+from onnxq.passes.rewrites.residual import residual
 from onnxq.runtime import optimized_graph
 from tests.passes.kit import apply, assert_same, assert_untouched, in_branch, ops, parse
 

@@ -13,9 +13,9 @@ from onnx import ModelProto
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes
 from onnxq.numerics import fake_quant, weight_qparams
-from onnxq.passes import awq_core
-from onnxq.passes.smooth import find_groups, quantized_groups, smoothed, smoothing_factors
-from onnxq.passes.smooth_core import ALPHAS, Reader, Seen, layer_error, search, smoothing
+from onnxq.passes.equalization import awq_core
+from onnxq.passes.equalization.smoothquant import find_groups, quantized_groups, smoothed, smoothing_factors
+from onnxq.passes.equalization.smoothquant_core import ALPHAS, Reader, Seen, layer_error, search, smoothing
 from onnxq.passes.view import View
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from onnxq.passes.gptq_core import (
+from onnxq.passes.rounding.gptq_core import (
     POSITIONS_PER_COLUMN,
     RIDGES,
     chosen_ridge,
@@ -24,8 +24,8 @@ from onnxq.passes.gptq_core import (
     refit,
     round_by_moments,
 )
-from onnxq.passes.moments_core import Accumulator, Moments, position_limit, together
-from onnxq.passes.unfold_core import Geometry, places, positions, sampled, window_means
+from onnxq.passes.rounding.second_moments import Accumulator, Moments, position_limit, together
+from onnxq.passes.rounding.im2col import Geometry, places, positions, sampled, window_means
 from onnxq.runtime import Session
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import onnxq
 from onnxq.config import Config
-from onnxq.pipeline import scaled
+from onnxq.passes.equalization import stage as scaled
 from onnxq.report import show_report
 from tests.pipeline.models import EVERYTHING, images, residual
 

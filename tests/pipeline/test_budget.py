@@ -20,7 +20,7 @@ from onnxq.cli import cli
 from onnxq.config import DataConfig
 from onnxq.data import load_data
 from onnxq.graph import ValueInfo
-from onnxq.pipeline.budget import Budget, OutOfTime
+from onnxq.passes.time_budget import Budget, OutOfTime
 from onnxq.report import Progress, silent
 from tests.pipeline.models import EVERYTHING, images, residual
 from tests.processes import start
@@ -149,7 +149,7 @@ def test_enough_of_it_changes_nothing(unhurried: float) -> None:
 
 def test_promotion_keeps_the_steps_it_made() -> None:
     made, clock = budget(100)
-    from onnxq.pipeline import promotion
+    from onnxq.passes.mixed_precision import promotion
 
     class Search:
         late = False

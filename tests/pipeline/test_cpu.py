@@ -9,7 +9,7 @@ import pytest
 
 import onnxq
 from onnxq.errors import ConfigError
-from onnxq.pipeline.finish import unmeasured_cpu
+from onnxq.pipeline.finalize import unmeasured_cpu
 from onnxq.report import report_json, show_report
 from onnxq.runtime import CPU_KINDS, cpu_kind
 from onnxq.targets.costs import CPU_COSTS

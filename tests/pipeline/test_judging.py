@@ -13,12 +13,12 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config, QuantWish, load_config
 from onnxq.data import load_data
 from onnxq.graph import GraphIndex
-from onnxq.pipeline import judging
-from onnxq.pipeline.inputs import read_data
-from onnxq.pipeline.judging import Recorded, before_rounding, plan_errors, recorded
+from onnxq.passes import judging
+from onnxq.pipeline.samples import read_data
+from onnxq.passes.judging import Recorded, before_rounding, plan_errors, recorded
 from onnxq.pipeline.prepared import load
-from onnxq.pipeline.realise import realise
-from onnxq.pipeline.run import look
+from onnxq.passes.assembly.model import realise
+from onnxq.pipeline.quantize_model import look
 from onnxq.plan import Plan
 from onnxq.runtime import Session
 from onnxq.sites import Role

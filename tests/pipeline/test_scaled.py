@@ -14,7 +14,7 @@ from onnxq.config import Config, QuantWish, Rule
 from onnxq.errors import PlanError
 from onnxq.graph.values import decode_tensor
 from onnxq.passes import PassReport
-from onnxq.pipeline import scaled
+from onnxq.passes.equalization import stage as scaled
 from onnxq.plan import from_json, to_json
 from tests.pipeline.models import EVERYTHING, images, residual
 

@@ -55,7 +55,7 @@ def test_all_on_and_all_off(made: tuple[onnx.ModelProto, onnx.ModelProto]) -> No
 @given(chosen=st.sets(st.integers(0, 12)))
 def test_each_switch_does_what_leaving_it_out_of_the_file_does(chosen: set[int]) -> None:
     """The emitter with some sites only is the independent witness."""
-    from onnxq.pipeline.realise import realise
+    from onnxq.passes.assembly.model import realise
 
     prepared, result = _witness()
     board = switchboard(prepared.proto, result.model)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from onnxq import graph
 from onnxq.config import load_config
 from onnxq.errors import ConfigError
-from onnxq.passes.prepare import prepare
+from onnxq.passes.rewrites.prepare import prepare
 from onnxq.planner.build import draft
 from onnxq.sites import Role
 from tests.torch.nets import Dense, Encoder, Mobile, ResNet, images, settled

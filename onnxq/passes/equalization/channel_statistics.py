@@ -1,0 +1,98 @@
+"""What tensors hold, channel by channel, over samples: smallest and largest values, and some rows. All streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from onnxq.calibrate import DEFAULT_MEMORY_LIMIT
+from onnxq.calibrate.taps import Taps
+from onnxq.data import Batch, Dataset, attended
+from onnxq.passes.equalization.smoothquant_core import Seen
+from onnxq.progress import Progress
+from onnxq.runtime import Feeds
+from onnxq.sites import TensorId
+
+_LOOK_AHEAD = 16
+
+
+def observe_channels(
+    proto: ModelProto,
+    axes: Mapping[TensorId, int],
+    dataset: Dataset,
+    *,
+    progress: Progress,
+    title: str,
+    rows: int = 0,
+    batch: int | None = None,
+    memory_limit: int | None = None,
+) -> dict[TensorId, Seen]:
+    """Low and high end of each channel along `axes`, and `rows` of its rows spread over the samples.
+
+    A tensor that no sample reached, that cannot be observed or that held NaN or inf is not in the result.
+    Raises ModelError and DataError from the runs.
+    """
+    if not axes:
+        return {}
+    taps = Taps(proto, list(axes), DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit)
+    if not taps.tensors:
+        return {}
+    groups = taps.groups(max(islice(dataset.batches(batch), _LOOK_AHEAD), key=_volume))
+    share = -(-rows // len(dataset)) if rows else 0
+    found: dict[TensorId, _Running] = {}
+
+    def singles(part: Batch) -> Iterable[Feeds]:
+        return (dataset[k] for k in range(part.first_index, part.first_index + part.count))
+
+    with progress(title, len(groups) * len(dataset)) as task:
+        for group in groups:
+            last = -1
+            for part, tensor, value in taps.run(group, dataset.batches(batch), singles):
+                axis = axes[tensor]
+                one = found.setdefault(tensor, _Running(value.shape[axis], rows))
+                one.extend(value, axis)
+                if share:
+                    flat = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
+                    meant = attended(part.feeds, value.shape)
+                    one.keep(flat if meant is None else flat[meant.reshape(-1)], share * part.count)
+                if part.first_index != last:
+                    task.advance(part.count)
+                    last = part.first_index
+    return {tensor: seen for tensor, one in found.items() if (seen := one.result()) is not None}
+
+
+def _volume(batch: Batch) -> int:
+    return sum(value.size for value in batch.feeds.values())
+
+
+class _Running:
+    def __init__(self, channels: int, rows: int) -> None:
+        self.low = np.full(channels, np.inf)
+        self.high = np.full(channels, -np.inf)
+        self.rows: list[NDArray[np.float32]] = []
+        self.left = rows
+
+    def extend(self, value: NDArray[np.floating[Any]], axis: int) -> None:
+        """value: channels along `axis`."""
+        others = tuple(k for k in range(value.ndim) if k != axis % value.ndim)
+        self.low = np.minimum(self.low, value.min(axis=others))
+        self.high = np.maximum(self.high, value.max(axis=others))
+
+    def keep(self, meant: NDArray[np.floating[Any]], share: int) -> None:
+        """Of `meant` [positions, channels], those that count, up to `share` rows, evenly spread, are kept."""
+        take = min(share, self.left, len(meant))
+        if take:
+            picked = np.linspace(0, len(meant) - 1, take).astype(int)
+            self.rows.append(meant[picked].astype(np.float32))
+            self.left -= take
+
+    def result(self) -> Seen | None:
+        if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
+            return None
+        rows = np.concatenate(self.rows) if self.rows else np.zeros((0, self.low.size), np.float32)
+        return Seen(self.low, self.high, rows)

@@ -1,0 +1,127 @@
+"""Equalization: channels that share one activation scale are made alike, by factors that cancel in the weights.
+
+Where one operator makes a tensor its weights say by how much (Nagel et al. 2019, arXiv 1906.04721); where an Add or a
+Concat joins several, the largest values of each channel on a few samples do. What may be scaled is in `channels`, the
+numbers are in `equalize_core`. The float function stays as it is, and so does the graph: only
+weights and biases change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from onnxq.errors import PlanError
+from onnxq.passes.affine_core import Array64, rounded
+from onnxq.passes.equalization.channels import Channels, Op, find_channels
+from onnxq.passes.edit import Edit
+from onnxq.passes.equalization.cross_layer_core import by_values, by_weights, scaled
+from onnxq.passes.view import View
+from onnxq.sites import TensorId
+
+Factors = Mapping[TensorId, NDArray[np.float32]]
+# Below this a factor moves nothing that eight bits could tell.
+_WORTH = 1.05
+
+
+def wanted_values(proto: ModelProto) -> tuple[TensorId, ...]:
+    """The tensors whose largest values per channel `equalizing_factors` uses: those of groups that weights say
+    too little about."""
+    found = find_channels(View(proto))
+    return tuple(t for t, labels in found.labels.items() if bool((found.free & ~found.rectified)[labels].any()))
+
+
+def channel_axes(proto: ModelProto) -> Mapping[TensorId, int]:
+    """The channel axis of each of `wanted_values`."""
+    found = find_channels(View(proto))
+    return {t: found.axes[t] for t in wanted_values(proto)}
+
+
+def equalizing_factors(proto: ModelProto, largest: Mapping[TensorId, Array64] | None = None) -> Factors:
+    """What the outputs of linear operators are to be multiplied by, [channels] each; {} where nothing is to be gained.
+
+    largest: max |x_c| over samples of `wanted_values`, [channels] each; without it only weights decide, and joined
+    tensors stay as they are.
+    """
+    found = find_channels(View(proto))
+    factors = _by_root(found, largest or {})
+    return _written(found, factors)
+
+
+def _by_root(found: Channels, largest: Mapping[TensorId, Array64]) -> Array64:
+    """[labels] factors; roots alone are filled with what is not 1."""
+    count = found.root.size
+    rows, columns, values = np.zeros(count), np.zeros(count), np.zeros(count)
+    for op in found.ops:
+        size = op.largest()
+        np.maximum.at(rows, found.root[op.rows], size.max(axis=2, initial=0.0).reshape(-1))
+        if op.columns is not None:
+            np.maximum.at(columns, found.root[op.columns], size.max(axis=1, initial=0.0).reshape(-1))
+    for tensor, value in largest.items():
+        if tensor in found.labels:
+            np.maximum.at(values, found.root[found.labels[tensor]], value)
+    roots = np.flatnonzero((found.root == np.arange(count)) & found.free)
+    single, joint = roots[found.rectified[roots]], roots[~found.rectified[roots]]
+    out = np.ones(count)
+    out[single] = by_weights(rows[single], columns[single], found.group[single])
+    if largest:
+        out[joint] = by_values(values[joint], found.group[joint])
+    return out
+
+
+def _written(found: Channels, factors: Array64) -> Factors:
+    out = {}
+    for op in found.ops:
+        s = factors[found.root[op.rows]]
+        if max(s.max(initial=1.0), 1.0 / s.min(initial=1.0)) > _WORTH:
+            out[TensorId(op.linear.last.outputs[0], op.linear.last.scope)] = s.astype(np.float32)
+    return out
+
+
+def equalized(proto: ModelProto, factors: Factors) -> tuple[ModelProto, tuple[str, ...]]:
+    """The model with these outputs multiplied, and all that reads them divided; a line for each operator that changed.
+
+    Raises PlanError for a tensor that cannot take the factors, or that joins another which is given other ones.
+    """
+    view = View(proto)
+    found = find_channels(view)
+    s = np.ones(found.root.size)
+    given = np.zeros(found.root.size, bool)
+    for tensor, values in factors.items():
+        labels = found.labels.get(tensor)
+        if labels is None or labels.size != values.size:
+            raise PlanError(str(tensor), "has no channels that could be equalized this way", _FIX, code="Q404")
+        roots, wide = found.root[labels], values.astype(np.float64)
+        if bool((given[roots] & (s[roots] != wide)).any()) or bool(((wide != 1.0) & ~found.free[labels]).any()):
+            raise PlanError(str(tensor), "cannot take the factors that the plan gives it", _FIX, code="Q404")
+        s[roots], given[roots] = wide, True
+    edit, changed = Edit(proto), []
+    for op in found.ops:
+        rows = s[found.root[op.rows]]
+        columns = np.ones(op.inputs) if op.columns is None else s[found.root[op.columns]]
+        if bool((rows != 1.0).any() or (columns != 1.0).any()):
+            _scale(view, edit, op, rows, columns)
+            changed.append(op.linear.node.name)
+    return (edit.export() if changed else proto), tuple(changed)
+
+
+_FIX = "plan the model again"
+
+
+def _scale(view: View, edit: Edit, op: Op, rows: Array64, columns: Array64) -> None:
+    weight = scaled(op.linear.weight, op.groups, op.output_first, rows, columns)
+    if weight is None:
+        raise PlanError(op.linear.node.name, f"its scaled weights overflow {op.linear.weight.dtype}", _FIX, code="Q404")
+    edit.set_constant(view, view.edge(op.linear.node, 1), weight)
+    if op.linear.bias_at is None:
+        return
+    holder, k = op.linear.bias_at
+    held = view.constant(holder, k)
+    if held is not None:
+        bias = rounded(held.astype(np.float64) * rows, held.dtype)
+        if bias is None:
+            raise PlanError(op.linear.node.name, f"its scaled bias overflows {held.dtype}", _FIX, code="Q404")
+        edit.set_constant(view, view.edge(holder, k), bias)

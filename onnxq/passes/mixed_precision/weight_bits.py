@@ -1,0 +1,141 @@
+"""Bits of weights by an average: which get more than the fewest, by what each costs the outputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from onnxq import targets
+from onnxq.calibrate import calibrate
+from onnxq.config import Config
+from onnxq.data import Dataset
+from onnxq.errors import ConfigError
+from onnxq.graph import GraphIndex, index_of
+from onnxq.passes import PassReport
+from onnxq.passes.mixed_precision.weight_errors import isolated_errors
+from onnxq.passes.mixed_precision.weight_bits_core import Weight, mean_bits, spend
+from onnxq.pipeline.prepared import PreparedModel, reported
+from onnxq.passes.rounding.stage import other_views
+from onnxq.plan import Plan, SitePlan
+from onnxq.progress import Progress
+from onnxq.sites import Role, Site, TensorId
+from onnxq.spec import QuantSpec
+
+NAME = "bits"
+# Samples to round weights with, and others to judge them on.
+_FITTED, _JUDGED = 32, 8
+_MOST_BITS = 8
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    site: SitePlan
+    elements: int
+    widths: tuple[int, ...]
+
+
+def check_budget(config: Config) -> None:
+    """ConfigError where the average cannot be kept with the fewest bits, or must not be spent at all."""
+    budget, fewest = config.weight_bits_budget, config.weights.bits
+    if budget is None:
+        return
+    where = config.where("weight_bits_budget")
+    if fewest > budget:
+        fix = f"write `weights: {{bits: {max(2, min(int(budget), 8))}}}`, or start from ort-w4a8"
+        raise ConfigError(where, f"weights of {fewest} bits cannot be {budget:g} on average", fix, code="Q308")
+    wrong = [bits for bits in config.weight_bits if bits < fewest]
+    if wrong:
+        raise ConfigError(
+            config.where("weight_bits"), f"{wrong[0]} is less than the {fewest} bits that weights have",
+            "name wider ones, or lower `weights: {bits: …}`", code="Q308")  # fmt: skip
+
+
+def budgeted(
+    prepared: PreparedModel, plan: Plan, calibration: Dataset, config: Config, *, progress: Progress
+) -> tuple[PreparedModel, Plan]:
+    """The plan with more bits for the weights that need them, and the model with the account of it.
+
+    Weights that a rule gave another width keep it, and count. What each costs is measured on samples that its rounding
+    did not see; all weights are then within `config.weight_bits_budget` bits on average over their elements.
+    """
+    if config.weight_bits_budget is None or NAME in config.skip:
+        return prepared, plan
+    index = index_of(prepared.proto)
+    weights = [site for site in plan.sites if site.role is Role.WEIGHT]
+    elements = {site.site: _elements(index, site) for site in weights}
+    open_ = [one for one in (_candidate(index, site, elements[site.site], config) for site in weights) if one]
+    if not open_:
+        return reported(prepared, PassReport(NAME, ("no weight can have more bits on this target",))), plan
+    fitted, judged = _parted(calibration, config.data.seed)
+    seen = list(fitted.samples())
+    errors = isolated_errors(
+        prepared.proto, plan, seen, judged.samples(), others=other_views(seen, plan, config.skip),
+        rounded=config.effort != "fast" and "sweep" not in config.skip and not calibration.synthetic,
+        progress=progress,
+    )  # fmt: skip
+    measured = [one for one in open_ if one.site.site in errors]
+    fixed = [site for site in weights if site.site not in {one.site.site for one in measured}]
+    others = sum(elements[s.site] for s in fixed), sum(elements[s.site] * s.spec.bits for s in fixed)
+    asked = [Weight(one.elements, one.site.spec.bits, errors[one.site.site], one.widths) for one in measured]
+    chosen = spend(asked, config.weight_bits_budget, others)
+    bits: dict[Site, int] = {one.site.site: width for one, width in zip(measured, chosen, strict=True)}
+    report = PassReport(NAME, (_line(weights, elements, bits, config),))
+    return reported(prepared, report), _widened(prepared, plan, bits, calibration)
+
+
+def _parted(calibration: Dataset, seed: int) -> tuple[Dataset, Dataset]:
+    few = calibration.take(_FITTED + _JUDGED, seed)
+    return few.split(max(1, min(_JUDGED, len(few) // 3)), seed)
+
+
+def _elements(index: GraphIndex, site: SitePlan) -> int:
+    edge = site.consumers[0] if site.consumers else None
+    node = index.node(edge.node) if edge is not None else None
+    tensor: TensorId | None = None
+    if node is not None and edge is not None:
+        tensor = index.resolve(node.inputs[edge.index], node.scope)
+    value = index.constant(tensor) if tensor is not None else None
+    return 0 if value is None else int(value.size)
+
+
+def _candidate(index: GraphIndex, site: SitePlan, elements: int, config: Config) -> _Candidate | None:
+    if not elements or site.spec.bits != config.weights.bits or site.spec.is_float or site.group:
+        return None
+    op_type = index.node(site.consumers[0].node).op_type if site.consumers else ""
+    engine = targets.target(config.target, config.mode)
+    asked = config.weight_bits or range(site.spec.bits + 1, _MOST_BITS + 1)
+    widths = tuple(
+        sorted(
+            bits
+            for bits in set(asked)
+            if bits > site.spec.bits and engine.capability(wider(site.spec, bits), Role.WEIGHT, op_type) is not None
+        )
+    )
+    return _Candidate(site, elements, widths) if widths else None
+
+
+def wider(spec: QuantSpec, bits: int) -> QuantSpec:
+    """The same spec with more bits, in a byte where it was packed into less."""
+    storage = spec.storage if bits <= spec.storage_bits else ""
+    return replace(spec, bits=bits, storage=storage)
+
+
+def _widened(prepared: PreparedModel, plan: Plan, bits: dict[Site, int], calibration: Dataset) -> Plan:
+    """The plan with these widths, and numbers to match."""
+    changed = {site.site for site in plan.sites if site.role is Role.WEIGHT and bits.get(site.site, 0) > site.spec.bits}
+    sites = []
+    for site in plan.sites:
+        if site.site in changed and site.role is Role.WEIGHT:
+            site = replace(site, spec=wider(site.spec, bits[site.site]), qparams=None, values=None)
+        elif site.derived is not None and site.derived[1] in changed:
+            site = replace(site, qparams=None, values=None)
+        sites.append(site)
+    return calibrate(prepared.proto, replace(plan, sites=tuple(sites)), calibration) if changed else plan
+
+
+def _line(weights: Sequence[SitePlan], elements: dict[Site, int], bits: dict[Site, int], config: Config) -> str:
+    now = [bits.get(site.site, site.spec.bits) for site in weights]
+    mean = mean_bits([elements[site.site] for site in weights], now)
+    counts = ", ".join(f"{count} at {width}" for width, count in sorted(Counter(now).items()))
+    return f"weights of {mean:.2f} bits on average (at most {config.weight_bits_budget:g}): {counts}"

@@ -1,0 +1,138 @@
+"""What each quantized weight, alone in the float model, does to the outputs: measured, for `bits_core.spend`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.data import attended
+from onnxq.graph import GraphIndex, at_opset
+from onnxq.graph.scopes import bodies
+from onnxq.numerics import dequantize, fake_quant_weight
+from onnxq.passes.rounding.sequential import sweep
+from onnxq.passes.rounding.operators import Operator, operators
+from onnxq.plan import Plan, SitePlan
+from onnxq.progress import Progress
+from onnxq.runtime import Feeds, Session
+from onnxq.sites import Edge, Site
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """An input of a node that reads a constant, made an input of the whole model."""
+
+    name: str
+    usual: Array
+
+
+def isolated_errors(
+    proto: onnx.ModelProto,
+    plan: Plan,
+    fitted: Sequence[Feeds],
+    judged: Iterable[Feeds],
+    *,
+    rounded: bool,
+    others: Sequence[Feeds] = (),
+    progress: Progress,
+) -> dict[Site, float]:
+    """Squared error at the outputs over their power, with only this weight quantized; activations stay float.
+
+    plan: calibrated for `proto`, the prepared float model. rounded: each weight is rounded by the moments of `fitted`
+    and its bias corrected, as the sweep does it; else it is as the plan has it. judged: samples that `fitted` does not
+    hold: with few samples a layer of many columns fits those it saw. others: as of `sweep`. The model is loaded once,
+    with the weights as inputs.
+    """
+    proto = at_opset(proto, plan.opset)
+    found = operators(GraphIndex(proto), plan)
+    alone = sweep(proto, plan, fitted, others=others, alone=True, progress=progress).plan if rounded else plan
+    open_, places = _opened(proto, found)
+    session = Session(open_, optimize=False)
+    usual = {place.name: place.usual for place in places.values()}
+    samples = [dict(sample) for sample in judged]
+    wanted = [session.run({**sample, **usual}) for sample in samples]
+    errors: dict[Site, float] = {}
+    by_site: dict[Site, list[Operator]] = {}
+    for one in found:
+        by_site.setdefault(one.site.site, []).append(one)
+    with progress("measuring weights", len(by_site)) as task:
+        for site, readers in by_site.items():
+            changed = {**usual, **_changes(alone, readers, places)}
+            got = (session.run({**sample, **changed}) for sample in samples)
+            errors[site] = _relative(samples, wanted, got)
+            task.advance()
+    return errors
+
+
+def _opened(proto: onnx.ModelProto, found: Sequence[Operator]) -> tuple[onnx.ModelProto, dict[Edge, _Place]]:
+    """A copy whose weights and biases of these operators are read from inputs of the model."""
+    copy = onnx.ModelProto.FromString(proto.SerializeToString())
+    nodes = {node.name: node for node in _nodes(copy.graph)}
+    places: dict[Edge, _Place] = {}
+    for one in found:
+        wanted = {Edge(one.node.name, 1, one.node.scope): one.weight}
+        if one.bias_edge is not None:
+            wanted[one.bias_edge] = np.asarray(one.bias.reshape(one.bias_shape), np.float32)
+        for edge, value in wanted.items():
+            node = nodes[edge.node]
+            place = _Place(f"{edge.node}/in{edge.index}/given", np.ascontiguousarray(value, np.float32))
+            node.input.extend([""] * (edge.index + 1 - len(node.input)))
+            node.input[edge.index] = place.name
+            copy.graph.input.append(onnx.helper.make_tensor_value_info(place.name, 1, place.usual.shape))
+            places[edge] = place
+    return copy, places
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for _, body in bodies(node):
+            yield from _nodes(body)
+
+
+def _changes(plan: Plan, readers: Sequence[Operator], places: Mapping[Edge, _Place]) -> dict[str, Array]:
+    sites = {site.site: site for site in plan.sites}
+    biases = {bias.edge: bias.values for bias in plan.biases}
+    found: dict[str, Array] = {}
+    for one in readers:
+        found[places[Edge(one.node.name, 1, one.node.scope)].name] = _value(sites[one.site.site], one.weight)
+        if one.bias_edge is None:
+            continue
+        place, held = places[one.bias_edge], one.bias_site
+        if one.bias_edge in biases:
+            found[place.name] = np.asarray(biases[one.bias_edge].reshape(place.usual.shape), np.float32)
+        elif held is not None and sites[held.site].values is not None:
+            found[place.name] = _value(sites[held.site], place.usual.reshape(-1)).reshape(place.usual.shape)
+    return found
+
+
+def _value(site: SitePlan, constant: Array) -> Array:
+    if site.qparams is None:
+        return constant
+    if site.values is None:
+        return np.asarray(fake_quant_weight(constant, site.qparams, site.spec, site.sum_orders))
+    return np.ascontiguousarray(dequantize(site.values, site.qparams, site.spec), np.float32)
+
+
+def _relative(samples: Sequence[Feeds], wanted: Sequence[Mapping[str, Any]], got: Iterable[Mapping[str, Any]]) -> float:
+    """Mean over outputs of squared error over power; of numbers only, without padding."""
+    errors: dict[str, float] = {}
+    powers: dict[str, float] = {}
+    for feeds, one, other in zip(samples, wanted, got, strict=True):
+        for name, value in one.items():
+            if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or other[name].shape != value.shape:
+                continue
+            meant = attended(feeds, value.shape)
+            pair = (value, other[name]) if meant is None else (value[meant], other[name][meant])
+            counted = np.isfinite(pair[0])
+            ref, got_ = (array[counted].astype(np.float64) for array in pair)
+            errors[name] = errors.get(name, 0.0) + float((got_ - ref) @ (got_ - ref))
+            powers[name] = powers.get(name, 0.0) + float(ref @ ref)
+    shares = [errors[name] / powers[name] if powers[name] > 0 else 0.0 for name in errors]
+    return float(np.mean(np.nan_to_num(shares, nan=np.inf))) if shares else 0.0

@@ -1,0 +1,123 @@
+"""Roundings that others hand in: the door for block reconstruction, which needs gradients that the engine has not.
+
+A rounder is any callable of the prepared float model, the plan that the sweep left and the samples it was made with. It
+gives what it found block by block, in the order the model runs; each is kept where the outputs of the quantized model
+come nearer to float on samples held back from both. The engine knows nothing of how the levels were found:
+
+    from onnxq.passes.rounding.external import Handed, register
+
+    def rounder(proto, plan, samples):
+        for block in blocks_of(proto):
+            yield Handed(block.name, {site: levels, ...})
+
+    register("brecq", rounder)          # then: onnxq.quantize(model, data, effort="high")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.errors import PlanError
+from onnxq.numerics import keep_sums
+from onnxq.plan import BiasPlan, Plan, SitePlan
+from onnxq.planner.sums import count_saturating
+from onnxq.runtime import Feeds
+from onnxq.sites import Edge, Role, Site
+from onnxq.spec import QParams
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Handed:
+    """One block's better numbers. Sites and edges are those of the plan; what is not named stays as it was.
+
+    levels: weight -> integers of its shape, within its spec's limits. Where the site has `sum_orders`, those that break
+        a sum (`onnxq.numerics.saturation`) are moved.
+    numbers: weight -> scale and zero point, where they changed too.
+    biases: input that reads a float bias -> its values.
+    """
+
+    block: str
+    levels: Mapping[Site, Array]
+    numbers: Mapping[Site, QParams] = field(default_factory=dict)
+    biases: Mapping[Edge, Array] = field(default_factory=dict)
+
+
+class Rounder(Protocol):
+    """What `register` takes."""
+
+    def __call__(self, proto: onnx.ModelProto, plan: Plan, samples: Sequence[Feeds]) -> Iterable[Handed]:
+        """Blocks in the order the model runs. proto: not to be changed."""
+
+
+_ROUNDERS: dict[str, Rounder] = {}
+
+
+def register(name: str, rounder: Rounder | None) -> None:
+    """Ask this one too, at effort `high`, in the order of registration; None takes it out."""
+    if rounder is None:
+        _ROUNDERS.pop(name, None)
+    else:
+        _ROUNDERS[name] = rounder
+
+
+def registered() -> Mapping[str, Rounder]:
+    """Those to ask."""
+    return dict(_ROUNDERS)
+
+
+def taken(plan: Plan, handed: Handed) -> tuple[Plan, tuple[str, ...]]:
+    """The plan with a block's numbers, and a line for each weight whose integers had to be moved.
+
+    They are moved where they overflow 16-bit sums of the target's kernels, to the nearest that do not.
+    Raises PlanError, naming block and site, for numbers that do not fit.
+    """
+    sites = {site.site: site for site in plan.sites}
+    lines = []
+    for site in {**handed.levels, **handed.numbers}:
+        held = sites.get(site)
+        if held is None or held.role is not Role.WEIGHT:
+            raise PlanError(
+                f"{handed.block}: {site}", "is not a quantized weight of this plan", "hand in what it has", code="Q408"
+            )
+        sites[site], moved = _keep_sums(_site(held, handed))
+        lines += [f"{handed.block}: {site}: {moved}"] if moved else []
+    kept = tuple(bias for bias in plan.biases if bias.edge not in handed.biases)
+    biases = tuple(BiasPlan(edge=edge, values=np.asarray(v, np.float32)) for edge, v in handed.biases.items())
+    return replace(plan, sites=tuple(sites[site.site] for site in plan.sites), biases=(*kept, *biases)), tuple(lines)
+
+
+def _keep_sums(site: SitePlan) -> tuple[SitePlan, str]:
+    """The site with integers that keep its 16-bit sums, and how many did not ("": none)."""
+    assert site.values is not None
+    _, sums = count_saturating(site.values, site.sum_orders)
+    if not sums:
+        return site, ""
+    # The rounder knows why it chose them, so they are what to stay near to, not the float weight.
+    kept = keep_sums(site.values, site.values, site.sum_orders)
+    return replace(site, values=kept), f"{sums} sums of its integers would overflow 16 bits: moved to the nearest"
+
+
+def _site(held: SitePlan, handed: Handed) -> SitePlan:
+    numbers = handed.numbers.get(held.site, held.qparams)
+    levels = handed.levels.get(held.site)
+    if levels is None or numbers is None or held.qparams is None:
+        cause = "comes without levels: those it has belong to other numbers"
+        raise PlanError(f"{handed.block}: {held.site}", cause, "hand in both", code="Q408")
+    found, spec = np.asarray(levels), held.spec
+    shaped = held.values is None or found.shape == held.values.shape
+    whole = found.dtype.kind in "iu" and (not found.size or (found.min() >= spec.qmin and found.max() <= spec.qmax))
+    if not shaped or not whole or np.shape(numbers.scale) != np.shape(held.qparams.scale):
+        cause = f"its levels must be integers from {spec.qmin} to {spec.qmax}, of the weight's shape"
+        raise PlanError(
+            f"{handed.block}: {held.site}", cause, "clip them, and keep the shape of its scale", code="Q408"
+        )
+    kind = np.dtype(spec.storage.replace("int4", "int8"))
+    return replace(held, qparams=replace(numbers, origin=f"handed in by {handed.block}"), values=found.astype(kind))

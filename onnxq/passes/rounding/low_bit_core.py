@@ -1,0 +1,134 @@
+"""Rounding at few bits: which moments to trust, scales found together with the levels, and a search from there; arrays.
+
+agreed_moments     H with its off-diagonal part made smaller by as much of it as the two halves of the samples do not
+                   agree on: delta = |H1 - H2|^2 / 4 / |H|^2, off the diagonal (Ledoit and Wolf 2004, Schaefer and
+                   Strimmer 2005, with the variance from halves, since positions of one sample are no independent
+                   draws). EfficientNet-Lite0, all weights at 4 bits, 24 samples: 7.0 -> 7.5 dB.
+round_narrow       GPTQ with each of FACTORS times the row's scale, the one with the least error taken. That shrinks
+                   the row's output a little, everywhere alike and layer after layer, so the scale is then raised until
+                   <W^, W>_H = <W, W>_H. A ResNet with weights of 4 bits: 34.7 dB without either, 33.6 without the last
+                   step, 34.9 so; EfficientNet-Lite0 7.5, 8.8 and 9.2.
+descended          AdaRound's objective (Nagel et al. 2020, arXiv 2004.10568: the error of the layer's output over all
+                   roundings), which for a linear layer is tr((W - W^) H (W - W^)^T): no samples needed, only H. In
+                   place of its relaxation, the best single step of one level per row, until no step helps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.passes.rounding.gptq_core import Spreading, layer_error, round_spreading
+
+Array = NDArray[Any]
+
+# Steps of .1 leave .2 dB of a layer's error, of narrow layers' more.
+FACTORS = tuple(1.0 - 0.025 * k for k in range(21))
+# Most that the last step may change a scale: beyond, the row holds little but rounding error.
+_GAIN = 1.25
+# A step must lower a row's error by this share of it, or the end is floating-point noise.
+_STEP = 1e-7
+
+
+@dataclass(frozen=True, eq=False)
+class Narrow:
+    """levels: int32 [groups, rows, K]; factors: float32 [groups, rows], what the scales must be multiplied with."""
+
+    levels: NDArray[np.int32]
+    factors: NDArray[np.float32]
+
+
+def agreed_moments(h: Array, one: Array, other: Array) -> NDArray[np.float64]:
+    """H with the off-diagonal part shrunk; one, other: those of half of the samples each; all [groups, K, K]."""
+    away = 1.0 - np.eye(h.shape[-1])
+    noise = np.sum(((one - other) / 2.0 * away) ** 2, axis=(1, 2))
+    signal = np.sum((h * away) ** 2, axis=(1, 2))
+    share = np.minimum(noise / np.maximum(signal, np.finfo(np.float64).tiny), 1.0)
+    return np.asarray(h * (1.0 - share[:, None, None] * away))
+
+
+def round_narrow(
+    w: Array,
+    seen: Spreading,
+    scale: Array,
+    zero: Array,
+    limits: tuple[int, int],
+    *,
+    lowest: Array | None = None,
+    thorough: bool = False,
+) -> Narrow:
+    """Levels of w and, row by row, a factor for their scale; arguments as of `round_spreading`.
+
+    lowest: [groups, rows], the least factor that a row's scale allows. thorough: `descended` after GPTQ.
+    """
+    damped = seen.damped
+    least = np.zeros(w.shape[:2]) if lowest is None else np.asarray(lowest, np.float64)
+    best: tuple[Array, Array, Array] | None = None
+    for factor in FACTORS:
+        scales = np.asarray(scale * np.float32(factor), np.float32)
+        levels = round_spreading(w, seen, scales, zero, limits)
+        if thorough:
+            levels = descended(w, levels, damped, scales, zero, limits)
+        error = layer_error(w, levels, scales, zero, damped)
+        if best is None:
+            best = levels, error, np.ones(error.shape)
+            continue
+        better = (error < best[1]) & (factor >= least)
+        best = (
+            np.where(better[:, :, None], levels, best[0]),
+            np.where(better, error, best[1]),
+            np.where(better, factor, best[2]),
+        )
+    levels, _, factors = best if best is not None else (np.zeros(w.shape, np.int32), None, np.ones(w.shape[:2]))
+    factors = factors * _gain(w, (levels - zero) * scale * factors[:, :, None], damped)
+    return Narrow(np.asarray(levels, np.int32), np.asarray(np.maximum(factors, least), np.float32))
+
+
+def _gain(w: Array, rounded: Array, damped: Array) -> Array:
+    """<W, W>_H / <W^, W>_H of every row."""
+    towards = np.asarray(w, np.float64) @ damped
+    wanted = np.einsum("grk,grk->gr", towards, w)
+    got = np.einsum("grk,grk->gr", towards, rounded)
+    ratio = np.divide(wanted, got, out=np.ones_like(wanted), where=(got > 0) & (wanted > 0))
+    return np.asarray(np.clip(ratio, 1 / _GAIN, _GAIN))
+
+
+def descended(
+    w: Array, levels: Array, damped: Array, scale: Array, zero: Array, limits: tuple[int, int]
+) -> NDArray[np.int32]:
+    """Levels from which no single step of one level lowers a row's error; none has a larger one than before.
+
+    damped: as of `damped_moments`. At most K steps a row.
+    """
+    found = np.array(levels, np.int32)
+    for group in range(len(found)):
+        _descend(w[group], found[group], damped[group], scale[group], zero[group], limits)
+    return found
+
+
+def _descend(w: Array, levels: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> None:
+    """`descended` of one group, in place. The gradient is kept up to date: a step costs K multiplications a row."""
+    moments, steps = np.asarray(h, np.float32), np.asarray(scale, np.float32)
+    curve = np.diag(moments)
+    gap = (levels - zero) * steps - np.asarray(w, np.float32)
+    slope = gap @ moments
+    floor = -_STEP * np.einsum("rk,rk->r", slope, gap)
+    rows = np.arange(len(levels))
+    for _ in range(levels.shape[1]):
+        step, slopes, at = steps[rows], slope[rows], levels[rows]
+        bend = step * step * curve
+        up = np.where(at < limits[1], 2 * step * slopes + bend, np.inf)
+        down = np.where(at > limits[0], bend - 2 * step * slopes, np.inf)
+        column = np.minimum(up, down).argmin(axis=1)
+        every = np.arange(len(rows))
+        rising = up[every, column] <= down[every, column]
+        helps = np.minimum(up, down)[every, column] < floor[rows]
+        rows, column, rising = rows[helps], column[helps], rising[helps]
+        if not len(rows):
+            return
+        sign = np.where(rising, 1, -1)
+        levels[rows, column] += sign
+        slope[rows] += (sign * steps[rows, column])[:, None] * moments[column]

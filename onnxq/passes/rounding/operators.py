@@ -1,0 +1,205 @@
+"""One operator's weight as a matrix: where it lies, how its input becomes rows, where its bias is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.graph import GraphIndex, NodeRef
+from onnxq.passes.rounding.im2col import Geometry
+from onnxq.plan import Plan, SitePlan
+from onnxq.sites import Edge, Role, TensorId
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """A node with a quantized constant weight.
+
+    weight: as stored. geometry: of its input. bias: its values [outputs] (zeros where it has none), bias_edge: the
+    input that reads it or may, None where it cannot be changed; bias_shape: as stored. alone: nothing else reads the
+    weight. kind: what reports count it as.
+    """
+
+    node: NodeRef
+    data: TensorId
+    site: SitePlan
+    weight: Array
+    geometry: Geometry
+    bias: Array
+    bias_edge: Edge | None
+    bias_shape: tuple[int, ...]
+    bias_site: SitePlan | None
+    alone: bool
+    kind: str
+
+    @property
+    def _kernel_axes(self) -> tuple[int, ...]:
+        """Of a weight whose first axis is split by group."""
+        return tuple(range(3, self.weight.ndim + 1))
+
+    @property
+    def output_axis(self) -> int | None:
+        """The weight's axis that rows of the matrix form lie along; None where groups share it."""
+        if self.node.op_type == "ConvTranspose":
+            return 1 if self.geometry.groups == 1 else None
+        return 0 if self.node.op_type == "Conv" or self.node.attrs.get("transB", 0) else 1
+
+    def rows(self, array: Array) -> Array:
+        """An array of the weight's shape as [groups, rows, K]."""
+        if self.node.op_type == "Conv":
+            groups = self.geometry.groups
+            return array.reshape(groups, array.shape[0] // groups, -1)
+        if self.node.op_type == "ConvTranspose":
+            return (
+                np.flip(_by_group(array, self.geometry.groups), self._kernel_axes)
+                .swapaxes(1, 2)
+                .reshape(self.geometry.groups, array.shape[1], -1)
+            )
+        return (array if self.node.attrs.get("transB", 0) else array.T)[None]
+
+    def stored(self, rows: Array) -> Array:
+        """The inverse of `rows`."""
+        if self.node.op_type == "Conv":
+            return np.ascontiguousarray(rows.reshape(self.weight.shape))
+        if self.node.op_type == "ConvTranspose":
+            groups, (inputs, outputs, *kernel) = self.geometry.groups, self.weight.shape
+            parted = rows.reshape(groups, outputs, inputs // groups, *kernel).swapaxes(1, 2)
+            return np.ascontiguousarray(np.flip(parted, self._kernel_axes).reshape(self.weight.shape))
+        return np.ascontiguousarray(rows[0] if self.node.attrs.get("transB", 0) else rows[0].T)
+
+
+def _by_group(array: Array, groups: int) -> Array:
+    return array.reshape(groups, array.shape[0] // groups, *array.shape[1:])
+
+
+def operators(index: GraphIndex, plan: Plan) -> list[Operator]:
+    """What the sweep can treat, in the order the model runs."""
+    biases = {edge: site for site in plan.sites if site.role is Role.BIAS for edge in site.consumers or ()}
+    found = []
+    for site in plan.sites:
+        if site.role is not Role.WEIGHT or site.qparams is None:
+            continue
+        edges = site.consumers or ()
+        for edge in edges:
+            one = _operator(index, site, edge, biases, alone=len(edges) == 1)
+            if one is not None:
+                found.append(one)
+    return sorted(found, key=lambda one: one.node.order)
+
+
+def _operator(
+    index: GraphIndex, site: SitePlan, edge: Edge, biases: Mapping[Edge, SitePlan], *, alone: bool
+) -> Operator | None:
+    node = index.node(edge.node)
+    tensor = index.resolve(node.inputs[edge.index], node.scope)
+    data = index.resolve(node.inputs[0], node.scope)
+    weight = None if tensor is None else index.constant(tensor)
+    if edge.index != 1 or node.domain or data is None or index.is_constant(data) or weight is None:
+        return None
+    geometry = _geometry(node, weight)
+    if geometry is None or not weight.size or weight.dtype != np.float32:
+        return None
+    outputs = _outputs(node, weight, geometry)
+    bias_edge, bias = _bias(index, node, outputs)
+    values = np.zeros(outputs) if bias is None else np.broadcast_to(bias.reshape(-1), (outputs,)).astype(np.float64)
+    whole = bias is not None and bias.size == outputs
+    depthwise = geometry.groups > 1 and weight.shape[1] == 1
+    return Operator(
+        node, data, site, weight, geometry, values, bias_edge, bias.shape if bias is not None and whole else (outputs,),
+        biases.get(bias_edge) if bias_edge is not None else None, alone,
+        "depthwise Conv" if depthwise else node.op_type,
+    )  # fmt: skip
+
+
+def _outputs(node: NodeRef, weight: Array, geometry: Geometry) -> int:
+    if node.op_type == "ConvTranspose":
+        return int(weight.shape[1]) * geometry.groups
+    return int(weight.shape[0] if node.op_type == "Conv" or node.attrs.get("transB", 0) else weight.shape[1])
+
+
+def _geometry(node: NodeRef, weight: Array) -> Geometry | None:
+    attrs = node.attrs
+    if node.op_type == "MatMul":
+        return Geometry() if weight.ndim == 2 else None
+    if node.op_type == "Gemm":
+        plain = not attrs.get("transA", 0) and float(attrs.get("alpha", 1.0)) == 1.0
+        return Geometry() if plain and weight.ndim == 2 else None
+    if node.op_type not in ("Conv", "ConvTranspose") or weight.ndim < 3:
+        return None
+    rank = weight.ndim - 2
+    ones, auto = (1,) * rank, attrs.get("auto_pad", "NOTSET")
+    if node.op_type == "ConvTranspose":
+        return _transposed(node, weight)
+    return Geometry(
+        groups=int(attrs.get("group", 1)),
+        kernel=tuple(weight.shape[2:]),
+        strides=tuple(attrs.get("strides", ones)),
+        dilations=tuple(attrs.get("dilations", ones)),
+        pads=tuple(attrs.get("pads", (0,) * (2 * rank))),
+        auto_pad=auto.decode() if isinstance(auto, bytes) else str(auto or "NOTSET"),
+    )
+
+
+def _transposed(node: NodeRef, weight: Array) -> Geometry | None:
+    """As a convolution over the input with zeros between its values; None where padding depends on the input's size."""
+    attrs, rank = node.attrs, weight.ndim - 2
+    auto = attrs.get("auto_pad", "NOTSET")
+    auto = auto.decode() if isinstance(auto, bytes) else str(auto or "NOTSET")
+    if auto not in ("NOTSET", "VALID") or "output_shape" in attrs:
+        return None
+    ones, none = (1,) * rank, (0,) * (2 * rank)
+    dilations = tuple(attrs.get("dilations", ones))
+    pads = none if auto == "VALID" else tuple(attrs.get("pads", none))
+    extra = tuple(attrs.get("output_padding", (0,) * rank))
+    reach = [(k - 1) * d for k, d in zip(weight.shape[2:], dilations, strict=True)]
+    begins = [reach[k] - pads[k] for k in range(rank)]
+    ends = [reach[k] - pads[k + rank] + extra[k] for k in range(rank)]
+    return Geometry(
+        groups=int(attrs.get("group", 1)),
+        kernel=tuple(weight.shape[2:]),
+        strides=ones,
+        dilations=dilations,
+        pads=(*begins, *ends),
+        upsample=tuple(attrs.get("strides", ones)),
+    )
+
+
+def _bias(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | None, Array | None]:
+    """(input that reads the bias, its values): the node's own, or that of the Add behind a MatMul."""
+    if node.op_type == "MatMul":
+        return _added(index, node, outputs)
+    if node.op_type == "Gemm" and float(node.attrs.get("beta", 1.0)) != 1.0:
+        return None, None
+    edge = Edge(node.name, 2, node.scope)
+    if len(node.inputs) < 3 or not node.inputs[2]:
+        return edge, None
+    tensor = index.resolve(node.inputs[2], node.scope)
+    value = None if tensor is None else index.constant(tensor)
+    return (None, None) if value is None or not _row(value, outputs) else (edge, value)
+
+
+def _added(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | None, Array | None]:
+    made = TensorId(node.outputs[0], node.scope)
+    readers = index.consumers(made)
+    if len(readers) != 1 or index.is_output(made):
+        return None, None
+    add = index.node(readers[0].node)
+    if add.op_type != "Add" or add.domain or add.scope != node.scope or len(add.inputs) != 2:
+        return None, None
+    k = 1 - readers[0].index
+    tensor = index.resolve(add.inputs[k], add.scope)
+    value = None if tensor is None else index.constant(tensor)
+    if value is None or value.size != outputs or not _row(value, outputs):
+        return None, None
+    return Edge(add.name, k, add.scope), value
+
+
+def _row(value: Array, outputs: int) -> bool:
+    """One value an output, or one for all."""
+    return value.size == 1 or (value.size == outputs and value.shape[-1] == outputs)

@@ -1,0 +1,39 @@
+"""The float and the quantized model on their way through the graph, side by side on the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from onnxq.passes.rounding.statistics import Wanted
+from onnxq.passes.rounding.layerwise import Walk
+from onnxq.runtime import Feeds
+from onnxq.sites import TensorId
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Both:
+    """feeds: what both are run on."""
+
+    feeds: Sequence[Feeds]
+    real: Walk
+    quantized: Walk
+
+    def tensors(self, wanted: Wanted) -> Iterator[tuple[Feeds, Array, Array]]:
+        """Each sample with what the operator reads in both models. Walks there with the first that is asked for."""
+        if not self.feeds:
+            return
+        self.real.reach(wanted.data, wanted.reader)
+        if wanted.paired is None:
+            return
+        self.quantized.reach(wanted.paired, wanted.reader)
+        yield from zip(self.feeds, self.real.values(wanted.data), self.quantized.values(wanted.paired), strict=True)
+
+    def hold(self, real: TensorId, quantized: TensorId | None, node: str) -> bool:
+        """True where these tensors, which the node reads, can still be had."""
+        return quantized is not None and self.real.holds(real, node) and self.quantized.holds(quantized, node)

@@ -1,0 +1,367 @@
+"""The sweep: weights and biases of a calibrated plan, node by node, on what the quantized model really feeds them.
+
+For each Conv, Gemm and MatMul with a quantized constant weight, in the order the model runs: moments of its input in
+the float model (x) and in the quantized one (y), everything before it already swept; weights re-fitted to y, rounded
+by second moments, the mean error put into the bias. The maths: moments_core, gptq_core. Activation ranges stay as
+calibrated. Measured on EfficientNet-Lite0: 18.8 dB with one-shot bias correction, 23.0 with the sweep; 8 samples do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.emit import emit
+from onnxq.graph import GraphIndex, NodeRef, at_opset, structural_ids
+from onnxq.numerics import (
+    bias_qparams,
+    dequantize,
+    fake_quant_weight,
+    floor_weight_scale,
+    needs_bound,
+    quantize,
+    weight_qparams,
+)
+from onnxq.numerics.blas import all_blas_threads, one_blas_thread
+from onnxq.numerics.rounding import align
+from onnxq.passes.rounding.low_bit_core import round_narrow
+from onnxq.passes.rounding.gptq_core import (
+    DAMPING,
+    FEWEST_POSITIONS,
+    chosen_ridge,
+    corrected_bias,
+    refit,
+    round_spreading,
+)
+from onnxq.passes.rounding.second_moments import Room
+from onnxq.passes.rounding.pair_bound_core import partner_columns, round_within_sums
+from onnxq.passes.rounding.paired import Both
+from onnxq.passes.rounding.operators import Operator, operators
+from onnxq.passes.rounding.pooled import POINTWISE, POOLED_DAMPING, pooling
+from onnxq.passes.rounding.statistics import Seen, Wanted, gathered
+from onnxq.passes.rounding.layerwise import Changes, Walk
+from onnxq.passes.view import View
+from onnxq.plan import BiasPlan, Plan, SitePlan
+from onnxq.progress import Progress
+from onnxq.runtime import Feeds
+from onnxq.sites import Edge, Role, TensorId
+from onnxq.spec import PerBlock, PerChannel, QParams
+
+Array = NDArray[Any]
+
+# Weights of so many elements are worth the threads of matrix products; smaller ones keep them waiting, which costs.
+_MANY_THREADS = 1 << 22
+# Up to so many bits scales are searched together with the levels; above, the whole range is best.
+NARROW_BITS = 6
+
+# Where the scale of a weight is from that is not its observer's.
+SEARCHED = "weights, swept with scales searched"
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What was done to one operator."""
+
+    node: str
+    kind: str
+    rounded: bool
+    refitted: bool
+    bias: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Swept:
+    """The plan with better numbers, and what was done, in order. skipped: nodes that no sample reached.
+
+    thin: nodes left as they were, because the samples show them fewer than `FEWEST_POSITIONS` positions; weights of few
+    bits gain more by any moments than they can lose.
+    """
+
+    plan: Plan
+    done: tuple[Treatment, ...]
+    skipped: tuple[str, ...] = ()
+    thin: tuple[str, ...] = ()
+
+    def lines(self) -> tuple[str, ...]:
+        """For people: operators by kind."""
+        kinds = Counter(one.kind for one in self.done)
+        refits = Counter(one.kind for one in self.done if one.refitted)
+        rounds = Counter(one.kind for one in self.done if one.rounded)
+        biases = Counter(one.kind for one in self.done if one.bias)
+        told = tuple(
+            f"{count} {kind}: {rounds[kind]} rounded by moments, {refits[kind]} re-fitted, {biases[kind]} biases"
+            for kind, count in kinds.items()
+        )
+        left = f"{len(self.thin)} left: fewer than {FEWEST_POSITIONS} positions in the samples" if self.thin else ""
+        return (*told, left) if left else told
+
+
+def sweep(
+    proto: onnx.ModelProto,
+    plan: Plan,
+    samples: Iterable[Feeds],
+    *,
+    others: Sequence[Feeds] = (),
+    nodes: frozenset[str] | None = None,
+    damping: float = DAMPING,
+    thorough: bool = False,
+    alone: bool = False,
+    progress: Progress,
+) -> Swept:
+    """A plan whose weights carry `values` (and scales to match), and biases corrected.
+
+    proto: the prepared float model; plan: calibrated for it. samples: 8 to 16 are enough; all are held, with the
+    tensors alive between two nodes, and nothing else. others: more of them for the second moments of operators that see
+    few positions, number k made from sample k modulo their count. nodes: only these operators (None: all). thorough: a
+    longer search for levels of few bits. alone: each operator for itself, in the float model, to learn what it alone
+    costs.
+    The same input gives the same bytes. Raises ModelError and DataError from the runs.
+    """
+    proto = at_opset(proto, plan.opset)
+    view = View(proto)
+    todo = [one for one in operators(view.index, plan) if nodes is None or one.node.name in nodes]
+    feeds = [dict(sample) for sample in samples]
+    state = _State(plan, view, proto, feeds, others, thorough=thorough, alone=alone)
+    few = max((one.weight.size for one in todo), default=0) < _MANY_THREADS
+    with progress("sweeping", len(todo)) as task, one_blas_thread() if few else all_blas_threads():
+        for one in todo:
+            state.treat(one, damping)
+            task.advance()
+    return state.result()
+
+
+class _State:
+    """Both models on their way through the graph, and the numbers found so far."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        view: View,
+        proto: onnx.ModelProto,
+        feeds: Sequence[Feeds],
+        others: Sequence[Feeds],
+        *,
+        thorough: bool = False,
+        alone: bool = False,
+    ) -> None:
+        self.plan, self.view, self.index, self.thorough, self.alone = plan, view, view.index, thorough, alone
+        pairs = tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT) and not alone)
+        paired = emit(proto, replace(plan, sites=pairs))
+        self.paired = GraphIndex(paired)
+        self.changes: Changes = {} if alone else _rounded(plan, self.index)
+        self.samples, self.others = (
+            Both(some, Walk(proto, some, {}), Walk(paired, some, self.changes)) for some in (feeds, others)
+        )
+        self.sites = {site.site: site for site in plan.all_sites}
+        self.biases: list[BiasPlan] = list(plan.biases)
+        self.done: list[Treatment] = []
+        self.skipped: list[str] = []
+        self.thin: list[str] = []
+        self.seen: tuple[Wanted, Seen] | None = None
+        self.room = Room()
+
+    def treat(self, one: Operator, damping: float) -> None:
+        """Moments, re-fit, rounding and bias of one operator."""
+        pool = self._pool(one)
+        seen = self._moments(one, pool)
+        moments = seen.moments
+        if not moments.count:
+            self.skipped.append(one.node.name)
+            return
+        if moments.count < FEWEST_POSITIONS and one.site.spec.bits > NARROW_BITS:
+            self.thin.append(one.node.name)
+            return
+        weight, refitted, site = one.rows(one.weight), False, self.sites[one.site.site]
+        rounded = moments.h.size > 0
+        target = weight
+        ridge = chosen_ridge(weight, *seen.halves) if seen.halves is not None and pool is None else None
+        damping = damping if pool is None else POOLED_DAMPING
+        if ridge is not None:
+            target, refitted = refit(weight, moments, ridge=ridge), True
+        if rounded:
+            site = self._round(one, site, target, seen, damping, refitted=refitted)
+        final = _weights(site, one.weight)
+        self.sites[site.site] = site
+        for edge in site.consumers or ():
+            self._change(edge, final)
+        corrected = one.bias_edge is not None
+        if corrected:
+            bias = corrected_bias(one.bias.reshape(weight.shape[:2]), weight, one.rows(final), moments)
+            self._bias(one, site, bias.reshape(-1))
+        self.done.append(Treatment(one.node.name, one.kind, rounded, refitted, corrected))
+
+    def _pool(self, one: Operator) -> tuple[NodeRef, TensorId] | None:
+        """The pooling to look in front of, where both models are not past it, and what it reads."""
+        found = pooling(self.view, one) if _narrow(one, self.sites[one.site.site]) else None
+        if found is None:
+            return None
+        node, real = found
+        quantized = self.paired.resolve(self.paired.node(node.name).inputs[0], node.scope)
+        ahead = all(both.hold(real, quantized, node.name) for both in (self.samples, self.others) if both.feeds)
+        return found if ahead else None
+
+    def _moments(self, one: Operator, pool: tuple[NodeRef, TensorId] | None) -> Seen:
+        """What all samples say; operators that read the same tensors share it. pool: look in front of it."""
+        reader, data, geometry = (one.node, one.data, one.geometry) if pool is None else (*pool, POINTWISE)
+        node, site = self.paired.node(reader.name), self.sites[one.site.site]
+        groups, _, size = one.rows(one.weight).shape
+        wanted = Wanted(
+            reader=reader.name,
+            data=data,
+            paired=self.paired.resolve(node.inputs[0], node.scope),
+            geometry=geometry,
+            shape=(groups, size),
+            second=one.alone and not site.spec.is_float and not site.group,
+            halves=_narrow(one, site),
+        )
+        if self.seen is None or self.seen[0] != wanted:
+            self.seen = None
+            self.seen = wanted, gathered(self.samples, self.others, wanted, self.room)
+        return self.seen[1]
+
+    def _round(
+        self,
+        one: Operator,
+        site: SitePlan,
+        target: Array,
+        seen: Seen,
+        damping: float,
+        *,
+        refitted: bool,
+    ) -> SitePlan:
+        """The site with scales for the target, and the levels found for them."""
+        stored = one.stored(np.asarray(target, np.float32))
+        numbers = site.qparams
+        partner = _partner(one, site)
+        alone = partner is not None and _row_by_row(one, site)
+        if numbers is None or refitted or alone:
+            # Where rows search their own, scales start as they would be without sums to keep.
+            orders = () if alone else site.sum_orders
+            numbers = weight_qparams(stored, site.spec, observer=site.observer, orders=orders)
+        least = np.zeros_like(numbers.scale)
+        if one.bias_site is not None and one.bias_site.derived is not None:
+            x = self.sites[one.bias_site.derived[0]].qparams
+            bias = corrected_bias(one.bias.reshape(target.shape[:2]), one.rows(one.weight), target, seen.moments)
+            if x is not None:
+                least = floor_weight_scale(least, x.scale, np.maximum(abs(bias.ravel()), abs(one.bias)))
+                numbers = replace(numbers, scale=np.maximum(numbers.scale, least))
+        aligned = align(numbers, site.spec, stored.shape, np.float32)
+        scales, zeros = (one.rows(np.broadcast_to(part, stored.shape)) for part in aligned)
+        limits = (site.spec.qmin, site.spec.qmax)
+        if partner is not None and alone:
+            within = round_within_sums(target, seen.spreading(damping), scales, zeros, limits, partner)
+            levels = within.levels
+            numbers = _searched(numbers, numbers.scale * _along(within.factors, one, site))
+        elif not _narrow(one, site):
+            levels = round_spreading(target, seen.spreading(damping), scales, zeros, limits, partner)
+        else:
+            share = (least / numbers.scale).reshape(target.shape[:2]) if least.ndim == 1 else None
+            found = round_narrow(
+                target, seen.spreading(damping, agreed=True), scales, zeros, limits,
+                lowest=share, thorough=self.thorough,
+            )  # fmt: skip
+            levels = found.levels
+            numbers = _searched(numbers, numbers.scale * _along(found.factors, one, site))
+        kind = np.dtype(site.spec.storage.replace("int4", "int8"))
+        origin = SEARCHED if numbers.origin == SEARCHED else "weights, swept"
+        return replace(site, qparams=replace(numbers, origin=origin), values=one.stored(levels).astype(kind))
+
+    def _bias(self, one: Operator, site: SitePlan, bias: Array) -> None:
+        """Put the bias where it belongs: int32 levels of its site, or a float in its place."""
+        edge, held = one.bias_edge, one.bias_site
+        if edge is None:
+            return
+        values = np.asarray(bias.reshape(one.bias_shape), np.float32)
+        if held is not None and held.derived is not None:
+            x = self.sites[held.derived[0]].qparams
+            if x is None or site.qparams is None:
+                return
+            numbers = bias_qparams(x, site.qparams, bias.size)
+            levels = quantize(values.reshape(-1), numbers, held.spec)
+            self.sites[held.site] = replace(held, qparams=numbers, values=levels)
+            values = dequantize(levels, numbers, held.spec)
+        else:
+            self.biases = [old for old in self.biases if old.edge != edge]
+            self.biases.append(BiasPlan(edge=edge, values=values))
+        self._change(edge, values)
+
+    def _change(self, edge: Edge, values: Array) -> None:
+        """Let the nodes still ahead see it."""
+        if not self.alone:
+            self.changes[edge.node, edge.index] = values
+
+    def result(self) -> Swept:
+        """The plan as far as the walk has come."""
+        sites = tuple(self.sites[site.site] for site in self.plan.sites)
+        ids = structural_ids(self.index.proto) if self.biases else {}
+        nodes = dict(self.plan.nodes)
+        for bias in self.biases:
+            node = self.index.node(bias.edge.node)
+            nodes.setdefault(node.name, ids.get(TensorId(node.outputs[0], node.scope), ""))
+        plan = replace(self.plan, sites=sites, biases=tuple(self.biases), nodes=nodes)
+        return Swept(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
+
+
+def _partner(one: Operator, site: SitePlan) -> Array | None:
+    """[K]: the column that a 16-bit sum adds to each; None where no sum can overflow."""
+    if not site.sum_orders or not needs_bound(site.spec):
+        return None
+    flat = np.arange(one.weight.size).reshape(one.weight.shape)
+    return partner_columns(one.rows(flat)[0, 0], one.weight.shape, site.sum_orders[0])
+
+
+def _narrow(one: Operator, site: SitePlan) -> bool:
+    """True where scales are searched together with the levels: few bits, and every row has scales of its own."""
+    return site.spec.bits <= NARROW_BITS and _row_by_row(one, site)
+
+
+def _row_by_row(one: Operator, site: SitePlan) -> bool:
+    """True when every row of the matrix form has scales of its own."""
+    grain, axis = site.spec.granularity, one.output_axis
+    if isinstance(grain, PerChannel):
+        return axis is not None and grain.axis % one.weight.ndim == axis
+    return isinstance(grain, PerBlock) and axis is not None and grain.axis % one.weight.ndim != axis
+
+
+def _along(factors: Array, one: Operator, site: SitePlan) -> Array:
+    """One factor a row, shaped to multiply the site's scales."""
+    flat = factors.reshape(-1)
+    if isinstance(site.spec.granularity, PerChannel):
+        return flat
+    return flat.reshape([-1 if k == one.output_axis else 1 for k in range(one.weight.ndim)])
+
+
+def _weights(site: SitePlan, weight: Array) -> Array:
+    """What the weight is worth once quantized."""
+    if site.qparams is None:
+        return weight
+    if site.values is not None:
+        return dequantize(site.values, site.qparams, site.spec)
+    return np.asarray(fake_quant_weight(weight, site.qparams, site.spec, site.sum_orders))
+
+
+def _rounded(plan: Plan, index: GraphIndex) -> Changes:
+    """Every quantized constant as the plan has it so far, by the inputs that read it."""
+    found: Changes = {(bias.edge.node, bias.edge.index): bias.values for bias in plan.biases}
+    for site in plan.sites:
+        for edge in site.consumers or ():
+            node = index.node(edge.node)
+            tensor = index.resolve(node.inputs[edge.index], node.scope) if edge.index < len(node.inputs) else None
+            value = None if tensor is None else index.constant(tensor)
+            if site.role not in (Role.WEIGHT, Role.BIAS) or value is None or site.qparams is None:
+                continue
+            shaped = value.reshape(-1) if site.role is Role.BIAS else value
+            found[edge.node, edge.index] = _weights(site, shaped)
+    return found
+
+
+def _searched(numbers: QParams, scale: Array) -> QParams:
+    """The numbers with a scale that the rounding found; marked so where it is not the observer's any more."""
+    same = np.array_equal(scale, numbers.scale)
+    return replace(numbers, scale=scale, origin=numbers.origin if same else SEARCHED)

@@ -1,0 +1,129 @@
+"""`onnxq apply`: carry out a plan on its model, or on the same network exported again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from onnxq.annotate import find_existing
+from onnxq.config import Config
+from onnxq.errors import OnnxqError, PlanError
+from onnxq.files import read_text
+from onnxq.graph import GraphIndex, fingerprint, holding
+from onnxq.nearest import did_you_mean
+from onnxq.pipeline.finalize import finish
+from onnxq.pipeline.samples import Inputs, read_data
+from onnxq.pipeline.prepared import PASS_NAMES, PreparedModel, load
+from onnxq.passes.assembly.model import realise
+from onnxq.pipeline.stale_numbers import renew_numbers
+from onnxq.pipeline.result import Result
+from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, configured
+from onnxq.passes.equalization.stage import rescaled
+from onnxq.passes.timers import Stages
+from onnxq.plan import Plan, from_json
+from onnxq.plan.limits import check_specs
+from onnxq.planner import Existing, rebase
+from onnxq.progress import Progress, silent
+from onnxq.runtime import operator_libraries
+from onnxq.sites import Role
+
+# A plan has some 500 bytes for a site; one of a million sites is no plan.
+_MOST_BYTES = 2**29
+_WRITE = "write one with `onnxq plan`, or with `plan_out=…`"
+
+
+def read_plan(plan: Plan | str | Path) -> Plan:
+    """A Plan, or the JSON file one was written to."""
+    if isinstance(plan, Plan):
+        return plan
+    text = read_text(plan, PlanError, _WRITE, limit=_MOST_BYTES, code="Q401")
+    return from_json(text, source=Path(plan))
+
+
+def _with_own_numbers(plan: Plan, existing: Existing) -> Plan:
+    """The plan with the model's own numbers at the pairs that it keeps. PlanError for one the model does not have."""
+    own = {site.dequantize: site for site in existing.sites}
+    sites = []
+    for site in plan.existing:
+        now = own.get(site.dequantize)
+        if now is None or now.qparams is None:
+            cause = "the plan keeps this pair, and the model has none"
+            raise PlanError(str(site.site), cause, "plan this model again", code="Q404")
+        sites.append(replace(site, qparams=now.qparams))
+    return replace(plan, existing=tuple(sites))
+
+
+@holding()
+def apply(
+    model: str | Path | onnx.ModelProto,
+    plan: Plan | str | Path,
+    data: object = None,
+    *,
+    new_weights: bool = False,
+    config: Config | str | Path | None = None,
+    options: Options = DEFAULT_OPTIONS,
+    progress: Progress = silent,
+) -> Result:
+    """Carry out a plan: the same model and plan give the same bytes anywhere.
+
+    data: needed only when the plan has activation sites without numbers, or with numbers for another spec than it says;
+    then they are calibrated. When given, the result is also checked against the float model; a plan of weights alone
+    is checked on made-up inputs without.
+    Raises PlanError when the plan does not fit this model or lacks numbers and no data is given.
+    """
+    found = read_plan(plan)
+    _check_prepare(found)
+    wished = configured(config, None, options)
+    with operator_libraries(wished.runtime.libraries):
+        return _apply(model, found, data, wished, new_weights, options, progress)
+
+
+def _apply(
+    model: str | Path | onnx.ModelProto,
+    found: Plan,
+    data: object,
+    wished: Config,
+    new_weights: bool,
+    options: Options,
+    progress: Progress,
+) -> Result:
+    stages = Stages(progress)
+    with stages.run("prepare"):
+        prepared = load(model, only=found.prepare, target=found.target, progress=progress)
+        prepared = rescaled(prepared, found.scalings)
+        index = GraphIndex(prepared.proto)
+        found = rebase(found, index, fingerprint(prepared.proto), new_weights=new_weights)
+        check_specs(found, index)
+        if found.existing:
+            found = _with_own_numbers(found, find_existing(prepared.proto))
+        inputs = None if data is None else read_data(prepared, data, wished, progress=progress)
+    with stages.run("calibrate"):
+        found, lines = renew_numbers(
+            prepared, found, inputs, wished, memory_limit=options.memory_limit, progress=progress
+        )
+    if inputs is None and found.sites and all(site.role is Role.WEIGHT for site in found.sites):
+        inputs, wished = _make_inputs(prepared, wished, progress)
+    with stages.run("emit"):
+        quantized = realise(prepared, found)
+    done = finish(prepared, found, quantized, inputs, wished, stages, source=model)
+    return replace(done, report=replace(done.report, warnings=(*done.report.warnings, *lines)))
+
+
+def _make_inputs(prepared: PreparedModel, config: Config, progress: Progress) -> tuple[Inputs | None, Config]:
+    """Seeded inputs for a check that nothing was chosen on, and the configuration without timing; None if none fit."""
+    try:
+        quiet = config.verify.model_copy(update={"latency": False})
+        return read_data(prepared, None, config, progress=progress), config.model_copy(update={"verify": quiet})
+    except OnnxqError:
+        return None, config
+
+
+def _check_prepare(plan: Plan) -> None:
+    """PlanError for a preparation pass that does not exist: the model would not be the one that was planned."""
+    for name in plan.prepare:
+        if name not in PASS_NAMES:
+            raise PlanError(
+                f"prepare: {name[:60]!r}", "is no pass of this onnxq", did_you_mean(name, PASS_NAMES), code="Q403"
+            )

@@ -1,0 +1,195 @@
+"""`onnxq import-calibration`: a TensorRT calibration cache and its model in, a plan with those scales out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from onnxq.calibrate import calibrate
+from onnxq.config import Config, QuantWish, Rule, RuleSet, load_config
+from onnxq.errors import CalibrationError, ConfigError
+from onnxq.graph import GraphIndex
+from onnxq.interop import Absent, Cache, Findings, Imported, consumers_of, match, read_cache, with_scales
+from onnxq.nearest import did_you_mean
+from onnxq.pipeline.samples import Inputs, read_data
+from onnxq.pipeline.prepared import PreparedModel, load
+from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, configured, look
+from onnxq.plan import Plan
+from onnxq.progress import Progress, silent
+from onnxq.runtime import operator_libraries
+from onnxq.sites import Caution, Refusal
+
+_SHOWN = 4
+_REASON = "reads or writes a tensor that the calibration cache has no scale for"
+_MAKES_TENSORS = frozenset({"scalars"})
+
+
+def import_calibration(
+    cache: str | Path | Cache,
+    model: str | Path | onnx.ModelProto,
+    data: object = None,
+    config: Config | str | Path | None = None,
+    *,
+    target: str | None = None,
+    allow_missing: bool = False,
+    options: Options = DEFAULT_OPTIONS,
+    progress: Progress = silent,
+) -> Imported:
+    """Plan the model and give its activation sites the cache's scales; see `onnxq.import_calibration`."""
+    scales = cache if isinstance(cache, Cache) else read_cache(cache)
+    wished = _symmetric(config, target, options)
+    with operator_libraries(wished.runtime.libraries):
+        return _import(scales, model, data, wished, allow_missing, options, progress)
+
+
+def _import(
+    scales: Cache,
+    model: str | Path | onnx.ModelProto,
+    data: object,
+    wished: Config,
+    allow_missing: bool,
+    options: Options,
+    progress: Progress,
+) -> Imported:
+    name = Path(model).name if isinstance(model, (str, Path)) else "model"
+    prepared = load(model, skip=wished.skip, target=wished.target, progress=progress)
+    trial = _attempt(scales, prepared, read_data(prepared, data, wished, progress=progress), wished, name, progress)
+    notes: tuple[Caution, ...] = ()
+    made = sorted(frozenset(trial.prepared.passes) & _MAKES_TENSORS)
+    if made and _made_by_us(trial):
+        prepared = load(model, skip=(*wished.skip, *made), target=wished.target, progress=progress)
+        other = _attempt(scales, prepared, trial.inputs, wished, name, progress)
+        if len(other.found.missing) < len(trial.found.missing):
+            trial = other
+            text = f"prepared without {', '.join(made)}, which makes tensors that TensorRT did not have"
+            notes = (Caution("W114", text),)
+    if trial.found.missing and data is None and not allow_missing:
+        raise _lacking(scales, trial.found)
+    absent = tuple(replace(one, done="calibrated on the samples") for one in trial.found.absent)
+    if trial.found.missing and data is None:
+        trial, absent = _without(trial, wished, scales, name, progress)
+    found, inputs = trial.found, trial.inputs
+    plan = calibrate(
+        trial.prepared.proto,
+        with_scales(trial.plan, found.entries),
+        inputs.calibration if data is not None else None,
+        batch=wished.data.batch,
+        memory_limit=options.memory_limit,
+        progress=progress,
+    )
+    origin = f"TensorRT calibration cache {Path(scales.source).name} ({scales.header})"
+    calibrated = data is not None and absent
+    return Imported(
+        plan=replace(plan, data=f"{origin}; {inputs.description}" if calibrated else origin),
+        cache=scales.source,
+        header=scales.header,
+        entries=len(scales.entries),
+        matched=found.matched,
+        unmatched=found.unmatched,
+        unused=found.unused,
+        missing=absent,
+        notes=(*notes, *found.notes),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """A plan without numbers, of one way to prepare the model, and what the cache has for it."""
+
+    prepared: PreparedModel
+    inputs: Inputs
+    plan: Plan
+    found: Findings
+
+
+def _attempt(
+    cache: Cache, prepared: PreparedModel, inputs: Inputs, config: Config, name: str, progress: Progress
+) -> _Trial:
+    with progress("planning"):
+        drafted = look(prepared, inputs, config, name, progress=progress)
+        plan = drafted.default(attention=config.attention == "quantized")
+        return _Trial(prepared, inputs, plan, match(cache, plan, prepared.before, GraphIndex(prepared.proto)))
+
+
+def _made_by_us(trial: _Trial) -> bool:
+    """Preparation made a tensor that lacks a scale: no cache can ever have one for it."""
+    before = trial.prepared.before
+    names = {output for node in before.nodes for output in node.outputs} | {value.name for value in before.inputs}
+    return any(one.tensor not in names for one in trial.found.absent)
+
+
+def _symmetric(config: Config | str | Path | None, target: str | None, options: Options) -> Config:
+    """The configuration, which must ask for what a cache has scales of: symmetric int8 activations."""
+    asked = target or (None if config is not None else "trt")
+    given = config
+    if config is None and asked == "ort":
+        # ORT's own preset is asymmetric uint8, of which TensorRT's scales say nothing.
+        preset = load_config("ort-int8")
+        given = preset.model_copy(update={"activations": QuantWish(observer=preset.activations.observer)})
+    wished = configured(given, asked, options)
+    wish = wished.activations
+    if wished.mode != "static":
+        raise ConfigError(
+            wished.source or "mode", "quantizes weights only: there is nothing a calibration cache is for",
+            "choose a static preset, e.g. trt-int8", code="Q321")  # fmt: skip
+    if (wish.bits, wish.scheme, wish.is_signed, wish.storage or "int8") != (8, "symmetric", True, "int8"):
+        raise ConfigError(
+            f"{wished.source or 'config'}: activations",
+            "a calibration cache holds scales of symmetric int8, and this asks for something else",
+            "write `activations: {bits: 8, scheme: symmetric, signed: true}`, or take trt-int8",
+            code="Q321",
+        )
+    return wished
+
+
+def _lacking(cache: Cache, found: Findings) -> CalibrationError:
+    lines = []
+    for one in found.absent[:_SHOWN]:
+        hint = f" ({did_you_mean(one.tensor, one.nearest)})" if one.nearest else ""
+        lines.append(f"{one.tensor}{hint}")
+    more = f", and {len(found.absent) - _SHOWN} more" if len(found.absent) > _SHOWN else ""
+    total = len(found.absent) + len(found.matched)
+    return CalibrationError(
+        cache.source,
+        f"has no scale for {len(found.absent)} of {total} tensors to be quantized: {', '.join(lines)}{more}",
+        "calibrate them with `data=…`, or leave what reads them in float with `allow_missing=True`",
+        code="Q507",
+    )
+
+
+def _without(
+    trial: _Trial, config: Config, cache: Cache, name: str, progress: Progress
+) -> tuple[_Trial, tuple[Absent, ...]]:
+    """The plan with float in place of whatever reads a tensor without a scale, as TensorRT itself does.
+
+    Leaving nodes float can move pairs to other tensors, so it is repeated; every round takes nodes out.
+    """
+    index = GraphIndex(trial.prepared.proto)
+    left: dict[str, str] = {}
+    absent: dict[str, Absent] = {}
+    while trial.found.missing:
+        readers = consumers_of(trial.found.missing, index)
+        if not set(readers) - set(left):
+            subject = str(trial.found.missing[0].site)
+            raise CalibrationError(
+                subject, "has no scale and cannot be left float", "calibrate it with `data=…`", code="Q507"
+            )
+        for one, site in zip(trial.found.absent, trial.found.missing, strict=True):
+            nodes = ", ".join(consumers_of((site,), index))
+            absent.setdefault(one.site, replace(one, done=f"left float: {nodes}"))
+        left |= {node: tensor for node, tensor in readers.items() if node not in left}
+        trial = _attempt(cache, trial.prepared, trial.inputs, _floating(config, left), name, progress)
+    refusals = tuple(Refusal(node, _REASON, "calibrate it with samples", "no-scale", "R106") for node in left)
+    others = tuple(refusal for refusal in trial.plan.refusals if refusal.subject not in left)
+    floats = tuple(one for one in trial.plan.left_float if one.subject not in left)
+    plan = replace(trial.plan, refusals=(*others, *refusals), left_float=floats)
+    return replace(trial, plan=plan), tuple(absent.values())
+
+
+def _floating(config: Config, nodes: Mapping[str, str]) -> Config:
+    rule = Rule(node=tuple(f"/^{re.escape(node)}$/" for node in nodes), set=RuleSet(float=True))
+    return config.model_copy(update={"rules": (rule, *config.rules)})

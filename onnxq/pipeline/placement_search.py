@@ -1,0 +1,121 @@
+"""Placements that are measured: time a handful of placements on this machine and take the fastest that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from onnxq.calibrate import calibrate
+from onnxq.data import Dataset
+from onnxq.errors import OnnxqError
+from onnxq.pipeline.prepared import PreparedModel
+from onnxq.passes.assembly.model import realise
+from onnxq.plan import Plan
+from onnxq.planner import Choice, Draft
+from onnxq.progress import Progress, silent
+from onnxq.runtime import Session, cpu_kind, latency
+from onnxq.sites import LeftFloat
+from onnxq.verify import Array, compare
+
+# A placement must beat float by this in median and in minimum, or float is shipped.
+_PAYS = 1.02
+# Placements within this of the fastest are a tie, which accuracy decides.
+_TIE = 1.03
+_FINALISTS = 4
+_ROUNDS = 9
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    name: str
+    chosen: frozenset[str]
+    model: onnx.ModelProto
+    sqnr_db: float
+
+
+def choose_measured(
+    draft: Draft,
+    prepared: PreparedModel,
+    samples: Dataset,
+    feeds: Mapping[str, Array],
+    *,
+    threads: int = 1,
+    progress: Progress = silent,
+) -> Plan:
+    """Emit every candidate with quick ranges, time all interleaved, the best again, and return the winner's plan.
+
+    feeds: one sample to time. samples: a few to calibrate and judge ties on. The plan (without numbers)
+    says what was chosen and how fast each candidate was; when nothing beats float it has no sites.
+    """
+    trials = []
+    candidates = draft.candidates()
+    with progress("timing placements", len(candidates) + 2) as task:
+        for name, chosen in candidates.items():
+            trial = _build(draft, prepared, samples, name, chosen)
+            if trial is not None:
+                trials.append(trial)
+            task.advance()
+        first = _speeds(prepared, trials, feeds, threads, _ROUNDS)
+        task.advance()
+        order = sorted(trials, key=lambda trial: -first[trial.name].median)[:_FINALISTS]
+        second = _speeds(prepared, order, feeds, threads, 2 * _ROUNDS)
+        task.advance()
+    speeds = {**first, **second}
+    told = {f"ratio {trial.name}": f"{speeds[trial.name].median:.2f}" for trial in trials}
+    how = {"placement": "measured", "cpu": cpu_kind()}
+    fit = [trial for trial in order if min(speeds[trial.name].median, speeds[trial.name].best) > _PAYS]
+    if not fit:
+        left = LeftFloat("placement", "no placement ran faster than float on this machine", "measured", "F105")
+        return draft.placed(Choice(frozenset(), (left,)), {**how, "chosen": "none", **told})
+    fastest = max(speeds[trial.name].median for trial in fit)
+    tied = [trial for trial in fit if speeds[trial.name].median * _TIE >= fastest]
+    best = max(tied, key=lambda trial: (round(trial.sqnr_db, 1), -len(trial.chosen)))
+    how |= {"chosen": best.name, "threads": str(threads), **told}
+    return draft.placed(Choice(best.chosen, _left(draft, best.chosen, best.name)), how)
+
+
+def _build(draft: Draft, prepared: PreparedModel, samples: Dataset, name: str, chosen: frozenset[str]) -> _Trial | None:
+    """The candidate with minmax ranges of a few samples; None when it cannot be made."""
+    if not chosen:
+        return None
+    plan = draft.placed(Choice(chosen), {})
+    if not plan.sites:
+        return None
+    try:
+        model = realise(prepared, calibrate(prepared.proto, plan, samples))
+        pair = {"q": (Session(prepared.proto), Session(model))}
+        found = compare(pair, samples.samples())["q"]
+    except OnnxqError:
+        return None
+    finite = [min(output.sqnr_db, 200.0) for output in found]
+    return _Trial(name, chosen, model, float(np.mean(finite)) if finite else 0.0)
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """Float time over a candidate's: median of the rounds' ratios, and ratio of the best times."""
+
+    median: float
+    best: float
+
+
+def _speeds(
+    prepared: PreparedModel, trials: Sequence[_Trial], feeds: Mapping[str, Array], threads: int, rounds: int
+) -> dict[str, _Speed]:
+    models = {"float": prepared.named, **{trial.name: trial.model for trial in trials}}
+    found = latency(models, feeds, threads=threads, rounds=rounds)
+    base = found["float"]
+    return {
+        trial.name: _Speed(found[trial.name].speedup(base), base.min_ms / found[trial.name].min_ms) for trial in trials
+    }
+
+
+def _left(draft: Draft, chosen: frozenset[str], name: str) -> tuple[LeftFloat, ...]:
+    return tuple(
+        LeftFloat(unit.name, f"float was faster here: placement {name!r} won the timing", "measured", "F105")
+        for unit in draft.units.units
+        if unit.rule.compute and unit.name not in chosen
+    )

@@ -1,0 +1,120 @@
+"""profile_model(): what each quantized site, node and stretch of a model costs at its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from onnxq.annotate import read_model
+from onnxq.config import Config, check_number
+from onnxq.data import load_data
+from onnxq.emit import PLAN_KEY
+from onnxq.errors import ConfigError, PlanError
+from onnxq.graph import GraphIndex, fingerprint, name_nodes
+from onnxq.pipeline.apply_plan import read_plan
+from onnxq.pipeline.prepared import PreparedModel, load
+from onnxq.passes.assembly.model import realise
+from onnxq.pipeline.stale_numbers import renew_numbers
+from onnxq.pipeline.quantize_model import Options, configured, quantize
+from onnxq.passes.equalization.stage import rescaled
+from onnxq.plan import Plan, from_json
+from onnxq.planner import rebase
+from onnxq.profile import KINDS, Profile, profile_pairs
+from onnxq.progress import Progress, silent
+from onnxq.runtime import operator_libraries
+
+ModelSource = str | Path | onnx.ModelProto
+# A cost is a matter of decibels, which few samples settle.
+_SAMPLES = 8
+
+
+def profile_model(
+    model: ModelSource,
+    quantized: ModelSource | None = None,
+    data: object = None,
+    config: Config | str | Path | None = None,
+    *,
+    plan: Plan | str | Path | None = None,
+    target: str | None = None,
+    by: Sequence[str] = KINDS,
+    samples: int | None = None,
+    seed: int | None = None,
+    threads: int = 1,
+    ort_library: Sequence[str | Path] | str | Path = (),
+    progress: Progress = silent,
+) -> Profile:
+    """Switch what is quantized on and off, group by group, and measure the outputs against the float model's.
+
+    quantized: a Q/DQ model made from `model`, by any tool; or plan: with its numbers. With neither, `model` is
+    quantized as `quantize` would with this configuration. data: as for `quantize`; samples: how many to measure on (8).
+    ort_library: shared libraries with the custom operators of the models; also those of the section `runtime`.
+    by: of "site", "node" (all that a node reads quantized) and "stretch" (neighbouring nodes).
+
+    Returns a Profile; `.groups` has the SQNR with each group alone quantized, and with all but it.
+    Raises a subclass of OnnxqError for models that do not belong together, or data that does not fit.
+    """
+    if quantized is not None and plan is not None:
+        raise ConfigError("plan", "a plan and a quantized model were given", "give one of them", code="Q317")
+    check_number("samples", samples, low=1, whole=True)
+    count = _SAMPLES if samples is None else samples
+    settings = configured(config, target, Options(seed=seed, latency=False, threads=threads, ort_library=ort_library))
+    with operator_libraries(settings.runtime.libraries):
+        return _profile(
+            model, quantized, data, settings, plan=plan, count=count, by=by, threads=threads, progress=progress
+        )
+
+
+def _profile(
+    model: ModelSource,
+    quantized: ModelSource | None,
+    data: object,
+    settings: Config,
+    *,
+    plan: Plan | str | Path | None,
+    count: int,
+    by: Sequence[str],
+    threads: int,
+    progress: Progress,
+) -> Profile:
+    if quantized is None and plan is None:
+        result = quantize(model, data, settings, progress=progress)
+        quantized, what = result.model, f"quantized as {settings.source or settings.target} says"
+    else:
+        what = str(plan if quantized is None else quantized)
+    with progress("reading the models"):
+        prepared, proto = _both(model, quantized, plan, progress)
+    given = load_data(data, prepared.before.inputs, settings.data, prepared.named, progress=progress)
+    dataset = given.take(count, settings.data.seed)
+    found = profile_pairs(prepared.proto, proto, dataset, kinds=by, threads=threads, progress=progress)
+    return replace(
+        found,
+        source=str(model) if isinstance(model, (str, Path)) else "",
+        quantized=what if len(what) < 500 else "",
+        data=dataset.describe(),
+        synthetic=dataset.synthetic,
+    )
+
+
+def _both(
+    model: ModelSource, quantized: ModelSource | None, plan: Plan | str | Path | None, progress: Progress
+) -> tuple[PreparedModel, onnx.ModelProto]:
+    """The float model as the quantized one was made from it, and the quantized one."""
+    if quantized is None:
+        given = read_plan(plan) if plan is not None else None
+        if given is None or not given.calibrated:
+            raise PlanError("plan", "it has no numbers yet", "use one that `onnxq quantize` wrote", code="Q405")
+        prepared = rescaled(load(model, only=given.prepare, target=given.target, progress=progress), given.scalings)
+        rebased = rebase(given, GraphIndex(prepared.proto), fingerprint(prepared.proto))
+        renewed, _ = renew_numbers(prepared, rebased, None, Config(), progress=silent)
+        return prepared, realise(prepared, renewed)
+    proto = name_nodes(read_model(quantized).proto)
+    held = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
+    if not held:
+        # Another tool's: what it did to the model first is not known, so nodes are compared as they are in the file.
+        return load(model, only=(), progress=progress), proto
+    noted = from_json(held, source=PLAN_KEY)
+    prepared = load(model, only=noted.prepare, target=noted.target, progress=progress)
+    return rescaled(prepared, noted.scalings), proto

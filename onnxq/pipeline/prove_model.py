@@ -1,0 +1,97 @@
+"""prove(): what an engine makes of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+
+from onnxq.annotate import read_model
+from onnxq.config import Config, check_number
+from onnxq.data import Dataset, load_data
+from onnxq.engines.proof import ORT, Proof
+from onnxq.engines.prove import TIMEOUT, Wish, saving
+from onnxq.engines.prove import prove as _prove
+from onnxq.errors import ConfigError
+from onnxq.graph import GraphIndex, name_nodes
+from onnxq.pipeline.quantize_model import Options, configured
+from onnxq.progress import Progress, silent
+from onnxq.runtime import operator_libraries
+
+# Decibels and shares settle within few samples.
+_SAMPLES = 8
+
+
+def prove(
+    model: str | Path | onnx.ModelProto,
+    *,
+    engine: str | None = None,
+    compute_capability: str | None = None,
+    require_int8: Sequence[str] = (),
+    require_exact: bool = False,
+    data: object = None,
+    config: Config | str | Path | None = None,
+    samples: int | None = None,
+    seed: int | None = None,
+    threads: int = 0,
+    ort_library: Sequence[str | Path] | str | Path = (),
+    shapes: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    compare: str | Path | None = None,
+    save: str | Path | None = None,
+    force: bool = False,
+    reduce: bool = False,
+    timeout: float = TIMEOUT,
+    progress: Progress = silent,
+) -> Proof:
+    """Build the engine and tell which kernel every pair and every heavy node became, and in which type it runs.
+
+    engine: None for the one that the plan in the model is for ("ort" for ort, "tensorrt-rtx" for trt), "tensorrt-rtx"
+    where there is no plan; the proof's `chosen` says why. "tensorrt-rtx" builds ahead of time for
+    `compute_capability` ("8.6" unless told) and needs no GPU; "tensorrt" builds for the GPU of this machine; "ort"
+    reads ONNX Runtime's optimized graph. require_int8: patterns (glob or /regular expression/) over names of heavy
+    nodes, or operators: those that do not run in int8 are in `.unmet`. shapes: (min, opt, max) of inputs of no fixed
+    size, by name. compare: the JSON of an earlier proof. save: folder for engine, log and list of kernels; `force`
+    overwrites them. reduce: when the build fails or crashes, find the smallest part that does. timeout: seconds a build
+    may take.
+
+    With "ort", `.weights` has every int8 weight that meets 8-bit data, with what can overflow 16-bit sums on CPUs
+    without VNNI. require_exact: nothing may. data: as for `quantize`, to count on `samples` (8) how often that happens
+    and what it costs each output, in `.cost`; threads: of that, 0 takes all. config: for its
+    `data` and `runtime` sections. ort_library: shared libraries with the custom operators of the model, for "ort".
+
+    The build runs in a process of its own: what crashes the library, or what it refuses, is a Proof that says so.
+    Raises MissingDependencyError without the library, ConfigError for a pattern, engine or shape that fits nothing.
+    """
+    check_number("timeout", timeout, low=0, above=True)
+    check_number("samples", samples, low=1, whole=True)
+    check_number("threads", threads, low=0, whole=True)
+    wished = configured(config, None, Options(seed=seed, ort_library=ort_library))
+    if ort_library and engine not in (ORT, None):
+        raise ConfigError(
+            "ort_library", "is for ONNX Runtime, and another engine was asked for", "leave it out", code="Q317"
+        )
+    folder = None if save is None else Path(save)
+    with saving(folder, engine, force=force), operator_libraries(wished.runtime.libraries):
+        dataset = None if data is None else _dataset(model, data, wished, samples, progress)
+        wish = Wish(
+            engine=engine, capability=compute_capability, require_int8=tuple(require_int8), require_exact=require_exact,
+            dataset=dataset, threads=threads, shapes=dict(shapes or {}), compare=compare, save=folder, force=force,
+            reduce=reduce, timeout=timeout, progress=progress,
+        )  # fmt: skip
+        return _prove(model, wish)
+
+
+def _dataset(
+    model: str | Path | onnx.ModelProto,
+    data: object,
+    config: Config,
+    samples: int | None,
+    progress: Progress,
+) -> Dataset:
+    """The samples that saturation is measured on."""
+    with progress("reading the model"):
+        named = name_nodes(read_model(model).proto)
+    chosen = config.data
+    dataset = load_data(data, GraphIndex(named).inputs, chosen, named, progress=progress)
+    return dataset.take(_SAMPLES if samples is None else samples, chosen.seed)

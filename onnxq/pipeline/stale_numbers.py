@@ -1,0 +1,77 @@
+"""Numbers that a plan lacks, or that no longer fit what a person made of it: computed again, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from onnxq.calibrate import calibrate
+from onnxq.config import Config
+from onnxq.errors import PlanError
+from onnxq.graph import GraphIndex, index_of
+from onnxq.passes.mixed_precision.candidates import find_owners
+from onnxq.pipeline.samples import Inputs
+from onnxq.pipeline.prepared import PreparedModel
+from onnxq.plan import Plan, drop_stale
+from onnxq.report import Progress
+from onnxq.sites import Caution, Role, Site
+
+_MEASURED = (Role.ACTIVATION, Role.OUTPUT)
+
+
+def renew_numbers(
+    prepared: PreparedModel,
+    plan: Plan,
+    inputs: Inputs | None,
+    config: Config,
+    *,
+    memory_limit: int | None = None,
+    progress: Progress,
+) -> tuple[Plan, tuple[Caution, ...]]:
+    """The plan with numbers at every site, and a line for each whose numbers were computed again though it had some.
+
+    Raises PlanError naming the activation that needs samples where there are none.
+    """
+    plan, stale = drop_stale(plan)
+    plan, lines = _drop_biases(plan, index_of(prepared.proto), stale)
+    missing = [site for site in plan.sites if site.qparams is None]
+    for site in missing:
+        if site.role in _MEASURED and inputs is None:
+            cause = stale.get(site.site, "the plan has no scale for it")
+            fix = "give samples that it is calibrated on"
+            own = ", or write the scale and zero_point you mean beside the new spec" if site.site in stale else ""
+            raise PlanError(str(site.site), cause, fix + own, code="Q405")
+    if missing:
+        plan = calibrate(
+            prepared.proto,
+            plan,
+            None if inputs is None else inputs.calibration,
+            batch=config.data.batch,
+            memory_limit=memory_limit,
+            progress=progress,
+        )
+        if inputs is not None:
+            plan = replace(plan, data=inputs.description)
+    done = {site.site: site for site in plan.sites}
+    for where, cause in stale.items():
+        measured = done[where].role in _MEASURED
+        text = f"{where}: {cause}: computed again from the {'samples' if measured else 'model'}"
+        lines.append(Caution("W121", text))
+    return plan, tuple(lines)
+
+
+def _drop_biases(plan: Plan, index: GraphIndex, stale: Mapping[Site, str]) -> tuple[Plan, list[Caution]]:
+    """The plan without bias corrections for errors of weights that are no longer so, or no longer quantized."""
+    weights = [site for site in plan.sites if site.role is Role.WEIGHT and site.site not in stale]
+    readers: Iterable[str] = (edge.node for site in weights for edge in site.consumers or ())
+    computing = frozenset(readers)
+    kept = tuple(bias for bias in plan.biases if computing.intersection(find_owners(index, bias.edge)))
+    lines = [
+        Caution(
+            "W121",
+            f"{bias.edge}: the model's own bias, since the plan's made up for a weight that is quantized otherwise",
+        )
+        for bias in plan.biases
+        if bias not in kept
+    ]
+    return replace(plan, biases=kept), lines

@@ -1,0 +1,80 @@
+"""Weights of a model that cannot be run here, for want of its custom operators: quantized without running anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx
+
+from onnxq.calibrate import calibrate
+from onnxq.config import Config
+from onnxq.graph.scopes import walk
+from onnxq.pipeline.finalize import finish
+from onnxq.pipeline.prepared import PreparedModel
+from onnxq.passes.assembly.model import realise
+from onnxq.pipeline.result import Result
+from onnxq.passes.timers import Stages
+from onnxq.plan import Plan
+from onnxq.planner import draft
+from onnxq.runtime import Session, UnknownOperatorError
+from onnxq.sites import Caution
+
+# A domain outside these may have to come from a library; whether it has to, only ORT knows.
+_USUAL_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+
+
+def find_obstacle(prepared: PreparedModel, config: Config, *, measuring: bool) -> UnknownOperatorError | None:
+    """The operator that ONNX Runtime lacks, where the weights can be quantized all the same; None elsewhere.
+
+    measuring: samples or a demand on the accuracy were given, which only a run can serve.
+    """
+    if config.mode != "weight-only" or config.weight_bits_budget is not None or measuring:
+        return None
+    if not _names_other_domains(prepared.named):
+        return None
+    try:
+        Session(prepared.named, optimize=False)
+    except UnknownOperatorError as error:
+        return error
+    return None
+
+
+def _names_other_domains(proto: onnx.ModelProto) -> bool:
+    return any(node.domain not in _USUAL_DOMAINS for _, graph in walk(proto.graph) for node in graph.node)
+
+
+def plan_unrun(prepared: PreparedModel, config: Config, name: str, obstacle: UnknownOperatorError) -> Plan:
+    """The plan of the weights, by shapes that stand in the model alone."""
+    drafted = draft(
+        prepared.proto, config, shapes={}, closed={}, before=prepared.before, prepare=prepared.passes, name=name
+    )
+    plan = drafted.default()
+    return replace(plan, data=f"none: nothing was run, ONNX Runtime does not have {obstacle.subject}")
+
+
+def quantize_unrun(
+    prepared: PreparedModel,
+    config: Config,
+    stages: Stages,
+    *,
+    source: object,
+    name: str,
+    obstacle: UnknownOperatorError,
+) -> Result:
+    """Round the weights by their values alone. The result was neither compared with the float model nor timed."""
+    with stages.run("plan"):
+        plan = plan_unrun(prepared, config, name, obstacle)
+    with stages.run("calibrate"):
+        plan = calibrate(prepared.proto, plan, None)
+    with stages.run("emit"):
+        quantized = realise(prepared, plan)
+    result = finish(prepared, plan, quantized, None, config, stages, source=source)
+    return replace(result, report=replace(result.report, warnings=(_explain(obstacle), *result.report.warnings)))
+
+
+def _explain(obstacle: UnknownOperatorError) -> Caution:
+    return Caution(
+        "W123",
+        f"NOTHING WAS RUN: ONNX Runtime does not have {obstacle.subject}, so the result was neither compared with the "
+        "float model nor timed. Give the library that implements it (`ort_library`) to check it.",
+    )
