@@ -13,7 +13,7 @@ from onnxq.cli.outputs import beside
 from onnxq.errors import VerificationError
 
 if TYPE_CHECKING:
-    from onnxq.report import Promotion
+    from onnxq.passes.journal import Promotion
 
 
 @click.command("quantize", short_help="Quantize a model, check the result, say what was done.")
@@ -68,4 +68,8 @@ def _find_unmet(promotion: Promotion | None) -> VerificationError | None:
     """The error of a wish for accuracy that does not hold; None when it does."""
     if promotion is None or promotion.met:
         return None
-    return VerificationError("accuracy", promotion.line(), "the model is written all the same", code="Q709")
+    from onnxq.report import describe_promotion
+
+    return VerificationError(
+        "accuracy", describe_promotion(promotion), "the model is written all the same", code="Q709"
+    )

@@ -1,47 +1,166 @@
-"""What every preparation pass takes and gives back."""
+"""One contract for every pass: a context and a state in, a state and a report out. The runner does the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
 
 from onnx import ModelProto
 
-from onnxq.sites import Refusal
+from onnxq.config import Config
+from onnxq.graph import GraphIndex, Model, structural_ids
+from onnxq.passes.journal import Outcome, PassReport, Promotion
+from onnxq.passes.mixed_precision.request import AccuracyRequest
+from onnxq.passes.samples import Samples
+from onnxq.passes.time_budget import TimeBudget
+from onnxq.passes.timers import Timers
+from onnxq.plan import Plan, Scaling
+from onnxq.planner import Draft
+from onnxq.progress import Progress, silent
+from onnxq.sites import TensorId
 
 
-@dataclass(frozen=True)
-class Context:
-    """What a pass may look at besides the model: the target's name and the passes the user switched off."""
+class Stage(Enum):
+    """When a pass runs."""
 
-    target: str = "ort"
-    skip: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class PassReport:
-    """What one pass did.
-
-    changed: one "node: what happened" line a change. skipped: what it would have changed, and why it did not.
-    """
-
-    name: str
-    changed: tuple[str, ...] = ()
-    skipped: tuple[Refusal, ...] = ()
+    # On the float graph, which computes the same afterwards.
+    REWRITE = "rewrite"
+    # On the float graph, which computes the same afterwards and is easier to quantize, as a trial shows.
+    EQUALIZE = "equalize"
+    # On the calibrated plan.
+    REFINE = "refine"
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """A float-equivalent model ready for calibration, and the report of each pass that ran, in order."""
+class State:
+    """A float model and the plan made for it, as the passes so far leave them.
 
-    proto: ModelProto
-    reports: tuple[PassReport, ...]
+    named: the model as loaded, every node named; its declarations come back in the quantized model. model: the float
+    model as rewritten and equalized. rewrites: names of the passes that changed it, in order.
+    plan: None before planning. plain: the same choice without attention, where attention is to be tried. problem: the
+    placement problem that the plan answers. unrounded: the plan that weight rounding began with; rounded: the operators
+    it treated. scalings: the record by which the plan equalizes the model again.
+    """
+
+    named: ModelProto
+    model: ModelProto
+    source: Model | None = None
+    rewrites: tuple[str, ...] = ()
+    plan: Plan | None = None
+    plain: Plan | None = None
+    problem: Draft | None = None
+    unrounded: Plan | None = None
+    rounded: frozenset[str] = frozenset()
+    scalings: tuple[Scaling, ...] = ()
+    promotion: Promotion | None = None
+
+    @cached_property
+    def before(self) -> GraphIndex:
+        """The index of the model as loaded."""
+        return GraphIndex(self.named)
+
+    @property
+    def planned(self) -> Plan:
+        """The plan, in stages that have one."""
+        assert self.plan is not None
+        return self.plan
+
+
+@dataclass(frozen=True, eq=False)
+class FloatReference:
+    """The float model that equalized ones are compared with."""
+
+    model: ModelProto
+
+    @cached_property
+    def ids(self) -> dict[TensorId, str]:
+        """Structural identities of its tensors, by which a plan finds them in another export."""
+        return structural_ids(self.model)
+
+
+@dataclass(frozen=True, eq=False)
+class RunContext:
+    """All that passes may look at besides the state; each field has a default, so that a test gives what it needs.
+
+    skip: names of passes left out. place: the planner, which makes the plan of a state's model, without numbers.
+    reference: for equalization. scores: results of its trials, by the identity of models.
+    """
+
+    config: Config = field(default_factory=Config)
+    skip: frozenset[str] = frozenset()
+    samples: Samples | None = None
+    place: Callable[[State, Progress], Plan] | None = None
+    reference: FloatReference | None = None
+    request: AccuracyRequest = field(default_factory=AccuracyRequest)
+    budget: TimeBudget = field(default_factory=TimeBudget)
+    timers: Timers = field(default_factory=Timers)
+    progress: Progress = silent
+    memory_limit: int | None = None
+    journal: list[PassReport] = field(default_factory=list)
+    scores: dict[int, tuple[ModelProto, float | None]] = field(default_factory=dict)
+
+    @property
+    def base(self) -> FloatReference:
+        """The reference, in the stage that has one."""
+        assert self.reference is not None
+        return self.reference
+
+    @property
+    def data(self) -> Samples:
+        """The samples, in stages that have some."""
+        assert self.samples is not None
+        return self.samples
+
+
+Run = Callable[[RunContext, State], tuple[State, PassReport]]
+
+
+def always(ctx: RunContext, state: State) -> bool:
+    """True: the pass looks for itself whether there is something to do."""
+    return True
 
 
 @dataclass(frozen=True)
-class PassEntry:
-    """A pass under the name by which a configuration switches it off. target: the only one it serves; "": all."""
+class Trial:
+    """How the runner judges a pass.
+
+    score: SQNR in dB of the quantized outputs of a state; None where it cannot be told. keeps: of the states and scores
+    before and after, whether the pass is kept.
+    """
+
+    score: Callable[[RunContext, State], float | None]
+    keeps: Callable[[RunContext, State, State, float, float], bool]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass.
+
+    name: by which `skip` leaves it out. title: the progress line; "" for passes too short for one. time_share: of the
+    time that is left, where there is a budget; 0: not limited. target: the only one it serves; "": all. fast: it runs
+    at effort `fast` too. applies: False where there is nothing for it, or the outcome that says why it is left out.
+    retry: another attempt, where the trial took the first one back.
+    """
 
     name: str
-    run: Callable[[ModelProto, Context], tuple[ModelProto, PassReport]]
+    stage: Stage
+    run: Run
+    title: str = ""
+    time_share: float = 0.0
     target: str = ""
+    fast: bool = False
+    applies: Callable[[RunContext, State], bool | Outcome] = always
+    trial: Trial | None = None
+    retry: Run | None = None
+
+
+def rewriting(function: Callable[[ModelProto, RunContext], tuple[ModelProto, PassReport]]) -> Run:
+    """The function of a model as a pass's `run`."""
+
+    def run(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+        model, report = function(state.model, ctx)
+        return replace(state, model=model), report
+
+    return run

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import onnx
 
 from onnxq.data import Dataset
 from onnxq.graph import holding
 from onnxq.graph.dequantized import weights_dequantized
-from onnxq.passes.rounding.sequential import NARROW_BITS
-from onnxq.pipeline.prepared import PreparedModel
 from onnxq.passes.assembly.model import paired, realise
+from onnxq.passes.base import State
+from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.plan import Plan
 from onnxq.progress import Progress, counted, silent
 from onnxq.runtime import Session
@@ -25,18 +27,8 @@ from onnxq.verify import Array, OutputError, compare
 # Outputs beyond this are computed again rather than kept, and so are all but the last few plans' errors.
 _MOST_BYTES = 2**26
 _PLANS = 4
-# Samples of the calibration among the judges.
-_SEEN = 8
-
-
-def judges_of(calibration: Dataset, trial: Dataset, seed: int) -> Dataset:
-    """The samples whose outputs tell whether ranges and rounded weights are kept: `trial` and some of the calibration.
-
-    Those hold the extremes, which are never held back and show what clipping costs (a ViT for TensorRT: 36.4 -> 36.4 dB
-    on 8 held back, 35.7 -> 29.0 with 8 more, 34.6 -> 32.7 on new ones); and of a few held back none may be hard (four
-    lines of text: the sweep seemed to cost 31 -> 28 dB, and brought 19 -> 23 on 160 others).
-    """
-    return calibration.take(_SEEN, seed).joined(trial)
+# Above this an output is as good as float, dB; one such output must not outweigh the others.
+_PERFECT_DB = 80.0
 
 
 class Recorded:
@@ -95,40 +87,58 @@ def judged_as_run(plan: Plan) -> bool:
     return plan.saturation == "allow" and engine.saturates and engine.times_itself
 
 
-def trial_session(prepared: PreparedModel, plan: Plan) -> Session:
+def trial_session(state: State, plan: Plan) -> Session:
     """The model that the plan gives, to be run as the file says, or as users run it where the two may part.
 
     Its weights are let go of with the session.
     """
     with holding():
         if judged_as_run(plan):
-            return Session(realise(prepared, plan))
-        return Session(weights_dequantized(paired(prepared, plan)), optimize=False)
+            return Session(realise(state, plan))
+        return Session(weights_dequantized(paired(state, plan)), optimize=False)
 
 
-def plan_errors(
-    prepared: PreparedModel, plan: Plan, held: Dataset, *, progress: Progress = silent
-) -> tuple[OutputError, ...]:
-    """Outputs of the model that the plan gives, as `trial_session` runs it, against the prepared float model's."""
+def plan_errors(state: State, plan: Plan, held: Dataset, *, progress: Progress = silent) -> tuple[OutputError, ...]:
+    """Outputs of the model that the plan gives, as `trial_session` runs it, against the float model's."""
     errors = _known.setdefault(held, _Known()).errors
-    key = (id(prepared.proto), id(plan))
+    key = (id(state.model), id(plan))
     if key not in errors:
         with progress("judging", len(held)) as task:
-            pair = recorded(prepared.proto, held), trial_session(prepared, plan)
+            pair = recorded(state.model, held), trial_session(state, plan)
             found = compare({"": pair}, counted(held.samples(), task))[""]
-        errors[key] = (prepared.proto, plan, found)
+        errors[key] = (state.model, plan, found)
         if len(errors) > _PLANS:
             errors.popitem(last=False)
     return errors[key][2]
 
 
 def sample_errors(
-    prepared: PreparedModel, plan: Plan, held: Dataset, *, progress: Progress = silent
+    state: State, plan: Plan, held: Dataset, *, progress: Progress = silent
 ) -> list[tuple[OutputError, ...]]:
     """`plan_errors` of each sample alone, in their order."""
     with progress("judging sample by sample", len(held)) as task:
-        pair = recorded(prepared.proto, held), trial_session(prepared, plan)
+        pair = recorded(state.model, held), trial_session(state, plan)
         return [compare({"": pair}, [feeds])[""] for feeds in counted(held.samples(), task)]
+
+
+def mean_db(state: State, plan: Plan, samples: Dataset, *, progress: Progress = silent) -> float:
+    """Mean SQNR in dB over the outputs of the model that the plan gives."""
+    return _mean_db(plan_errors(state, plan, samples, progress=progress))
+
+
+def answers_worse(state: State, plan: Plan, than: Plan, samples: Dataset, *, progress: Progress = silent) -> bool:
+    """True where the samples, one by one, agree that `plan` answers worse: by more than their standard error.
+
+    `mean_db` may hang on one sample alone: one letter of a line of text that is read otherwise.
+    """
+    each = [sample_errors(state, one, samples, progress=progress) for one in (plan, than)]
+    gains = [_mean_db(one) - _mean_db(other) for one, other in zip(*each, strict=True)]
+    error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
+    return statistics.fmean(gains) < -error
+
+
+def _mean_db(found: Iterable[OutputError]) -> float:
+    return float(np.mean([np.clip(one.sqnr_db, -_PERFECT_DB, _PERFECT_DB) for one in found] or [0.0]))
 
 
 def few_bits(plan: Plan) -> bool:

@@ -1,4 +1,4 @@
-"""A wall-clock budget: who gets how much of it, who goes without, and a line for each.
+"""A wall-clock budget: who gets how much of it, who goes without, and a record of each.
 
 In the order in which things are done each may use a share of what is then left. What takes longer is given up, for what
 there was before it; calibration takes fewer samples, promotion keeps the steps it has made, the check looks at fewer
@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from onnxq.data import Dataset
+from onnxq.passes.journal import Shortage, Shortened
 from onnxq.progress import OutOfTime, Progress, Task
-from onnxq.report import duration
+from onnxq.runtime import Feeds
 
 T = TypeVar("T")
-S = TypeVar("S")
 
 # Writing and checking, as a multiple of what loading and preparing took, and at least so many seconds.
 _END, _LEAST_END = 2.0, 0.3
@@ -28,15 +28,15 @@ _USELESS = 0.2
 
 
 @dataclass(eq=False)
-class Budget:
-    """seconds: None for no limit. lines: what was shortened or left out. clock: monotonic seconds.
+class TimeBudget:
+    """seconds: None for no limit. shortened: what was cut short or left out. clock: monotonic seconds.
 
     reserve: seconds kept for writing and checking.
     """
 
     seconds: float | None = None
     clock: Callable[[], float] = time.monotonic
-    lines: list[str] = field(default_factory=list)
+    shortened: list[Shortened] = field(default_factory=list)
     reserve: float = _LEAST_END
     begun: float = field(init=False)
 
@@ -72,12 +72,12 @@ class Budget:
             return work(progress)
         time_left = self.left()
         if time_left * share < _USELESS:
-            self.lines.append(f"{name}: left out, {self._short()}")
+            self.note(name, Shortage.LEFT_OUT)
             return otherwise
         try:
             return work(self.within(time_left * share, progress))
         except OutOfTime:
-            self.lines.append(f"{name}: given up after its {duration(time_left * share)} of the {self._all()}")
+            self.note(name, Shortage.GIVEN_UP, seconds=time_left * share)
             return otherwise
 
     def within(self, seconds: float, progress: Progress) -> Progress:
@@ -98,33 +98,31 @@ class Budget:
                 break
             try:
                 done_all = work(few, _timed(progress, self.clock, self.clock() + share, count))
-                self._told(name, few, samples)
+                self._note_samples(name, len(few), len(samples))
                 return done_all
             except OutOfTime:
                 # As many as were done in this half, for half of what is left.
                 done = len(few) * count[0] / max(count[1], 1)
                 few = samples.take(max(1, int(done * max(self.left() / 2, 0.0) / share * 0.8)), seed)
         few = few if self.left() > 0 else samples.take(1, seed)
-        self._told(name, few, samples)
+        self._note_samples(name, len(few), len(samples))
         return work(few, progress)
 
-    def _told(self, name: str, few: Dataset, samples: Dataset) -> None:
-        if len(few) < len(samples):
-            self.lines.append(f"{name}: {len(few)} of {len(samples)} samples, {self._short()}")
+    def _note_samples(self, name: str, few: int, samples: int) -> None:
+        if few < samples:
+            self.note(name, Shortage.FEWER_SAMPLES, samples=(few, samples))
 
-    def while_left(self, name: str, samples: Iterable[S]) -> Iterator[S]:
+    def take_while_left(self, name: str, samples: Dataset) -> Iterator[Feeds]:
         """Samples as long as there is time, one in any case."""
-        for k, sample in enumerate(samples):
+        for k, sample in enumerate(samples.samples()):
             if k and self.over():
-                self.lines.append(f"{name}: {k} sample{'s' if k > 1 else ''} only, {self._short()}")
+                self._note_samples(name, k, len(samples))
                 return
             yield sample
 
-    def _all(self) -> str:
-        return f"budget of {duration(self.seconds or 0.0)}"
-
-    def _short(self) -> str:
-        return f"the {self._all()} leaves no time for more"
+    def note(self, name: str, how: Shortage, *, seconds: float = math.nan, samples: tuple[int, int] = (0, 0)) -> None:
+        """Record that something was cut short."""
+        self.shortened.append(Shortened(name, how, self.seconds or 0.0, seconds, samples))
 
 
 def _timed(progress: Progress, clock: Callable[[], float], deadline: float, count: list[int] | None = None) -> Progress:

@@ -10,42 +10,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from onnxq.passes.journal import StageCost
 from onnxq.progress import Progress, silent
-from onnxq.report import StageCost
-
-_TITLES = {
-    "prepare": "preparing the model",
-    "scale channels": "scaling channels",
-    "plan": "planning",
-    "calibrate": "calibrating",
-    "ranges": "choosing ranges",
-    "relieve": "looking for operators to leave float",
-    "bits": "spreading bits over the weights",
-    "attention": "trying attention in integers",
-    "sweep": "sweeping",
-    "sweep without attention": "sweeping without attention",
-    "sweep after promotion": "sweeping after promotion",
-    "promote": "promoting what costs most",
-    "emit": "making the quantized model",
-    "check": "checking the quantized model",
-    "time": "timing float and quantized model, about 8 s",
-}
 
 
 @dataclass
-class Stages:
-    """Collects what each stage cost. progress: who is told of each before it begins."""
+class Timers:
+    """Collects the cost of each stage of a run. progress: who is told of each before it begins."""
 
     progress: Progress = silent
-    done: list[StageCost] = field(default_factory=list)
+    costs: list[StageCost] = field(default_factory=list)
 
     @contextmanager
-    def run(self, name: str) -> Iterator[None]:
-        """Time the block as stage `name`."""
+    def run(self, name: str, title: str) -> Iterator[None]:
+        """Time the block as stage `name`, which `title` announces."""
         start = time.perf_counter()
-        with self.progress(_TITLES.get(name, name)):
+        with self.progress(title):
             yield
-        self.done.append(StageCost(name=name, seconds=time.perf_counter() - start, peak_bytes=peak_bytes()))
+        self.costs.append(StageCost(name=name, seconds=time.perf_counter() - start, peak_bytes=peak_bytes()))
 
 
 def peak_bytes() -> int:

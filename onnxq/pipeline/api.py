@@ -16,9 +16,9 @@ from onnxq.config import Config
 from onnxq.files import guarding, write_text
 from onnxq.graph import save_model
 from onnxq.graph.save import check_data_name, data_file
-from onnxq.pipeline import carry_out, run
-from onnxq.pipeline.result import Result
+from onnxq.pipeline import apply_plan, quantize_model
 from onnxq.pipeline.quantize_model import Options
+from onnxq.pipeline.result import Result
 from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent
 
@@ -86,7 +86,7 @@ def quantize(
         ort_library=ort_library,
     )  # fmt: skip
     with _outputs(model, *_model_files(out, external_data), plan_out, force=force):
-        result = run.quantize(model, data, config, target=target, options=options, progress=progress)
+        result = quantize_model.quantize(model, data, config, target=target, options=options, progress=progress)
         with progress("writing"):
             return _written(result, out, plan_out, force, external_data, bits_attribute)
 
@@ -130,7 +130,7 @@ def apply(
         ort_library=ort_library,
     )
     with _outputs(model, *_model_files(out, external_data), plan_out, force=force):
-        result = carry_out.apply(
+        result = apply_plan.apply(
             model, plan, data, new_weights=new_weights, config=config, options=options, progress=progress
         )
         with progress("writing"):
@@ -159,7 +159,7 @@ def make_plan(
     """
     options = Options(samples=samples, seed=seed, placement=placement, cpu=cpu, ort_library=ort_library)
     with _outputs(model, plan_out, force=force):
-        plan = run.make_plan(model, data, config, target=target, options=options, progress=progress)
+        plan = quantize_model.make_plan(model, data, config, target=target, options=options, progress=progress)
         if plan_out is not None:
             with progress("writing"):
                 write_text(Path(plan_out), to_json(plan), overwrite=force)
@@ -194,10 +194,11 @@ def import_calibration(
     Raises CalibrationError for a malformed cache, one of another model, and tensors without a scale.
     """
     options = Options(samples=samples, seed=seed, batch=batch, memory_limit=memory_limit, ort_library=ort_library)
-    from onnxq.pipeline import import_cache as importing
+
+    from onnxq.pipeline import import_cache
 
     with _outputs(model, plan_out, force=force):
-        found = importing.import_calibration(
+        found = import_cache.import_calibration(
             cache, model, data, config, target=target, allow_missing=allow_missing, options=options, progress=progress
         )
         if plan_out is not None:
@@ -235,7 +236,7 @@ def annotate_bits(
     """
     with _outputs(model, *_model_files(out, external_data), force=force):
         with progress("looking for pairs"):
-            known = None if plan is None else carry_out.read_plan(plan)
+            known = None if plan is None else apply_plan.read_plan(plan)
             done = annotate.annotate_model(model, given=given, plan=known, rename=rename, bits_attribute=bits_attribute)
         if out is not None:
             with progress("writing"):

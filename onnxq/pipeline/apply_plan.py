@@ -13,15 +13,16 @@ from onnxq.errors import OnnxqError, PlanError
 from onnxq.files import read_text
 from onnxq.graph import GraphIndex, fingerprint, holding
 from onnxq.nearest import did_you_mean
-from onnxq.pipeline.finalize import finish
-from onnxq.pipeline.samples import Inputs, read_data
-from onnxq.pipeline.prepared import PASS_NAMES, PreparedModel, load
 from onnxq.passes.assembly.model import realise
-from onnxq.pipeline.stale_numbers import renew_numbers
-from onnxq.pipeline.result import Result
+from onnxq.passes.base import RunContext, State
+from onnxq.passes.equalization.replay import replay_scalings
+from onnxq.passes.timers import Timers
+from onnxq.pipeline.finalize import finish
+from onnxq.pipeline.prepared import REWRITE_NAMES, load
 from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, configured
-from onnxq.passes.equalization.stage import rescaled
-from onnxq.passes.timers import Stages
+from onnxq.pipeline.result import Result
+from onnxq.pipeline.samples import read_data
+from onnxq.pipeline.stale_numbers import renew_numbers
 from onnxq.plan import Plan, from_json
 from onnxq.plan.limits import check_specs
 from onnxq.planner import Existing, rebase
@@ -89,41 +90,41 @@ def _apply(
     options: Options,
     progress: Progress,
 ) -> Result:
-    stages = Stages(progress)
-    with stages.run("prepare"):
-        prepared = load(model, only=found.prepare, target=found.target, progress=progress)
-        prepared = rescaled(prepared, found.scalings)
-        index = GraphIndex(prepared.proto)
-        found = rebase(found, index, fingerprint(prepared.proto), new_weights=new_weights)
+    ctx = RunContext(config=wished, timers=Timers(progress), progress=progress, memory_limit=options.memory_limit)
+    with ctx.timers.run("prepare", "preparing the model"):
+        state = load(model, only=found.prepare, target=found.target, journal=ctx.journal, progress=progress)
+        state = replay_scalings(state, found.scalings)
+        index = GraphIndex(state.model)
+        found = rebase(found, index, fingerprint(state.model), new_weights=new_weights)
         check_specs(found, index)
         if found.existing:
-            found = _with_own_numbers(found, find_existing(prepared.proto))
-        inputs = None if data is None else read_data(prepared, data, wished, progress=progress)
-    with stages.run("calibrate"):
-        found, lines = renew_numbers(
-            prepared, found, inputs, wished, memory_limit=options.memory_limit, progress=progress
-        )
-    if inputs is None and found.sites and all(site.role is Role.WEIGHT for site in found.sites):
-        inputs, wished = _make_inputs(prepared, wished, progress)
-    with stages.run("emit"):
-        quantized = realise(prepared, found)
-    done = finish(prepared, found, quantized, inputs, wished, stages, source=model)
+            found = _with_own_numbers(found, find_existing(state.model))
+        samples = None if data is None else read_data(state, data, wished, progress=progress)
+        ctx = replace(ctx, samples=samples)
+    with ctx.timers.run("calibrate", "calibrating"):
+        found, lines = renew_numbers(ctx, state, found)
+    if samples is None and found.sites and all(site.role is Role.WEIGHT for site in found.sites):
+        ctx = _make_samples(ctx, state)
+    with ctx.timers.run("emit", "making the quantized model"):
+        quantized = realise(state, found)
+    done = finish(ctx, replace(state, plan=found), quantized, source=model)
     return replace(done, report=replace(done.report, warnings=(*done.report.warnings, *lines)))
 
 
-def _make_inputs(prepared: PreparedModel, config: Config, progress: Progress) -> tuple[Inputs | None, Config]:
-    """Seeded inputs for a check that nothing was chosen on, and the configuration without timing; None if none fit."""
+def _make_samples(ctx: RunContext, state: State) -> RunContext:
+    """The context with seeded inputs for a check that nothing was chosen on, and without timing, if any fit."""
     try:
-        quiet = config.verify.model_copy(update={"latency": False})
-        return read_data(prepared, None, config, progress=progress), config.model_copy(update={"verify": quiet})
+        quiet = ctx.config.verify.model_copy(update={"latency": False})
+        samples = read_data(state, None, ctx.config, progress=ctx.progress)
     except OnnxqError:
-        return None, config
+        return ctx
+    return replace(ctx, samples=samples, config=ctx.config.model_copy(update={"verify": quiet}))
 
 
 def _check_prepare(plan: Plan) -> None:
     """PlanError for a preparation pass that does not exist: the model would not be the one that was planned."""
     for name in plan.prepare:
-        if name not in PASS_NAMES:
+        if name not in REWRITE_NAMES:
             raise PlanError(
-                f"prepare: {name[:60]!r}", "is no pass of this onnxq", did_you_mean(name, PASS_NAMES), code="Q403"
+                f"prepare: {name[:60]!r}", "is no pass of this onnxq", did_you_mean(name, REWRITE_NAMES), code="Q403"
             )

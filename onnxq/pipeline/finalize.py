@@ -10,56 +10,45 @@ import onnx
 
 from onnxq import targets
 from onnxq.annotate import find_saturating
-from onnxq.config import Config
-from onnxq.graph import filled, index_of, name_nodes
+from onnxq.graph import Model, filled, index_of, name_nodes
+from onnxq.passes.base import RunContext, State
+from onnxq.passes.journal import Promotion, Shortage
 from onnxq.pipeline import check
-from onnxq.passes.time_budget import Budget
-from onnxq.pipeline.samples import Inputs
-from onnxq.pipeline.prepared import PreparedModel
+from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
 from onnxq.pipeline.result import Result
-from onnxq.passes.timers import Stages
 from onnxq.plan import Plan
 from onnxq.progress import counted
-from onnxq.report import Promotion, Report, duration, saturation_summary, site_line
+from onnxq.report import Report, saturation_summary, site_line
+from onnxq.report.journal import describe_pass, describe_rewrite, describe_shortage
 from onnxq.report.model import DRIFT_DB
 from onnxq.runtime import cpu_kind
 from onnxq.sites import Caution
 from onnxq.verify import check_interface
 
-# What timing both models takes, about.
+# Timing both models takes about so long.
 _TIMING_SECONDS = 4.0
 _UNCHECKED = "nothing was checked against the float model: no samples were given"
 
 
-def finish(
-    prepared: PreparedModel,
-    plan: Plan,
-    model: onnx.ModelProto,
-    inputs: Inputs | None,
-    config: Config,
-    stages: Stages,
-    *,
-    source: object,
-    promotion: Promotion | None = None,
-    budget: Budget | None = None,
-) -> Result:
-    """Check the finished model and write the account. promotion: for a wish, whose outcome the check decides."""
-    budget = Budget() if budget is None else budget
-    check_interface(prepared.source.proto, model)
+def finish(ctx: RunContext, state: State, model: onnx.ModelProto, *, source: object) -> Result:
+    """Check the finished model and write the account; the check decides whether a request is met."""
+    assert state.source is not None
+    plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
+    check_interface(state.source.proto, model)
     engine = targets.target(plan.target)
     trial, timing = None, None
-    if inputs is not None:
-        with stages.run("check"):
-            trial = _checked(prepared, model, inputs, config, stages, budget, optimized=engine.times_itself)
+    if samples is not None:
+        with ctx.timers.run("check", "checking the quantized model"):
+            trial = _check(ctx, state, model, optimized=engine.times_itself)
         if config.verify.latency and engine.times_itself and plan.sites:
             if budget.left() + budget.reserve < _TIMING_SECONDS:
-                budget.lines.append("timing: left out, the budget leaves no time for it")
+                budget.note("timing", Shortage.LEFT_OUT)
             else:
-                with stages.run("time"):
-                    timing = check.time_both(prepared.named, model, inputs.first, threads=config.verify.threads or 1)
+                with ctx.timers.run("time", "timing float and quantized model, about 8 s"):
+                    timing = check.time_both(state.named, model, samples.first, threads=config.verify.threads or 1)
     model = filled(model)
     if budget.over():
-        budget.lines.append(f"the budget was too small: {duration(budget.spent())} is what the least of it takes")
+        budget.note("the run", Shortage.EXCEEDED, seconds=budget.spent())
     account = Report(
         source=str(source) if isinstance(source, (str, Path)) else "",
         target=plan.target,
@@ -67,50 +56,45 @@ def finish(
         placement=_placement(plan),
         cpu=plan.choice.get("cpu", ""),
         data=plan.data,
-        synthetic=inputs is not None and inputs.synthetic,
-        source_bytes=prepared.source.size_bytes,
+        synthetic=samples is not None and samples.synthetic,
+        source_bytes=state.source.size_bytes,
         output_bytes=model.ByteSize(),
         checks=trial.outputs if trial else (),
         checked=trial.samples if trial else 0,
-        unchecked=_UNCHECKED if inputs is None else "",
-        seen=inputs.seen if inputs is not None else "",
+        unchecked=_UNCHECKED if samples is None else "",
+        seen=samples.seen if samples is not None else "",
         latency=timing,
         pairs=len(plan.sites),
         roles=tuple(sorted(plan.by_role().items())),
-        ops=check.op_counts(index_of(prepared.proto), plan),
+        ops=check.op_counts(index_of(state.model), plan),
         sites=tuple(site_line(site) for site in plan.sites),
         refusals=plan.refusals,
         left_float=plan.left_float,
-        rewrites=prepared.rewrites,
-        accounts=(*prepared.accounts, *(f"budget: {line}" for line in budget.lines)),
-        promotion=None if promotion is None else _decided(promotion, trial, engine.times_itself),
-        already=prepared.already,
+        rewrites=tuple(describe_rewrite(one) for one in ctx.journal if one.name in REWRITE_NAMES and one.changed),
+        accounts=(
+            *(describe_pass(one) for one in ctx.journal if one.name not in REWRITE_NAMES),
+            *(describe_shortage(one) for one in budget.shortened),
+        ),
+        promotion=None if state.promotion is None else _decide(state.promotion, trial, engine.times_itself),
+        already=count_existing(state),
         kept=plan.kept,
         saturating=_saturating(model, trial),
-        warnings=_gather_warnings(prepared, plan, trial),
-        stages=tuple(stages.done),
+        warnings=_gather_warnings(state.source, plan, trial),
+        stages=tuple(ctx.timers.costs),
     )
-    return Result(model, plan, account, prepared.source.files)
+    return Result(model, plan, account, state.source.files)
 
 
-def _checked(
-    prepared: PreparedModel,
-    model: onnx.ModelProto,
-    inputs: Inputs,
-    config: Config,
-    stages: Stages,
-    budget: Budget,
-    *,
-    optimized: bool,
-) -> check.Trial:
+def _check(ctx: RunContext, state: State, model: onnx.ModelProto, *, optimized: bool) -> check.Trial:
     """Float and quantized model on the samples held back, as far as the budget goes."""
-    with stages.progress("running float and quantized model", len(inputs.held)) as task:
-        samples = counted(budget.while_left("check", inputs.held.samples()), task)
-        return check.try_out(prepared.named, model, samples, threads=config.verify.threads, optimized=optimized)
+    held = ctx.data.test
+    with ctx.progress("running float and quantized model", len(held)) as task:
+        samples = counted(ctx.budget.take_while_left("check", held), task)
+        return check.try_out(state.named, model, samples, threads=ctx.config.verify.threads, optimized=optimized)
 
 
-def _gather_warnings(prepared: PreparedModel, plan: Plan, trial: check.Trial | None) -> tuple[Caution, ...]:
-    found = (*prepared.source.notes, *plan.warnings, *unmeasured_cpu(plan, cpu_kind()))
+def _gather_warnings(source: Model, plan: Plan, trial: check.Trial | None) -> tuple[Caution, ...]:
+    found = (*source.notes, *plan.warnings, *unmeasured_cpu(plan, cpu_kind()))
     return found if trial is None else (*found, *trial.notes)
 
 
@@ -137,7 +121,7 @@ def _placement(plan: Plan) -> str:
     return (f"{how}: {chosen}" if chosen else how) + (f"; attention {attention}" if attention else "")
 
 
-def _decided(promotion: Promotion, trial: check.Trial | None, optimized: bool) -> Promotion:
+def _decide(promotion: Promotion, trial: check.Trial | None, optimized: bool) -> Promotion:
     """The account with what the finished model shows on samples that nothing was chosen on."""
     if promotion.unit != "dB":
         return promotion

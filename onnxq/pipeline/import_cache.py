@@ -15,9 +15,11 @@ from onnxq.errors import CalibrationError, ConfigError
 from onnxq.graph import GraphIndex
 from onnxq.interop import Absent, Cache, Findings, Imported, consumers_of, match, read_cache, with_scales
 from onnxq.nearest import did_you_mean
-from onnxq.pipeline.samples import Inputs, read_data
-from onnxq.pipeline.prepared import PreparedModel, load
+from onnxq.passes.base import State
+from onnxq.passes.samples import Samples
+from onnxq.pipeline.prepared import load
 from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, configured, look
+from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.runtime import operator_libraries
@@ -56,13 +58,13 @@ def _import(
     progress: Progress,
 ) -> Imported:
     name = Path(model).name if isinstance(model, (str, Path)) else "model"
-    prepared = load(model, skip=wished.skip, target=wished.target, progress=progress)
-    trial = _attempt(scales, prepared, read_data(prepared, data, wished, progress=progress), wished, name, progress)
+    state = load(model, skip=wished.skip, target=wished.target, progress=progress)
+    trial = _attempt(scales, state, read_data(state, data, wished, progress=progress), wished, name, progress)
     notes: tuple[Caution, ...] = ()
-    made = sorted(frozenset(trial.prepared.passes) & _MAKES_TENSORS)
+    made = sorted(frozenset(trial.state.rewrites) & _MAKES_TENSORS)
     if made and _made_by_us(trial):
-        prepared = load(model, skip=(*wished.skip, *made), target=wished.target, progress=progress)
-        other = _attempt(scales, prepared, trial.inputs, wished, name, progress)
+        state = load(model, skip=(*wished.skip, *made), target=wished.target, progress=progress)
+        other = _attempt(scales, state, trial.samples, wished, name, progress)
         if len(other.found.missing) < len(trial.found.missing):
             trial = other
             text = f"prepared without {', '.join(made)}, which makes tensors that TensorRT did not have"
@@ -72,11 +74,11 @@ def _import(
     absent = tuple(replace(one, done="calibrated on the samples") for one in trial.found.absent)
     if trial.found.missing and data is None:
         trial, absent = _without(trial, wished, scales, name, progress)
-    found, inputs = trial.found, trial.inputs
+    found, samples = trial.found, trial.samples
     plan = calibrate(
-        trial.prepared.proto,
+        trial.state.model,
         with_scales(trial.plan, found.entries),
-        inputs.calibration if data is not None else None,
+        samples.calibration if data is not None else None,
         batch=wished.data.batch,
         memory_limit=options.memory_limit,
         progress=progress,
@@ -84,7 +86,7 @@ def _import(
     origin = f"TensorRT calibration cache {Path(scales.source).name} ({scales.header})"
     calibrated = data is not None and absent
     return Imported(
-        plan=replace(plan, data=f"{origin}; {inputs.description}" if calibrated else origin),
+        plan=replace(plan, data=f"{origin}; {samples.description}" if calibrated else origin),
         cache=scales.source,
         header=scales.header,
         entries=len(scales.entries),
@@ -100,24 +102,22 @@ def _import(
 class _Trial:
     """A plan without numbers, of one way to prepare the model, and what the cache has for it."""
 
-    prepared: PreparedModel
-    inputs: Inputs
+    state: State
+    samples: Samples
     plan: Plan
     found: Findings
 
 
-def _attempt(
-    cache: Cache, prepared: PreparedModel, inputs: Inputs, config: Config, name: str, progress: Progress
-) -> _Trial:
+def _attempt(cache: Cache, state: State, samples: Samples, config: Config, name: str, progress: Progress) -> _Trial:
     with progress("planning"):
-        drafted = look(prepared, inputs, config, name, progress=progress)
+        drafted = look(state, samples, config, name, progress=progress)
         plan = drafted.default(attention=config.attention == "quantized")
-        return _Trial(prepared, inputs, plan, match(cache, plan, prepared.before, GraphIndex(prepared.proto)))
+        return _Trial(state, samples, plan, match(cache, plan, state.before, GraphIndex(state.model)))
 
 
 def _made_by_us(trial: _Trial) -> bool:
     """Preparation made a tensor that lacks a scale: no cache can ever have one for it."""
-    before = trial.prepared.before
+    before = trial.state.before
     names = {output for node in before.nodes for output in node.outputs} | {value.name for value in before.inputs}
     return any(one.tensor not in names for one in trial.found.absent)
 
@@ -168,7 +168,7 @@ def _without(
 
     Leaving nodes float can move pairs to other tensors, so it is repeated; every round takes nodes out.
     """
-    index = GraphIndex(trial.prepared.proto)
+    index = GraphIndex(trial.state.model)
     left: dict[str, str] = {}
     absent: dict[str, Absent] = {}
     while trial.found.missing:
@@ -182,7 +182,7 @@ def _without(
             nodes = ", ".join(consumers_of((site,), index))
             absent.setdefault(one.site, replace(one, done=f"left float: {nodes}"))
         left |= {node: tensor for node, tensor in readers.items() if node not in left}
-        trial = _attempt(cache, trial.prepared, trial.inputs, _floating(config, left), name, progress)
+        trial = _attempt(cache, trial.state, trial.samples, _floating(config, left), name, progress)
     refusals = tuple(Refusal(node, _REASON, "calibrate it with samples", "no-scale", "R106") for node in left)
     others = tuple(refusal for refusal in trial.plan.refusals if refusal.subject not in left)
     floats = tuple(one for one in trial.plan.left_float if one.subject not in left)

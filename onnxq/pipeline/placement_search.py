@@ -11,8 +11,8 @@ import onnx
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.errors import OnnxqError
-from onnxq.pipeline.prepared import PreparedModel
 from onnxq.passes.assembly.model import realise
+from onnxq.passes.base import State
 from onnxq.plan import Plan
 from onnxq.planner import Choice, Draft
 from onnxq.progress import Progress, silent
@@ -38,7 +38,7 @@ class _Trial:
 
 def choose_measured(
     draft: Draft,
-    prepared: PreparedModel,
+    state: State,
     samples: Dataset,
     feeds: Mapping[str, Array],
     *,
@@ -54,14 +54,14 @@ def choose_measured(
     candidates = draft.candidates()
     with progress("timing placements", len(candidates) + 2) as task:
         for name, chosen in candidates.items():
-            trial = _build(draft, prepared, samples, name, chosen)
+            trial = _build(draft, state, samples, name, chosen)
             if trial is not None:
                 trials.append(trial)
             task.advance()
-        first = _speeds(prepared, trials, feeds, threads, _ROUNDS)
+        first = _speeds(state, trials, feeds, threads, _ROUNDS)
         task.advance()
         order = sorted(trials, key=lambda trial: -first[trial.name].median)[:_FINALISTS]
-        second = _speeds(prepared, order, feeds, threads, 2 * _ROUNDS)
+        second = _speeds(state, order, feeds, threads, 2 * _ROUNDS)
         task.advance()
     speeds = {**first, **second}
     told = {f"ratio {trial.name}": f"{speeds[trial.name].median:.2f}" for trial in trials}
@@ -77,7 +77,7 @@ def choose_measured(
     return draft.placed(Choice(best.chosen, _left(draft, best.chosen, best.name)), how)
 
 
-def _build(draft: Draft, prepared: PreparedModel, samples: Dataset, name: str, chosen: frozenset[str]) -> _Trial | None:
+def _build(draft: Draft, state: State, samples: Dataset, name: str, chosen: frozenset[str]) -> _Trial | None:
     """The candidate with minmax ranges of a few samples; None when it cannot be made."""
     if not chosen:
         return None
@@ -85,8 +85,8 @@ def _build(draft: Draft, prepared: PreparedModel, samples: Dataset, name: str, c
     if not plan.sites:
         return None
     try:
-        model = realise(prepared, calibrate(prepared.proto, plan, samples))
-        pair = {"q": (Session(prepared.proto), Session(model))}
+        model = realise(state, calibrate(state.model, plan, samples))
+        pair = {"q": (Session(state.model), Session(model))}
         found = compare(pair, samples.samples())["q"]
     except OnnxqError:
         return None
@@ -103,9 +103,9 @@ class _Speed:
 
 
 def _speeds(
-    prepared: PreparedModel, trials: Sequence[_Trial], feeds: Mapping[str, Array], threads: int, rounds: int
+    state: State, trials: Sequence[_Trial], feeds: Mapping[str, Array], threads: int, rounds: int
 ) -> dict[str, _Speed]:
-    models = {"float": prepared.named, **{trial.name: trial.model for trial in trials}}
+    models = {"float": state.named, **{trial.name: trial.model for trial in trials}}
     found = latency(models, feeds, threads=threads, rounds=rounds)
     base = found["float"]
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -11,10 +10,8 @@ import onnx
 from onnxq import targets
 from onnxq.annotate import already_quantized, find_operators
 from onnxq.annotate.find import chains
-from onnxq.config import Config
-from onnxq.errors import ConfigError, VerificationError
+from onnxq.errors import VerificationError
 from onnxq.graph import (
-    GraphIndex,
     Model,
     at_opset,
     hold,
@@ -27,79 +24,28 @@ from onnxq.graph import (
     store_densely,
 )
 from onnxq.graph.half import computes_in_half, widen_half
-from onnxq.nearest import did_you_mean
-from onnxq.passes import PASSES, PassReport, prepare
+from onnxq.passes.base import State
+from onnxq.passes.equalization.trial import EQUIVALENT_DB
+from onnxq.passes.journal import PassReport
+from onnxq.passes.rewrites.passes import REWRITES, rewrite_model
 from onnxq.progress import Progress, counted, silent
 from onnxq.runtime import Session
 from onnxq.verify import Array, OutputError, compare
 
 # DequantizeLinear has an axis from opset 13 on.
 _MINIMUM_OPSET = 13
-# Rewrites reorder float32 arithmetic; anything below this is a different function.
-EQUIVALENT_DB = 60.0
-# float16 rounds every tensor to 11 bits; float32 in its place differs by that.
+# float16 rounds every tensor to 11 bits; float32 in its place differs by that, dB.
 _EQUIVALENT_HALF_DB = 35.0
-_WIDEN = "float32-compute"
-# Passes of later stages, which `skip` may name too.
-_LATER = frozenset({"equalize", "absorb", "smooth", "ranges", "bits", "sweep", "views", "promote"})
-_OPSET = "opset"
-_DENSE = "dense"
-# All that a plan's `prepare` may name, and all that `skip` may.
-PASS_NAMES = frozenset((_DENSE, _OPSET, _WIDEN, *_LATER, *(entry.name for entry in PASSES)))
-SKIPPABLE = PASS_NAMES - {_DENSE, _OPSET, _WIDEN}
+_WIDEN, _OPSET, _DENSE = "float32-compute", "opset", "dense"
+# All that a plan's `prepare` may name.
+REWRITE_NAMES = frozenset((_DENSE, _OPSET, _WIDEN, *(entry.name for entry in REWRITES)))
 
 
-@dataclass(frozen=True, eq=False)
-class PreparedModel:
-    """source: as loaded, every node named; before: its index; proto: the float model that is planned."""
-
-    source: Model
-    before: GraphIndex
-    named: onnx.ModelProto
-    proto: onnx.ModelProto
-    reports: tuple[PassReport, ...]
-
-    @property
-    def passes(self) -> tuple[str, ...]:
-        """Names of the passes that changed something, in order."""
-        return tuple(report.name for report in self.reports if report.changed)
-
-    @property
-    def already(self) -> str:
-        """ "already quantized: N pairs kept", with the operators on integers; "" for a float model."""
-        index = index_of(self.proto)
-        pairs = sum(chain.dequantize is not None for chain in chains(index))
-        return already_quantized(pairs, len(find_operators(index)))
-
-    @property
-    def accounts(self) -> tuple[str, ...]:
-        """A line for each pass of a later stage: what it did, or why it was rolled back."""
-        lines = []
-        for report in self.reports:
-            if report.name in _LATER:
-                reasons = [one.reason for one in report.skipped if one.reason.startswith("rolled back")]
-                said = report.changed[0] if report.changed else reasons[0] if reasons else "nothing to gain"
-                lines.append(f"{report.name}: {said}")
-        return tuple(lines)
-
-    @property
-    def rewrites(self) -> tuple[str, ...]:
-        """A line for each preparation pass that changed something."""
-        lines = []
-        for report in self.reports:
-            if report.changed and report.name not in _LATER:
-                more = f", … {len(report.changed)} in all" if len(report.changed) > 1 else ""
-                lines.append(f"{report.name}: {report.changed[0]}{more}")
-        return tuple(lines)
-
-
-def check_skip(config: Config) -> None:
-    """ConfigError, with file and line, for a name in `skip` that no pass has."""
-    for k, name in enumerate(config.skip):
-        if name not in SKIPPABLE:
-            raise ConfigError(
-                config.where(f"skip[{k}]"), f"no pass is called {name!r}", did_you_mean(name, SKIPPABLE), code="Q320"
-            )
+def count_existing(state: State) -> str:
+    """ "already quantized: N pairs kept", with the operators on integers; "" for a float model."""
+    index = index_of(state.model)
+    pairs = sum(chain.dequantize is not None for chain in chains(index))
+    return already_quantized(pairs, len(find_operators(index)))
 
 
 def load(
@@ -108,25 +54,35 @@ def load(
     skip: Iterable[str] = (),
     only: Iterable[str] | None = None,
     target: str = "ort",
+    journal: list[PassReport] | None = None,
     progress: Progress = silent,
-) -> PreparedModel:
-    """Load and prepare for a target. `skip` leaves passes out; `only` runs no others (a plan carried out again)."""
+) -> State:
+    """Load and rewrite for a target. `skip` leaves passes out; `only` runs no others (a plan carried out again).
+
+    journal: gets the reports of the rewrites.
+    """
     with progress("reading the model"):
         model = load_model(source)  # type: ignore[arg-type]
         named = name_nodes(hold(model.proto))
     with progress("simplifying the graph"):
-        return _prepared(model, named, skip, only, target)
+        return _rewrite(model, named, skip, only, target, [] if journal is None else journal)
 
 
-def _prepared(
-    model: Model, named: onnx.ModelProto, skip: Iterable[str], only: Iterable[str] | None, target: str
-) -> PreparedModel:
+def _rewrite(
+    model: Model,
+    named: onnx.ModelProto,
+    skip: Iterable[str],
+    only: Iterable[str] | None,
+    target: str,
+    journal: list[PassReport],
+) -> State:
     proto = inline_functions(named) if named.functions else named
     dense = store_densely(proto)
     upgraded = at_opset(dense, _MINIMUM_OPSET)
+    names = frozenset(entry.name for entry in REWRITES)
     left_out = frozenset(skip)
     if only is not None:
-        left_out |= frozenset((_WIDEN, *(entry.name for entry in PASSES))) - frozenset(only)
+        left_out |= (names | {_WIDEN}) - frozenset(only)
     reports = []
     if dense is not proto:
         reports.append(PassReport(_DENSE, ("sparse weights are stored densely",), ()))
@@ -136,32 +92,29 @@ def _prepared(
     if _WIDEN not in left_out and not targets.target(target).half and computes_in_half(typed):
         typed = infer_shapes(widen_half(upgraded))
         reports.append(PassReport(_WIDEN, ("float16 is computed in float32",), ()))
-    result = prepare(typed, skip=left_out - {_WIDEN} - _LATER, target=target)
-    reports.extend(result.reports)
-    return PreparedModel(model, GraphIndex(named), named, infer_shapes(hold(result.proto)), tuple(reports))
+    proto, more = rewrite_model(typed, skip=left_out & names, target=target)
+    reports.extend(more)
+    journal.extend(reports)
+    changed = tuple(report.name for report in reports if report.changed)
+    return State(named, infer_shapes(hold(proto)), source=model, rewrites=changed)
 
 
 def prove_equal(
-    prepared: PreparedModel, samples: Iterable[Mapping[str, Array]], *, progress: Progress = silent
+    state: State, samples: Iterable[Mapping[str, Array]], *, progress: Progress = silent
 ) -> tuple[OutputError, ...]:
     """Run the model before and after preparation; VerificationError when a rewrite changed its function."""
     with progress("comparing the simplified model with the original") as task:
-        before = Session(prepared.named, optimize=False)
-        after = Session(prepared.proto, optimize=False)
+        before = Session(state.named, optimize=False)
+        after = Session(state.model, optimize=False)
         found = compare({"prepare": (before, after)}, counted(samples, task))["prepare"]
-    half = _WIDEN in prepared.passes or computes_in_half(prepared.proto)
+    half = _WIDEN in state.rewrites or computes_in_half(state.model)
     enough = _EQUIVALENT_HALF_DB if half else EQUIVALENT_DB
     for output in found:
         if output.sqnr_db < enough and not np.isclose(output.max_abs, 0.0, atol=1e-6):
             raise VerificationError(
                 f"output {output.name}",
                 f"preparation changed it ({output.sqnr_db:.1f} dB, max |difference| {output.max_abs:.3g})",
-                f"leave passes out with `skip: [{', '.join(prepared.passes)}]` and report this model",
+                f"leave passes out with `skip: [{', '.join(state.rewrites)}]` and report this model",
                 code="Q702",
             )
     return found
-
-
-def reported(prepared: PreparedModel, report: PassReport) -> PreparedModel:
-    """The model with one more account."""
-    return replace(prepared, reports=(*prepared.reports, report))

@@ -14,12 +14,13 @@ from onnxq.data import load_data
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import ConfigError, PlanError
 from onnxq.graph import GraphIndex, fingerprint, name_nodes
-from onnxq.pipeline.apply_plan import read_plan
-from onnxq.pipeline.prepared import PreparedModel, load
 from onnxq.passes.assembly.model import realise
-from onnxq.pipeline.stale_numbers import renew_numbers
+from onnxq.passes.base import RunContext, State
+from onnxq.passes.equalization.replay import replay_scalings
+from onnxq.pipeline.apply_plan import read_plan
+from onnxq.pipeline.prepared import load
 from onnxq.pipeline.quantize_model import Options, configured, quantize
-from onnxq.passes.equalization.stage import rescaled
+from onnxq.pipeline.stale_numbers import renew_numbers
 from onnxq.plan import Plan, from_json
 from onnxq.planner import rebase
 from onnxq.profile import KINDS, Profile, profile_pairs
@@ -85,10 +86,10 @@ def _profile(
     else:
         what = str(plan if quantized is None else quantized)
     with progress("reading the models"):
-        prepared, proto = _both(model, quantized, plan, progress)
-    given = load_data(data, prepared.before.inputs, settings.data, prepared.named, progress=progress)
+        state, proto = _both(model, quantized, plan, progress)
+    given = load_data(data, state.before.inputs, settings.data, state.named, progress=progress)
     dataset = given.take(count, settings.data.seed)
-    found = profile_pairs(prepared.proto, proto, dataset, kinds=by, threads=threads, progress=progress)
+    found = profile_pairs(state.model, proto, dataset, kinds=by, threads=threads, progress=progress)
     return replace(
         found,
         source=str(model) if isinstance(model, (str, Path)) else "",
@@ -100,21 +101,21 @@ def _profile(
 
 def _both(
     model: ModelSource, quantized: ModelSource | None, plan: Plan | str | Path | None, progress: Progress
-) -> tuple[PreparedModel, onnx.ModelProto]:
+) -> tuple[State, onnx.ModelProto]:
     """The float model as the quantized one was made from it, and the quantized one."""
     if quantized is None:
         given = read_plan(plan) if plan is not None else None
         if given is None or not given.calibrated:
             raise PlanError("plan", "it has no numbers yet", "use one that `onnxq quantize` wrote", code="Q405")
-        prepared = rescaled(load(model, only=given.prepare, target=given.target, progress=progress), given.scalings)
-        rebased = rebase(given, GraphIndex(prepared.proto), fingerprint(prepared.proto))
-        renewed, _ = renew_numbers(prepared, rebased, None, Config(), progress=silent)
-        return prepared, realise(prepared, renewed)
+        state = replay_scalings(load(model, only=given.prepare, target=given.target, progress=progress), given.scalings)
+        rebased = rebase(given, GraphIndex(state.model), fingerprint(state.model))
+        renewed, _ = renew_numbers(RunContext(), state, rebased)
+        return state, realise(state, renewed)
     proto = name_nodes(read_model(quantized).proto)
     held = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
     if not held:
         # Another tool's: what it did to the model first is not known, so nodes are compared as they are in the file.
         return load(model, only=(), progress=progress), proto
     noted = from_json(held, source=PLAN_KEY)
-    prepared = load(model, only=noted.prepare, target=noted.target, progress=progress)
-    return rescaled(prepared, noted.scalings), proto
+    state = load(model, only=noted.prepare, target=noted.target, progress=progress)
+    return replay_scalings(state, noted.scalings), proto

@@ -18,22 +18,24 @@ from onnxq.errors import CalibrationError, ConfigError, ModelError
 from onnxq.files import readable
 from onnxq.graph import GraphIndex, holding, index_of
 from onnxq.numerics.blas import one_blas_thread
-from onnxq.passes.mixed_precision.weight_bits import check_budget
-from onnxq.passes.time_budget import Budget
-from onnxq.passes.mixed_precision.candidates import FLOAT, UINT16
-from onnxq.pipeline.finalize import finish, unmeasured_cpu
-from onnxq.pipeline.improve import Improving, improved
-from onnxq.pipeline.samples import Inputs, read_data
-from onnxq.pipeline.placement_search import choose_measured
-from onnxq.pipeline.metric import load_metric, parse_drop
-from onnxq.pipeline.prepared import PreparedModel, check_skip, load, prove_equal
-from onnxq.passes.mixed_precision.promotion import Wish
 from onnxq.passes.assembly.model import realise
+from onnxq.passes.base import FloatReference, RunContext, Stage, State
+from onnxq.passes.metric import load_metric, parse_drop
+from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
+from onnxq.passes.mixed_precision.request import FLOAT, UINT16, AccuracyRequest
+from onnxq.passes.mixed_precision.weight_bits import check_budget
+from onnxq.passes.registry import PASSES, check_skip
+from onnxq.passes.runner import run_stage
+from onnxq.passes.samples import Samples
+from onnxq.passes.time_budget import TimeBudget
+from onnxq.passes.timers import Timers
+from onnxq.pipeline.finalize import finish, unmeasured_cpu
+from onnxq.pipeline.placement_search import choose_measured
+from onnxq.pipeline.prepared import count_existing, load, prove_equal
 from onnxq.pipeline.result import Result
-from onnxq.passes.equalization.stage import Scene, scale_channels
-from onnxq.passes.timers import Stages
+from onnxq.pipeline.samples import read_data
 from onnxq.pipeline.unrunnable import find_obstacle, plan_unrun, quantize_unrun
-from onnxq.plan import Plan, Scaling
+from onnxq.plan import Plan
 from onnxq.planner import Draft, draft
 from onnxq.progress import Progress, counted, silent
 from onnxq.runtime import cpu_kind, observe_shapes, operator_libraries
@@ -43,8 +45,6 @@ from onnxq.sites import Caution, Role
 _SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
 _EQUALITY_SAMPLES = 2
 _TIMING_SAMPLES = 8
-# Share of the time that is left, where there is a budget.
-_SCALING = 0.3
 SYNTHETIC = Caution(
     "W101",
     "SYNTHETIC DATA: no samples were given; ranges that come from random inputs make answers nobody can trust. "
@@ -86,7 +86,7 @@ class Options:
         check_number("budget", self.budget, low=0, above=True)
         check_number("memory_limit", self.memory_limit, low=1, whole=True)
 
-    def wish(self) -> Wish:
+    def request(self) -> AccuracyRequest:
         """What was asked of the accuracy. Raises ConfigError for what does not go together."""
         if self.metric is None and self.max_drop is not None:
             raise ConfigError(
@@ -102,7 +102,7 @@ class Options:
             )
         metric = None if self.metric is None else load_metric(self.metric)
         drop = parse_drop(0.0 if self.max_drop is None else self.max_drop)
-        return Wish(self.min_sqnr, metric, drop, self.promote_to or FLOAT)
+        return AccuracyRequest(self.min_sqnr, metric, drop, self.promote_to or FLOAT)
 
 
 DEFAULT_OPTIONS = Options()
@@ -134,8 +134,8 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
 
 
 def look(
-    prepared: PreparedModel,
-    inputs: Inputs,
+    state: State,
+    samples: Samples,
     config: Config,
     name: str,
     *,
@@ -143,21 +143,21 @@ def look(
     progress: Progress = silent,
 ) -> Draft:
     """Observe shapes and which bodies run, then draft the placement."""
-    index = index_of(prepared.proto)
+    index = index_of(state.model)
     enough = _BRANCH_SAMPLES if len(index.scopes) > 1 else _SHAPE_SAMPLES
-    with progress("observing shapes", min(enough, len(inputs.calibration))) as task:
-        shapes = observe_shapes(prepared.proto, counted(islice(inputs.calibration.samples(), enough), task))
+    with progress("observing shapes", min(enough, len(samples.calibration))) as task:
+        shapes = observe_shapes(state.model, counted(islice(samples.calibration.samples(), enough), task))
     reached = {""} | {tensor.scope for tensor in shapes}
     return draft(
-        prepared.proto,
+        state.model,
         config,
         shapes=shapes,
         closed=_closed(index, reached),
-        before=prepared.before,
-        prepare=prepared.passes,
+        before=state.before,
+        prepare=state.rewrites,
         name=name,
         identified=identified,
-        existing=find_existing(prepared.proto),
+        existing=find_existing(state.model),
     )
 
 
@@ -195,57 +195,75 @@ def quantize(
     seeded synthetic inputs and a warning. config: preset name, YAML file or Config.
     Raises an OnnxqError subclass for everything the caller can mend.
     """
-    wished, wish = configured(config, target, options), options.wish()
+    wished, request = configured(config, target, options), options.request()
     with operator_libraries(wished.runtime.libraries):
-        return _quantize(model, data, wished, wish, options, progress)
+        return _quantize(model, data, wished, request, options, progress)
 
 
 def _quantize(
-    model: str | Path | onnx.ModelProto, data: object, wished: Config, wish: Wish, options: Options, progress: Progress
+    model: str | Path | onnx.ModelProto,
+    data: object,
+    config: Config,
+    request: AccuracyRequest,
+    options: Options,
+    progress: Progress,
 ) -> Result:
-    stages, budget = Stages(progress), Budget(options.budget)
-    with stages.run("prepare"):
-        prepared = load(model, skip=wished.skip, target=wished.target, progress=progress)
-        obstacle = find_obstacle(prepared, wished, measuring=data is not None or wish.asked)
+    ctx, name = _start(config, request, options, progress), _name(model)
+    with ctx.timers.run("prepare", "preparing the model"):
+        state = load(model, skip=config.skip, target=config.target, journal=ctx.journal, progress=progress)
+        obstacle = find_obstacle(state, config, measuring=data is not None or request.asked)
         if obstacle is None:
-            inputs = _read_inputs(prepared, data, wished, wish, progress)
+            samples = _read_samples(state, data, ctx)
+            ctx = replace(ctx, samples=samples, reference=FloatReference(state.model), place=_planner(samples, config))
     if obstacle is not None:
-        return quantize_unrun(prepared, wished, stages, source=model, name=_name(model), obstacle=obstacle)
-    budget.prepared()
-    prepared, scalings = _scaled(prepared, inputs, wished, options, stages, progress, budget)
-    with stages.run("plan"):
-        draft, plan, plain = _placed(prepared, inputs, wished, _name(model), progress)
-    _demand_float(prepared, plan, _name(model))
-    plan = replace(plan, data=inputs.description, warnings=_warnings(plan, inputs), scalings=scalings)
-
-    def calibrated(samples: Dataset, shown: Progress) -> Plan:
-        limit = options.memory_limit
-        return calibrate(prepared.proto, plan, samples, batch=wished.data.batch, memory_limit=limit, progress=shown)
-
-    with stages.run("calibrate"):
-        plan = budget.fitting("calibration", inputs.ranges, wished.data.seed, progress, calibrated)
-    _demand_numbers(plan)
-    scene = Improving(inputs, wished, wish, budget, stages, progress, options.memory_limit)
-    prepared, plan, promotion = improved(prepared, plan, plain, draft, scene)
-    with stages.run("emit"):
-        quantized = realise(prepared, plan)
-    return finish(prepared, plan, quantized, inputs, wished, stages, source=model, promotion=promotion, budget=budget)
+        return quantize_unrun(ctx, state, source=model, name=name, obstacle=obstacle)
+    ctx.budget.prepared()
+    state = run_stage(PASSES, Stage.EQUALIZE, ctx, state)
+    with ctx.timers.run("plan", "planning"):
+        state = _place(ctx, state, name)
+    _demand_float(state, name)
+    with ctx.timers.run("calibrate", "calibrating"):
+        state = _calibrate(ctx, state)
+    state = run_stage(PASSES, Stage.REFINE, ctx, state)
+    with ctx.timers.run("emit", "making the quantized model"):
+        quantized = realise(state, state.planned)
+    return finish(ctx, state, quantized, source=model)
 
 
-def _read_inputs(prepared: PreparedModel, data: object, config: Config, wish: Wish, progress: Progress) -> Inputs:
-    """The samples, on the first of which preparation is proved to have changed nothing."""
-    inputs = read_data(prepared, data, config, choosing=wish.asked, progress=progress)
-    if inputs.synthetic and wish.asked:
+def _start(config: Config, request: AccuracyRequest, options: Options, progress: Progress) -> RunContext:
+    """The context of a run, before there are samples."""
+    # A request is carried out whatever the configuration leaves out.
+    skip = frozenset(config.skip) - ({PROMOTION} if request.asked else frozenset())
+    budget, timers = TimeBudget(options.budget), Timers(progress)
+    return RunContext(
+        config=config, skip=skip, request=request, budget=budget, timers=timers, progress=progress,
+        memory_limit=options.memory_limit,
+    )  # fmt: skip
+
+
+def _planner(samples: Samples, config: Config) -> Callable[[State, Progress], Plan]:
+    """The planner that equalization asks where pairs would go."""
+
+    def place(state: State, shown: Progress) -> Plan:
+        return look(state, samples, config, "", identified=False, progress=shown).default()
+
+    return place
+
+
+def _read_samples(state: State, data: object, ctx: RunContext) -> Samples:
+    """The samples, on the first of which the rewrites are proved to have changed nothing."""
+    samples = read_data(state, data, ctx.config, choosing=ctx.request.asked, progress=ctx.progress)
+    if samples.synthetic and ctx.request.asked:
         raise ConfigError(
             "data", "no samples were given: made-up inputs say nothing of accuracy", "pass `data=…`", code="Q319"
         )
-    prove_equal(prepared, islice(inputs.trial.samples(), _EQUALITY_SAMPLES), progress=progress)
-    return inputs
+    prove_equal(state, islice(samples.validation.samples(), _EQUALITY_SAMPLES), progress=ctx.progress)
+    return samples
 
 
-def _demand_float(prepared: PreparedModel, plan: Plan, name: str) -> None:
+def _demand_float(state: State, name: str) -> None:
     """ModelError for a model that is quantized already and of which the plan quantizes nothing more."""
-    already = prepared.already
+    already, plan = count_existing(state), state.planned
     if plan.sites or not already:
         return
     reasons = [f"{one.subject}: {one.reason}" for one in plan.refusals]
@@ -254,69 +272,47 @@ def _demand_float(prepared: PreparedModel, plan: Plan, name: str) -> None:
     raise ModelError(name, f"{already}, and nothing is left to quantize{floats}", fix, code="Q125")
 
 
-def _demand_numbers(plan: Plan) -> None:
-    """CalibrationError for the first site that calibration left without numbers."""
+def _calibrate(ctx: RunContext, state: State) -> State:
+    """The state with numbers at every site. CalibrationError for the first site that calibration left without."""
+
+    def work(samples: Dataset, shown: Progress) -> Plan:
+        batch = ctx.config.data.batch
+        return calibrate(
+            state.model, state.planned, samples, batch=batch, memory_limit=ctx.memory_limit, progress=shown
+        )
+
+    plan = ctx.budget.fitting("calibration", ctx.data.ranges, ctx.config.data.seed, ctx.progress, work)
     missing = [site for site in plan.sites if site.qparams is None]
     if missing:
         reasons = {refusal.subject: refusal.reason for refusal in plan.refusals}
         subject = str(missing[0].site)
         cause = reasons.get(subject, "no sample of the calibration data reached it")
         raise CalibrationError(subject, cause, "give samples that reach it, or leave it float with a rule", code="Q502")
+    return replace(state, plan=plan)
 
 
-def _scaled(
-    prepared: PreparedModel,
-    inputs: Inputs,
-    config: Config,
-    options: Options,
-    stages: Stages,
-    progress: Progress,
-    budget: Budget,
-) -> tuple[PreparedModel, tuple[Scaling, ...]]:
-    """The prepared model with its channels scaled, where the effort and the mode ask for it."""
-    if config.effort == "fast" or inputs.synthetic:
-        return prepared, ()
-    # Equalizing and shifting channels serve the scales of activations.
-    skip = config.skip if config.mode == "static" else (*config.skip, "equalize", "absorb")
+def _place(ctx: RunContext, state: State, name: str) -> State:
+    """The state with its placement problem, the plan of the rules or of the fastest placement, and the one to fall back
+    on, if any.
 
-    def work(shown: Progress) -> tuple[PreparedModel, tuple[Scaling, ...]]:
-        scene = Scene(
-            calibration=inputs.calibration,
-            held=inputs.trial,
-            place=lambda model: look(model, inputs, config, "", identified=False, progress=shown).default(),
-            progress=shown,
-            batch=config.data.batch,
-            memory_limit=options.memory_limit,
-        )
-        return scale_channels(prepared, scene, skip=skip)
-
-    with stages.run("scale channels"):
-        nothing: tuple[PreparedModel, tuple[Scaling, ...]] = (prepared, ())
-        return budget.tried("scaling of channels", _SCALING, progress, work, nothing)
-
-
-def _placed(
-    prepared: PreparedModel, inputs: Inputs, config: Config, name: str, progress: Progress
-) -> tuple[Draft, Plan, Plan | None]:
-    """The draft, the plan of the rules or of the placement that ran fastest here, and the plan to fall back on, if any.
-
-    With `attention: auto` the first one quantizes attention and the second does not.
+    With `attention: auto` the plan quantizes attention and `plain` does not.
     """
-    drafted = look(prepared, inputs, config, name, progress=progress)
+    config, samples = ctx.config, ctx.data
+    problem = look(state, samples, config, name, progress=ctx.progress)
+    plain: Plan | None = None
     if config.placement != "measured" or config.mode != "static":
-        plain = drafted.default()
-        whole = drafted.default(attention=True) if config.attention != "float" else plain
-        differs = {site.site for site in whole.sites} != {site.site for site in plain.sites}
-        return drafted, whole, plain if differs and config.attention == "auto" else None
-    few = inputs.calibration.take(_TIMING_SAMPLES, config.data.seed)
-    threads = config.verify.threads or 1
-    chosen = choose_measured(drafted, prepared, few, inputs.first, threads=threads, progress=progress)
-    return drafted, chosen, None
-
-
-def _warnings(plan: Plan, inputs: Inputs) -> tuple[Caution, ...]:
+        without = problem.default()
+        plan = problem.default(attention=True) if config.attention != "float" else without
+        if config.attention == "auto" and {s.site for s in plan.sites} != {s.site for s in without.sites}:
+            plain = without
+    else:
+        few = samples.calibration.take(_TIMING_SAMPLES, config.data.seed)
+        threads = config.verify.threads or 1
+        plan = choose_measured(problem, state, few, samples.first, threads=threads, progress=ctx.progress)
     ranged = any(site.role is not Role.WEIGHT for site in plan.sites)
-    return (SYNTHETIC, *plan.warnings) if inputs.synthetic and ranged else plan.warnings
+    warnings = (SYNTHETIC, *plan.warnings) if samples.synthetic and ranged else plan.warnings
+    plan = replace(plan, data=samples.description, warnings=warnings, scalings=state.scalings)
+    return replace(state, problem=problem, plan=plan, plain=plain)
 
 
 def _name(model: object) -> str:
@@ -338,23 +334,23 @@ def make_plan(
         return _make_plan(model, data, wished, progress)
 
 
-def _make_plan(model: str | Path | onnx.ModelProto, data: object, wished: Config, progress: Progress) -> Plan:
-    prepared = load(model, skip=wished.skip, target=wished.target, progress=progress)
-    if (obstacle := find_obstacle(prepared, wished, measuring=data is not None)) is not None:
-        return plan_unrun(prepared, wished, _name(model), obstacle)
-    inputs = read_data(prepared, data, wished, progress=progress)
+def _make_plan(model: str | Path | onnx.ModelProto, data: object, config: Config, progress: Progress) -> Plan:
+    state = load(model, skip=config.skip, target=config.target, progress=progress)
+    if (obstacle := find_obstacle(state, config, measuring=data is not None)) is not None:
+        return plan_unrun(state, config, _name(model), obstacle)
+    samples = read_data(state, data, config, progress=progress)
     with progress("planning"):
-        _, whole, plain = _placed(prepared, inputs, wished, _name(model), progress)
-    plan = whole if plain is None else plain
-    told = (_left_out(wished.effort),) if wished.effort != "fast" else ()
+        state = _place(RunContext(config=config, samples=samples, progress=progress), state, _name(model))
+    plan = state.planned if state.plain is None else state.plain
+    told = (_left_out(config.effort),) if config.effort != "fast" else ()
     # Made-up inputs only gave shapes here: there are no ranges yet that could be wrong.
-    warnings = (*plan.warnings, *unmeasured_cpu(plan, cpu_kind()), *told)
-    return replace(plan, data=inputs.description, warnings=warnings)
+    warnings = tuple(one for one in plan.warnings if one is not SYNTHETIC)
+    return replace(plan, data=samples.description, warnings=(*warnings, *unmeasured_cpu(plan, cpu_kind()), *told))
 
 
 def _left_out(effort: str) -> Caution:
     text = (
-        f"effort {effort!r} is not in this plan: scaling of channels, the sweep and promotion need a calibrated model. "
+        f"effort {effort!r} is not in this plan: equalization, rounding and promotion need a calibrated model. "
         "`onnxq quantize` runs them and gives a plan with what they did; `onnxq apply` only calibrates"
     )
     return Caution("W114", text)

@@ -2,56 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection
 
 from onnxq.config import Config
-from onnxq.data import Dataset, extremes, load_data
-from onnxq.passes.judging import judges_of
-from onnxq.pipeline.prepared import PreparedModel
+from onnxq.data import extremes, load_data
+from onnxq.passes.base import State
+from onnxq.passes.samples import Samples
 from onnxq.progress import Progress, counted, silent
-from onnxq.verify import Array
 
 _MOST_HELD = 16
 # Of more samples than these, others are nearly as extreme as the most extreme one, and looking takes time.
 _FEW = 256
 
 
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """The samples in three sets: for rewrites and weights, for choosing between plans, for the figures reported.
-
-    They share no sample while there are enough; `trial` is `held` where nothing is chosen. ranges: what activations are
-    observed on, calibration and trial, but no more than were asked for: all plans compared have these ranges alike, and
-    a range misses what it has not seen. seen: what the samples in `held` were also used for, in words, "" where nothing
-    was.
-    """
-
-    calibration: Dataset
-    ranges: Dataset
-    trial: Dataset
-    held: Dataset
-    seen: str
-    first: Mapping[str, Array]
-    description: str
-    synthetic: bool
-    seed: int = 0
-
-    @cached_property
-    def judges(self) -> Dataset:
-        """`judging.judges_of` these samples: one object, with which what the float model makes of them is kept."""
-        return judges_of(self.calibration, self.trial, self.seed)
-
-
 def read_data(
-    prepared: PreparedModel, data: object, config: Config, *, choosing: bool = False, progress: Progress = silent
-) -> Inputs:
+    state: State, data: object, config: Config, *, choosing: bool = False, progress: Progress = silent
+) -> Samples:
     """Load the samples; hold some back for the check, and others for what has to be chosen.
 
     choosing: something is, whatever the configuration says.
     """
-    dataset = load_data(data, prepared.before.inputs, config.data, prepared.named, progress=progress)
+    dataset = load_data(data, state.before.inputs, config.data, state.named, progress=progress)
     count, holdout, seed = len(dataset), config.verify.holdout, config.data.seed
     usual = min(_MOST_HELD, count // 8)
     if holdout is None:
@@ -74,7 +45,7 @@ def read_data(
     first = next(iter(held.samples()))
     spare = len(calibration) + len(trial) > count
     ranges = calibration if trial is held or spare else calibration.joined(trial)
-    return Inputs(calibration, ranges, trial, held, seen, first, dataset.describe(), dataset.synthetic, seed)
+    return Samples(calibration, ranges, trial, held, seen, first, dataset.describe(), dataset.synthetic, seed)
 
 
 def _chooses(config: Config) -> bool:

@@ -6,52 +6,36 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from onnxq.calibrate import calibrate
-from onnxq.config import Config
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, index_of
+from onnxq.passes.base import RunContext, State
 from onnxq.passes.mixed_precision.candidates import find_owners
-from onnxq.pipeline.samples import Inputs
-from onnxq.pipeline.prepared import PreparedModel
 from onnxq.plan import Plan, drop_stale
-from onnxq.report import Progress
 from onnxq.sites import Caution, Role, Site
 
 _MEASURED = (Role.ACTIVATION, Role.OUTPUT)
 
 
-def renew_numbers(
-    prepared: PreparedModel,
-    plan: Plan,
-    inputs: Inputs | None,
-    config: Config,
-    *,
-    memory_limit: int | None = None,
-    progress: Progress,
-) -> tuple[Plan, tuple[Caution, ...]]:
+def renew_numbers(ctx: RunContext, state: State, plan: Plan) -> tuple[Plan, tuple[Caution, ...]]:
     """The plan with numbers at every site, and a line for each whose numbers were computed again though it had some.
 
     Raises PlanError naming the activation that needs samples where there are none.
     """
     plan, stale = drop_stale(plan)
-    plan, lines = _drop_biases(plan, index_of(prepared.proto), stale)
+    plan, lines = _drop_biases(plan, index_of(state.model), stale)
     missing = [site for site in plan.sites if site.qparams is None]
     for site in missing:
-        if site.role in _MEASURED and inputs is None:
+        if site.role in _MEASURED and ctx.samples is None:
             cause = stale.get(site.site, "the plan has no scale for it")
             fix = "give samples that it is calibrated on"
             own = ", or write the scale and zero_point you mean beside the new spec" if site.site in stale else ""
             raise PlanError(str(site.site), cause, fix + own, code="Q405")
     if missing:
-        plan = calibrate(
-            prepared.proto,
-            plan,
-            None if inputs is None else inputs.calibration,
-            batch=config.data.batch,
-            memory_limit=memory_limit,
-            progress=progress,
-        )
-        if inputs is not None:
-            plan = replace(plan, data=inputs.description)
+        samples = None if ctx.samples is None else ctx.samples.calibration
+        batch, limit = ctx.config.data.batch, ctx.memory_limit
+        plan = calibrate(state.model, plan, samples, batch=batch, memory_limit=limit, progress=ctx.progress)
+        if ctx.samples is not None:
+            plan = replace(plan, data=ctx.samples.description)
     done = {site.site: site for site in plan.sites}
     for where, cause in stale.items():
         measured = done[where].role in _MEASURED

@@ -9,11 +9,10 @@ import onnx
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.graph.scopes import walk
-from onnxq.pipeline.finalize import finish
-from onnxq.pipeline.prepared import PreparedModel
 from onnxq.passes.assembly.model import realise
+from onnxq.passes.base import RunContext, State
+from onnxq.pipeline.finalize import finish
 from onnxq.pipeline.result import Result
-from onnxq.passes.timers import Stages
 from onnxq.plan import Plan
 from onnxq.planner import draft
 from onnxq.runtime import Session, UnknownOperatorError
@@ -23,17 +22,17 @@ from onnxq.sites import Caution
 _USUAL_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 
 
-def find_obstacle(prepared: PreparedModel, config: Config, *, measuring: bool) -> UnknownOperatorError | None:
+def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOperatorError | None:
     """The operator that ONNX Runtime lacks, where the weights can be quantized all the same; None elsewhere.
 
     measuring: samples or a demand on the accuracy were given, which only a run can serve.
     """
     if config.mode != "weight-only" or config.weight_bits_budget is not None or measuring:
         return None
-    if not _names_other_domains(prepared.named):
+    if not _names_other_domains(state.named):
         return None
     try:
-        Session(prepared.named, optimize=False)
+        Session(state.named, optimize=False)
     except UnknownOperatorError as error:
         return error
     return None
@@ -43,32 +42,24 @@ def _names_other_domains(proto: onnx.ModelProto) -> bool:
     return any(node.domain not in _USUAL_DOMAINS for _, graph in walk(proto.graph) for node in graph.node)
 
 
-def plan_unrun(prepared: PreparedModel, config: Config, name: str, obstacle: UnknownOperatorError) -> Plan:
+def plan_unrun(state: State, config: Config, name: str, obstacle: UnknownOperatorError) -> Plan:
     """The plan of the weights, by shapes that stand in the model alone."""
-    drafted = draft(
-        prepared.proto, config, shapes={}, closed={}, before=prepared.before, prepare=prepared.passes, name=name
-    )
+    drafted = draft(state.model, config, shapes={}, closed={}, before=state.before, prepare=state.rewrites, name=name)
     plan = drafted.default()
     return replace(plan, data=f"none: nothing was run, ONNX Runtime does not have {obstacle.subject}")
 
 
 def quantize_unrun(
-    prepared: PreparedModel,
-    config: Config,
-    stages: Stages,
-    *,
-    source: object,
-    name: str,
-    obstacle: UnknownOperatorError,
+    ctx: RunContext, state: State, *, source: object, name: str, obstacle: UnknownOperatorError
 ) -> Result:
     """Round the weights by their values alone. The result was neither compared with the float model nor timed."""
-    with stages.run("plan"):
-        plan = plan_unrun(prepared, config, name, obstacle)
-    with stages.run("calibrate"):
-        plan = calibrate(prepared.proto, plan, None)
-    with stages.run("emit"):
-        quantized = realise(prepared, plan)
-    result = finish(prepared, plan, quantized, None, config, stages, source=source)
+    with ctx.timers.run("plan", "planning"):
+        plan = plan_unrun(state, ctx.config, name, obstacle)
+    with ctx.timers.run("calibrate", "calibrating"):
+        plan = calibrate(state.model, plan, None)
+    with ctx.timers.run("emit", "making the quantized model"):
+        quantized = realise(state, plan)
+    result = finish(ctx, replace(state, plan=plan), quantized, source=source)
     return replace(result, report=replace(result.report, warnings=(_explain(obstacle), *result.report.warnings)))
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from onnxq.progress import Progress, Task, silent
 from onnxq.report.document import report_json, to_json
 from onnxq.report.live import display, watched
-from onnxq.report.model import LOST_DB, Latency, OpCount, OutputCheck, Report, SiteLine, StageCost
+from onnxq.report.model import Latency, OpCount, OutputCheck, Report, SiteLine
 from onnxq.report.plans import show_plan, site_line, spec_text
-from onnxq.report.promotions import Promotion, PromotionStep
+from onnxq.report.promotions import describe_promotion
 from onnxq.report.summary import show_report
 from onnxq.report.terminal import seconds as duration
 
@@ -43,17 +43,14 @@ _HOME = {
 }
 
 __all__ = [
-    "LOST_DB",
     "Latency",
     "OpCount",
     "OutputCheck",
     "Progress",
-    "Promotion",
-    "PromotionStep",
     "Report",
     "SiteLine",
-    "StageCost",
     "Task",
+    "describe_promotion",
     "difference_json",
     "display",
     "duration",

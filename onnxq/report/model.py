@@ -6,11 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnxq.report.promotions import Promotion
+from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
 
-# Below this the answers are usually broken; every model that kept its metric in development stayed above it.
-LOST_DB = 10.0
 DRIFT_DB = 3.0
 _OTHERS = {
     "ort": "try the presets ort-int8-mse and ort-int8-percentile",
@@ -52,15 +50,6 @@ class Latency:
     def ratio(self) -> float:
         """float / int8: above 1 the quantized model is faster; nan when nothing was measured."""
         return self.float_ms / self.int8_ms if self.int8_ms > 0 else math.nan
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageCost:
-    """Wall seconds of one stage and the process's peak memory after it, in bytes (0: not measured)."""
-
-    name: str
-    seconds: float
-    peak_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from onnxq.engines.profiles import parse_shapes
 from onnxq.engines.prove import Wish, prove
 from onnxq.numerics import quantize
 from onnxq.observers import register_observer
+from onnxq.passes.metric import parse_drop
 from onnxq.passes.rewrites.prepare import prepare
 from onnxq.pipeline.import_cache import import_calibration
-from onnxq.pipeline.metric import parse_drop
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.spec import PerChannel, QParams, QuantSpec
 from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, reach, rows, written

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from onnxq.config import Config
 from onnxq.data import extremes, load_data
 from onnxq.graph import ValueInfo
-from onnxq.pipeline.samples import read_data
 from onnxq.pipeline.prepared import load
+from onnxq.pipeline.samples import read_data
 from tests.pipeline.models import images, residual
 
 INPUT = (ValueInfo("x", 1, (None, 2)),)

@@ -16,7 +16,7 @@ from onnxq.cli import cli
 from onnxq.data import load_data
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
-from onnxq.pipeline.metric import load_metric
+from onnxq.passes.metric import load_metric
 
 X = ValueInfo("x", 1, ("N", 3))
 SCRIPT = """

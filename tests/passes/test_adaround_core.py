@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxq.passes.rounding.low_bit_core import FACTORS, agreed_moments, descended, round_narrow
 from onnxq.passes.rounding.gptq_core import damped_moments, layer_error, nearest, round_by_moments, spreading
+from onnxq.passes.rounding.low_bit_core import FACTORS, agreed_moments, descended, round_narrow
 
 LIMITS = (-7, 7)
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-from onnxq.passes.rewrites.affine import batchnorm, scalars
 from onnxq.passes.affine_core import per_channel, rounded, scale_outputs, sum_inputs
+from onnxq.passes.rewrites.affine import batchnorm, scalars
 from tests.passes.kit import apply, assert_same, assert_untouched, constant, in_branch, infer, ops, parse
 
 F = np.float32

@@ -15,8 +15,8 @@ from onnxq.config import Config, Rule
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics import fake_quant
-from onnxq.passes.mixed_precision.weight_errors import isolated_errors
 from onnxq.passes.mixed_precision.weight_bits_core import Weight, mean_bits, spend
+from onnxq.passes.mixed_precision.weight_errors import isolated_errors
 from onnxq.report import silent
 from onnxq.runtime import Session
 from onnxq.sites import Role

@@ -16,11 +16,11 @@ from onnxq.data import load_data
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import saturating_sums
+from onnxq.passes.rounding.effort_high import harder
 from onnxq.passes.rounding.external import Handed, register, registered, taken
 from onnxq.passes.rounding.sequential import Swept
-from onnxq.passes.rounding.effort_high import harder
-from onnxq.pipeline.prepared import load
 from onnxq.passes.rounding.stage import Trial
+from onnxq.pipeline.prepared import load
 from onnxq.plan import Plan, SitePlan
 from onnxq.report import silent
 from onnxq.sites import Role, TensorId

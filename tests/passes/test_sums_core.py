@@ -13,8 +13,8 @@ from onnxq.config import Config, QuantWish, Rule
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics import SumOrder
 from onnxq.passes.rounding.gptq_core import layer_error, nearest, round_spreading, spreading
-from onnxq.passes.rounding.pair_bound_core import partner_columns, round_within_sums
 from onnxq.passes.rounding.operators import Operator, operators
+from onnxq.passes.rounding.pair_bound_core import partner_columns, round_within_sums
 from onnxq.pipeline import quantize
 from onnxq.targets.ort import sum_order
 from tests.passes.test_sweep_ops import one_node

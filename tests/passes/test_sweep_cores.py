@@ -24,8 +24,8 @@ from onnxq.passes.rounding.gptq_core import (
     refit,
     round_by_moments,
 )
-from onnxq.passes.rounding.second_moments import Accumulator, Moments, position_limit, together
 from onnxq.passes.rounding.im2col import Geometry, places, positions, sampled, window_means
+from onnxq.passes.rounding.second_moments import Accumulator, Moments, position_limit, together
 from onnxq.runtime import Session
 
 

@@ -14,8 +14,8 @@ from onnx import helper, numpy_helper
 import onnxq
 from onnxq.config import Config, QuantWish, Rule
 from onnxq.graph import GraphIndex, name_nodes
-from onnxq.passes.rounding.operators import Operator, operators
 from onnxq.passes.rounding.im2col import places, positions, window_means
+from onnxq.passes.rounding.operators import Operator, operators
 from onnxq.runtime import Session
 from onnxq.sites import Role
 

@@ -16,16 +16,16 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config, QuantWish, Rule
 from onnxq.data import load_data
 from onnxq.graph import GraphIndex
+from onnxq.passes.assembly.model import realise
 from onnxq.passes.rounding import sequential as sweeping
-from onnxq.passes.rounding.second_moments import Room
-from onnxq.passes.rounding.sequential import sweep
+from onnxq.passes.rounding.im2col import Geometry
 from onnxq.passes.rounding.operators import operators
 from onnxq.passes.rounding.pooled import pooling
+from onnxq.passes.rounding.second_moments import Room
+from onnxq.passes.rounding.sequential import sweep
 from onnxq.passes.rounding.statistics import Samples, Wanted, gathered
-from onnxq.passes.rounding.im2col import Geometry
 from onnxq.passes.view import View
 from onnxq.pipeline.prepared import load
-from onnxq.passes.assembly.model import realise
 from onnxq.report import silent
 from onnxq.runtime import Session
 from onnxq.sites import TensorId

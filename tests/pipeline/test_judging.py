@@ -14,11 +14,11 @@ from onnxq.config import Config, QuantWish, load_config
 from onnxq.data import load_data
 from onnxq.graph import GraphIndex
 from onnxq.passes import judging
-from onnxq.pipeline.samples import read_data
+from onnxq.passes.assembly.model import realise
 from onnxq.passes.judging import Recorded, before_rounding, plan_errors, recorded
 from onnxq.pipeline.prepared import load
-from onnxq.passes.assembly.model import realise
 from onnxq.pipeline.quantize_model import look
+from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.runtime import Session
 from onnxq.sites import Role

@@ -16,7 +16,7 @@ from onnxq.cli import cli
 from onnxq.config import Config, QuantWish, Rule
 from onnxq.errors import ConfigError, DataError
 from onnxq.graph import GraphIndex
-from onnxq.pipeline.metric import load_metric, parse_drop
+from onnxq.passes.metric import load_metric, parse_drop
 from onnxq.runtime import Session
 from onnxq.verify import compare
 from tests.pipeline.models import EVERYTHING, images, residual

@@ -18,11 +18,11 @@ from onnxq.errors import CalibrationError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import qparams_from_range
 from onnxq.observers import create
-from onnxq.passes.ranges.search import choose_ranges
-from onnxq.passes.ranges.core import Ranges, chosen, noise
 from onnxq.passes.ranges import stage as ranging
-from onnxq.pipeline.prepared import PreparedModel, load
+from onnxq.passes.ranges.core import Ranges, chosen, noise
+from onnxq.passes.ranges.search import choose_ranges
 from onnxq.passes.rounding.stage import Trial
+from onnxq.pipeline.prepared import PreparedModel, load
 from onnxq.plan import Plan
 from onnxq.report import silent
 from onnxq.sites import Role, TensorId

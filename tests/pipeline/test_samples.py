@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from onnx import parser
 
 from onnxq.config import load_config
-from onnxq.pipeline.samples import read_data
 from onnxq.pipeline.prepared import load
 from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, configured
+from onnxq.pipeline.samples import read_data
 
 
 def _model() -> onnx.ModelProto:

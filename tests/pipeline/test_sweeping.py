@@ -16,10 +16,10 @@ from onnxq.config import Config, QuantWish, Rule
 from onnxq.data import Dataset, load_data
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
-from onnxq.passes.rounding.sequential import sweep
-from onnxq.passes.rounding import stage as sweeping
-from onnxq.pipeline.prepared import PreparedModel, load
 from onnxq.passes.assembly.model import realise
+from onnxq.passes.rounding import stage as sweeping
+from onnxq.passes.rounding.sequential import sweep
+from onnxq.pipeline.prepared import PreparedModel, load
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session

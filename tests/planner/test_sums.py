@@ -16,8 +16,8 @@ import onnxq
 from onnxq.config import Config, QuantWish, Rule
 from onnxq.errors import PlanError
 from onnxq.numerics import saturating_sums
-from onnxq.pipeline.prepared import load
 from onnxq.passes.assembly.model import realise
+from onnxq.pipeline.prepared import load
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from onnx import ModelProto
 
 from onnxq.graph import NodeRef, infer_shapes
-from onnxq.passes.base import PassReport
 from onnxq.passes.edit import Edit
+from onnxq.passes.journal import PassReport
 from onnxq.passes.view import View, is_float
 from onnxq.sites import Refusal
 

@@ -1,4 +1,4 @@
-"""A calibrated plan and its prepared model in, the finished Q/DQ model out: one way for quantize and for apply."""
+"""A calibrated plan and its float model in, the finished Q/DQ model out: one way for quantize and for apply."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ import onnx
 from onnxq.emit import emit, put_biases
 from onnxq.graph import at_opset, verify
 from onnxq.graph.half import restore_half
-from onnxq.passes import guard_float, unfuse_matmul_bias
-from onnxq.pipeline.prepared import PreparedModel
+from onnxq.passes.assembly.guards import guard_float
+from onnxq.passes.assembly.matmul_bias import unfuse_matmul_bias
+from onnxq.passes.base import State
 from onnxq.plan import Plan
 from onnxq.sites import Role
 from onnxq.targets import target
 
 
-def paired(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
+def paired(state: State, plan: Plan) -> onnx.ModelProto:
     """The plan's pairs alone, for trials with optimizations off: all else that `realise` writes changes no value."""
-    return emit(_with_biases(prepared, plan), plan)
+    return emit(_with_biases(state, plan), plan)
 
 
-def realise(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
+def realise(state: State, plan: Plan) -> onnx.ModelProto:
     """Write the plan's pairs, with what the target needs around them, and check that the graph is legal."""
-    proto = _with_biases(prepared, plan)
+    proto = _with_biases(state, plan)
     if target(plan.target).quantizes_alone:
         proto, _ = unfuse_matmul_bias(proto, _quantized_matmuls(plan))
     proto = emit(proto, plan)
     if plan.float_nodes:
         proto, _ = guard_float(proto, plan.float_nodes)
-    proto = _as_declared(restore_half(proto, prepared.named), prepared.named)
+    proto = _as_declared(restore_half(proto, state.named), state.named)
     verify(proto, kept=plan.kept)
     return proto
 
 
-def _with_biases(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
-    return put_biases(at_opset(prepared.proto, plan.opset), plan)
+def _with_biases(state: State, plan: Plan) -> onnx.ModelProto:
+    return put_biases(at_opset(state.model, plan.opset), plan)
 
 
 def _as_declared(proto: onnx.ModelProto, original: onnx.ModelProto) -> onnx.ModelProto:

@@ -16,9 +16,9 @@ from onnx import ModelProto
 
 from onnxq.errors import PlanError
 from onnxq.graph import NodeRef
-from onnxq.passes.equalization.bias_absorption_core import absorbed, shifts
 from onnxq.passes.affine_core import Array64, rounded
 from onnxq.passes.edit import Edit
+from onnxq.passes.equalization.bias_absorption_core import absorbed, shifts
 from onnxq.passes.linear import Linear, linear
 from onnxq.passes.view import View
 from onnxq.sites import TensorId

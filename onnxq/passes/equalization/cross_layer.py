@@ -16,8 +16,8 @@ from onnx import ModelProto
 
 from onnxq.errors import PlanError
 from onnxq.passes.affine_core import Array64, rounded
-from onnxq.passes.equalization.channels import Channels, Op, find_channels
 from onnxq.passes.edit import Edit
+from onnxq.passes.equalization.channels import Channels, Op, find_channels
 from onnxq.passes.equalization.cross_layer_core import by_values, by_weights, scaled
 from onnxq.passes.view import View
 from onnxq.sites import TensorId

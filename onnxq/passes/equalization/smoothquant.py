@@ -18,11 +18,11 @@ from onnx import ModelProto
 from onnxq.errors import PlanError
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
-from onnxq.passes.equalization import awq_core
 from onnxq.passes.affine_core import rounded
 from onnxq.passes.edit import Edit
-from onnxq.passes.linear import Linear, linear
+from onnxq.passes.equalization import awq_core
 from onnxq.passes.equalization.smoothquant_core import Reader, Seen, along_outputs, search
+from onnxq.passes.linear import Linear, linear
 from onnxq.passes.view import View
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from onnxq.data import Dataset
+from onnxq.passes.base import Pass, RunContext, Stage, State
+from onnxq.passes.journal import PassReport
 from onnxq.passes.judging import plan_errors
-from onnxq.pipeline.prepared import PreparedModel
+from onnxq.passes.rounding.passes import round_again
 from onnxq.plan import Plan
-from onnxq.progress import Progress, silent
+
+NAME, AGAIN = "attention", "attention_after_rounding"
 
 # What integers in attention may cost in SQNR. A decibel is well inside the spread of a few held-back samples.
 _MAY_COST_DB = 1.0
@@ -30,16 +32,13 @@ def without_attention(whole: Plan, plain: Plan) -> Plan:
     )  # fmt: skip
 
 
-def settle_attention(
-    prepared: PreparedModel, whole: Plan, plain: Plan, held: Dataset, progress: Progress = silent
-) -> Plan:
-    """`whole`, with attention quantized, if it answers as well as `plain`, without; else `plain` with its numbers.
-
-    whole: calibrated. plain: the same choice without attention; its sites are among those of `whole`.
-    """
-    plain = without_attention(whole, plain)
+def choose_attention(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """Attention quantized if that answers as well as float, else the plan without it, with the same numbers."""
+    assert state.plain is not None
+    whole, held = state.planned, ctx.data.validation
+    plain = without_attention(whole, state.plain)
     both = {"quantized": whole, "float": plain}
-    found = {name: plan_errors(prepared, plan, held, progress=progress) for name, plan in both.items()}
+    found = {name: plan_errors(state, plan, held, progress=ctx.progress) for name, plan in both.items()}
     worst = {name: min((output.sqnr_db for output in outputs), default=math.inf) for name, outputs in found.items()}
     kept = [
         b.sqnr_db >= min(a.sqnr_db - _MAY_COST_DB, _GOOD_DB)
@@ -47,11 +46,58 @@ def settle_attention(
     ]
     said = f"{worst['quantized']:.1f} dB quantized, {worst['float']:.1f} dB in float, on {len(held)} held-back samples"
     if all(kept):
-        return replace(whole, choice={**whole.choice, "attention": f"quantized ({said})"})
+        plan = replace(whole, choice={**whole.choice, "attention": f"quantized ({said})"})
+        return replace(state, plan=plan), PassReport(NAME, ("quantized",))
     reason = f"attention stays float: quantized it costs more than {_MAY_COST_DB:g} dB ({said})"
     names = {edge.node for site in whole.sites for edge in site.consumers or () if site.rule.startswith("attention")}
     left_float = tuple(
         replace(one, reason=reason) if one.rule.startswith("attention") and one.subject in names else one
         for one in plain.left_float
     )
-    return replace(plain, left_float=left_float, choice={**plain.choice, "attention": f"float ({said})"})
+    plan = replace(plain, left_float=left_float, choice={**plain.choice, "attention": f"float ({said})"})
+    return replace(state, plan=plan), PassReport(NAME, ("float",))
+
+
+def reconsider_attention(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """Attention chosen anew with rounded weights, and in float, where that is chosen, with weights rounded for it.
+
+    Rounding makes other errors smaller, and so those of attention larger beside them; never the other way.
+    """
+    assert state.plain is not None
+    assert state.unrounded is not None
+    chosen, report = choose_attention(ctx, state)
+    if quantizes_attention(chosen.planned):
+        return chosen, report
+    plan = chosen.planned
+    bare = replace(
+        without_attention(state.unrounded, state.plain),
+        refusals=plan.refusals, left_float=plan.left_float, choice=plan.choice,
+    )  # fmt: skip
+    return round_again(ctx, chosen, bare, AGAIN)
+
+
+def quantizes_attention(plan: Plan) -> bool:
+    """True where a trial chose to quantize attention."""
+    return plan.choice.get("attention", "").startswith("quantized")
+
+
+def has_attention_rules(ctx: RunContext, state: State) -> bool:
+    """True where the rules for attention made the plan."""
+    return ctx.config.attention == "quantized" or quantizes_attention(state.planned)
+
+
+def _is_open(ctx: RunContext, state: State) -> bool:
+    return state.plain is not None
+
+
+def _is_rounded_and_quantized(ctx: RunContext, state: State) -> bool:
+    return state.plain is not None and state.unrounded is not None and quantizes_attention(state.planned)
+
+
+ATTENTION = Pass(
+    NAME, Stage.REFINE, choose_attention, "trying attention in integers", fast=True, applies=_is_open
+)  # fmt: skip
+ATTENTION_AGAIN = Pass(
+    AGAIN, Stage.REFINE, reconsider_attention, "trying attention with rounded weights", fast=True,
+    applies=_is_rounded_and_quantized,
+)  # fmt: skip

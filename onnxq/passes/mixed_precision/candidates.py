@@ -11,16 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from onnxq.calibrate import calibrate
-from onnxq.data import Dataset
 from onnxq.graph import GraphIndex
-from onnxq.pipeline.prepared import PreparedModel
+from onnxq.passes.base import RunContext, State
+from onnxq.passes.mixed_precision.request import FLOAT, UINT16
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner import Choice, Draft, bind_sums
 from onnxq.profile import Setting, Switch, Switchboard
 from onnxq.sites import Edge, LeftFloat, Role, Site, TensorId
 from onnxq.spec import QuantSpec
 
-FLOAT, UINT16 = "float", "uint16"
 _STRETCHES = (2, 4, 8, 16)
 _OPSET_16 = 21
 
@@ -207,8 +206,9 @@ def find_owners(index: GraphIndex, edge: Edge) -> set[str]:
     return found
 
 
-def finished(prepared: PreparedModel, plan: Plan, samples: Dataset, *, batch: int | None, limit: int | None) -> Plan:
+def calibrate_missing(ctx: RunContext, state: State, plan: Plan) -> Plan:
     """The plan with numbers at every site that a promotion left without."""
     if plan.calibrated:
         return plan
-    return calibrate(prepared.proto, plan, samples, batch=batch, memory_limit=limit)
+    samples, batch = ctx.data.calibration, ctx.config.data.batch
+    return calibrate(state.model, plan, samples, batch=batch, memory_limit=ctx.memory_limit)

@@ -10,25 +10,31 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
-from onnxq.passes.mixed_precision.candidates import FLOAT, UINT16, Candidate, Ways, finished, operators_of
-from onnxq.passes.judging import plan_errors, recorded
-from onnxq.pipeline.metric import Drop, Metric
-from onnxq.pipeline.prepared import PreparedModel
+from onnxq.graph.half import computes_in_half
 from onnxq.passes.assembly.model import paired, realise
+from onnxq.passes.base import Pass, RunContext, Stage, State
+from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion, PromotionStep
+from onnxq.passes.judging import plan_errors, recorded
+from onnxq.passes.metric import Metric
+from onnxq.passes.mixed_precision.attention import has_attention_rules
+from onnxq.passes.mixed_precision.candidates import Candidate, Ways, calibrate_missing, operators_of
+from onnxq.passes.mixed_precision.request import UINT16, AccuracyRequest, has_whole_bytes
+from onnxq.passes.rounding.passes import NAME as ROUNDING
+from onnxq.passes.rounding.passes import round_again
 from onnxq.plan import Plan
-from onnxq.planner import Draft
 from onnxq.profile import Errors, Switchboard, measure, switchboard
-from onnxq.progress import OutOfTime, Progress
-from onnxq.report import LOST_DB, Promotion, PromotionStep
+from onnxq.progress import OutOfTime
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.targets import target
 
+NAME, AGAIN = "promotion", "rounding_after_promotion"
 # A candidate that takes away less than this share of the best one's noise is not worth an operator.
 _WORTH = 0.1
 # Without a wish: not for more than this share of the operators; a model beyond is no int8 model any more.
@@ -42,50 +48,7 @@ _APART_DB = 1.0
 _BROKEN = 1e30
 
 
-@dataclass(frozen=True, eq=False)
-class Wish:
-    """min_sqnr in dB for every output, or a metric and what it may drop; neither: only what is lost is mended.
-
-    to: "float" or "uint16".
-    """
-
-    min_sqnr: float | None = None
-    metric: Metric | None = None
-    max_drop: Drop = field(default_factory=lambda: Drop(0.0))
-    to: str = FLOAT
-
-    @property
-    def asked(self) -> bool:
-        """True when somebody asked for something."""
-        return self.min_sqnr is not None or self.metric is not None
-
-
-@dataclass(frozen=True, eq=False)
-class Ground:
-    """What promotion works with. calibration: to rank on, and for new numbers; trial: to judge steps on.
-
-    attention: its rules are on. expired: there is no time for another step.
-    """
-
-    prepared: PreparedModel
-    draft: Draft
-    calibration: Dataset
-    trial: Dataset
-    progress: Progress
-    attention: bool = False
-    threads: int = 1
-    seed: int = 0
-    batch: int | None = None
-    memory_limit: int | None = None
-    expired: Callable[[], bool] = lambda: False
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """The plan, calibrated, and the account. promotion: None where nothing was asked for and nothing was wrong."""
-
-    plan: Plan
-    promotion: Promotion | None = None
+Found = tuple[Plan, Promotion]
 
 
 @dataclass(frozen=True)
@@ -100,27 +63,48 @@ class _Step:
     likely: float
 
 
-def promoted(ground: Ground, plan: Plan, wish: Wish) -> Outcome:
-    """The plan with as little promoted as the wish takes, by the figures on samples kept for choosing.
+def promote_operators(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """The plan with as little promoted as the request takes, by the figures on samples kept for choosing.
 
-    Without a wish: only where the worst output is below 10 dB, where answers are usually broken, and weights and
+    Without a request: only where the worst output is below 10 dB, where answers are usually broken, and weights and
     activations have 8 bits at least; then until it is above, for at most half of the operators, or not at all.
     Raises ConfigError for uint16 where the target has no such pairs.
     """
-    _check(plan, wish)
-    if not wish.asked and (not whole_bytes(plan) or _good(ground, plan)):
-        return Outcome(plan)
-    search = _Search(ground, plan, wish.to)
-    if wish.metric is not None:
-        return _by_metric(search, wish, wish.metric)
-    start = search.judged(frozenset())
-    if wish.min_sqnr is not None:
-        return _by_sqnr(search, wish.min_sqnr, start.likely_db())
-    return Outcome(plan) if start.worst_db() >= LOST_DB else _mended(search)
+    plan, request = state.planned, ctx.request
+    _check(plan, request)
+    unchanged = state, PassReport(NAME, outcome=Outcome.NO_GAIN)
+    if not request.asked and (not has_whole_bytes(plan) or _is_good(ctx, state)):
+        return unchanged
+    search = _Search(ctx, state, request.to)
+    if request.metric is not None:
+        found, account = _by_metric(search, request, request.metric)
+    else:
+        start = search.judged(frozenset())
+        if request.min_sqnr is not None:
+            found, account = _by_sqnr(search, request.min_sqnr, start.likely_db())
+        elif start.worst_db() >= LOST_DB:
+            return unchanged
+        else:
+            found, account = _mended(search)
+    steps = tuple(f"{step.name}: to {step.to}" for step in account.steps)
+    report = PassReport(NAME, steps, outcome=Outcome.KEPT if steps else Outcome.NO_GAIN)
+    return replace(state, plan=found, promotion=account), report
 
 
-def _check(plan: Plan, wish: Wish) -> None:
-    if wish.to != UINT16:
+def round_promoted(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """Weights rounded anew for the plan with promotions, where that answers better."""
+    sites = tuple(
+        replace(site, qparams=None, values=None) if site.role in (Role.WEIGHT, Role.BIAS) else site
+        for site in state.planned.sites
+    )
+    # Numbers as calibration gives them: weights rounded to nearest, biases the model's own.
+    bare = replace(state.planned, sites=sites, biases=())
+    bare = calibrate(state.model, bare, ctx.data.calibration, progress=ctx.progress)
+    return round_again(ctx, state, bare, AGAIN)
+
+
+def _check(plan: Plan, request: AccuracyRequest) -> None:
+    if request.to != UINT16:
         return
     engine = target(plan.target)
     if not any(
@@ -131,18 +115,13 @@ def _check(plan: Plan, wish: Wish) -> None:
         )
 
 
-def _good(ground: Ground, plan: Plan) -> bool:
+def _is_good(ctx: RunContext, state: State) -> bool:
     """True when no output is lost, as the file answers; the search looks at it with its own switches."""
-    found = plan_errors(ground.prepared, plan, ground.trial, progress=ground.progress)
+    found = plan_errors(state, state.planned, ctx.data.validation, progress=ctx.progress)
     return min((one.sqnr_db for one in found), default=math.inf) >= LOST_DB
 
 
-def whole_bytes(plan: Plan) -> bool:
-    """True when nothing has fewer than 8 bits: who asks for fewer knows what it costs."""
-    return all(site.spec.bits >= 8 for site in plan.sites)
-
-
-def _by_sqnr(search: _Search, wanted: float, start: float) -> Outcome:
+def _by_sqnr(search: _Search, wanted: float, start: float) -> Found:
     steps: list[_Step] = []
     at = start
     for step in search.in_time() if at < wanted else ():
@@ -154,7 +133,7 @@ def _by_sqnr(search: _Search, wanted: float, start: float) -> Outcome:
     return search.outcome(steps, asked, "" if at >= wanted else search.end(), wanted)
 
 
-def _mended(search: _Search) -> Outcome:
+def _mended(search: _Search) -> Found:
     most = max(1, int(_DEFAULT_SHARE * search.count))
     steps: list[_Step] = []
     at = -math.inf
@@ -173,42 +152,39 @@ def _mended(search: _Search) -> Outcome:
     return search.outcome(steps, asked, "", LOST_DB)
 
 
-def _by_metric(search: _Search, wish: Wish, metric: Metric) -> Outcome:
+def _by_metric(search: _Search, request: AccuracyRequest, metric: Metric) -> Found:
     """Steps by SQNR; the metric looked at after 1, 2, 4, … of them, then halfway between the last two."""
-    ground = search.ground
-    optimize = target(search.plan.target).times_itself
-    with ground.progress(f"running {metric.name} on the float model"):
-        float_value = metric(ground.prepared.named, optimize=optimize, threads=ground.threads)
-    least = wish.max_drop.least(float_value)
+    ctx, state = search.ctx, search.state
+    optimize, threads = target(search.plan.target).times_itself, ctx.config.verify.threads
+    with ctx.progress(f"running {metric.name} on the float model"):
+        float_value = metric(state.named, optimize=optimize, threads=threads)
+    least = request.max_drop.least(float_value)
     values: dict[int, float] = {}
     steps: list[_Step] = []
     more = search.in_time()
 
     def value(count: int) -> float:
         if count not in values:
-            with ground.progress(f"running {metric.name} with {count} promoted"):
-                model = realise(ground.prepared, search.finished(steps[count - 1].keys if count else frozenset()))
-                values[count] = metric(model, optimize=optimize, threads=ground.threads)
+            with ctx.progress(f"running {metric.name} with {count} promoted"):
+                model = realise(state, search.finished(steps[count - 1].keys if count else frozenset()))
+                values[count] = metric(model, optimize=optimize, threads=threads)
         return values[count]
 
     low, high, jump = -1, 0, 1
-    while value(high) < least and not ground.expired():
+    while value(high) < least and not search.expired():
         low = high
         steps += [step for step, _ in zip(more, range(jump), strict=False)]
         if len(steps) == high:
             break
         high, jump = len(steps), 2 * jump
     met = values[high] >= least
-    while met and high - low > 1 and not ground.expired():
+    while met and high - low > 1 and not search.expired():
         middle = (low + high) // 2
         low, high = (low, middle) if value(middle) >= least else (middle, high)
-    asked = f"{metric.name} at most {wish.max_drop} below float"
+    asked = f"{metric.name} at most {request.max_drop} below float"
     note = "" if met else search.end()
-    outcome = search.outcome(steps[:high], asked, note, least)
-    if outcome.promotion is None:
-        return outcome
-    account = replace(outcome.promotion, unit=metric.name, met=met, value=values[high], float_value=float_value)
-    return replace(outcome, promotion=account)
+    plan, account = search.outcome(steps[:high], asked, note, least)
+    return plan, replace(account, unit=metric.name, met=met, value=values[high], float_value=float_value)
 
 
 class _Search:
@@ -218,22 +194,24 @@ class _Search:
     what steps are ranked and judged by. It costs a model for every candidate, where a switchboard costs a run.
     """
 
-    def __init__(self, ground: Ground, plan: Plan, to: str) -> None:
-        self.ground, self.plan = ground, plan
-        self.ways = Ways(ground.draft, plan, to, ground.attention)
-        with ground.progress("putting every pair behind a switch"):
-            model = paired(ground.prepared, plan)
-            self.board: Switchboard = switchboard(ground.prepared.proto, model, threads=ground.threads)
-            self.reference = Session(ground.prepared.proto, optimize=False, threads=ground.threads)
-        self.scan = ground.calibration.take(_SCAN_SAMPLES, ground.seed)
-        self.count = len(operators_of(ground.draft, plan))
+    def __init__(self, ctx: RunContext, state: State, to: str) -> None:
+        plan, problem = state.planned, state.problem
+        assert problem is not None
+        self.ctx, self.state, self.plan, self.validation = ctx, state, plan, ctx.data.validation
+        self.ways = Ways(problem, plan, to, has_attention_rules(ctx, state))
+        threads = ctx.config.verify.threads
+        with ctx.progress("putting every pair behind a switch"):
+            self.board: Switchboard = switchboard(state.model, paired(state, plan), threads=threads)
+            self.reference = Session(state.model, optimize=False, threads=threads)
+        self.scan = ctx.data.calibration.take(_SCAN_SAMPLES, ctx.config.data.seed)
+        self.count = len(operators_of(problem, plan))
         self.late = False
         self._plans: dict[frozenset[str], Plan] = {}
         self._known: dict[frozenset[str], float] = {}
         self.as_run = False
         if target(plan.target).times_itself:
-            written = self._switched([frozenset()], ground.trial, "judging")[0]
-            run = self._finished([frozenset()], ground.trial, "judging")[0]
+            written = self._switched([frozenset()], self.validation, "judging")[0]
+            run = self._finished([frozenset()], self.validation, "judging")[0]
             self.as_run = run.worst_db() < written.worst_db() - _APART_DB
 
     def placed(self, keys: frozenset[str]) -> Plan:
@@ -248,28 +226,29 @@ class _Search:
 
     def finished(self, keys: frozenset[str]) -> Plan:
         """The calibrated plan with these promoted."""
-        ground = self.ground
-        return finished(
-            ground.prepared, self.placed(keys), ground.calibration, batch=ground.batch, limit=ground.memory_limit
-        )
+        return calibrate_missing(self.ctx, self.state, self.placed(keys))
+
+    def expired(self) -> bool:
+        """True when there is no time for another step."""
+        return self.ctx.budget.left() <= 0
 
     def judged(self, keys: frozenset[str]) -> Errors:
         """The errors on the samples for judging."""
-        return self._errors([keys], self.ground.trial, "judging")[0]
+        return self._errors([keys], self.validation, "judging")[0]
 
     def in_time(self) -> Iterator[_Step]:
         """The steps, as long as there is time."""
         try:
             for step in self.steps():
                 yield step
-                if self.ground.expired():
+                if self.expired():
                     raise OutOfTime
         except OutOfTime:
             self.late = True
 
     def end(self) -> str:
         """Why there are no more steps."""
-        return "the budget ran out" if self.late or self.ground.expired() else "everything that could be promoted was"
+        return "the budget ran out" if self.late or self.expired() else "everything that could be promoted was"
 
     def steps(self) -> Iterator[_Step]:
         """One promotion after another, the best first, as long as any helps."""
@@ -325,11 +304,11 @@ class _Search:
 
     def _finished(self, settings: list[frozenset[str]], samples: Dataset, title: str) -> list[Errors]:
         """Of finished models, as users run them."""
-        ground, found = self.ground, []
-        with ground.progress(title, len(settings) * len(samples)) as task:
+        ctx, state, found = self.ctx, self.state, []
+        with ctx.progress(title, len(settings) * len(samples)) as task:
             for keys in settings:
-                session = Session(realise(ground.prepared, self.finished(keys)), threads=ground.threads)
-                reference, errors = recorded(ground.prepared.proto, samples), Errors()
+                session = Session(realise(state, self.finished(keys)), threads=ctx.config.verify.threads)
+                reference, errors = recorded(state.model, samples), Errors()
                 for feeds in samples.samples():
                     errors.update(feeds, reference.run(feeds), session.run(feeds))
                     task.advance()
@@ -341,10 +320,10 @@ class _Search:
         chosen = [self.ways.setting(self.board, self.placed(keys)) for keys in settings]
         return measure(
             self.board, self.reference, samples.samples(), chosen,
-            progress=self.ground.progress, title=title, count=len(samples),
+            progress=self.ctx.progress, title=title, count=len(samples),
         )  # fmt: skip
 
-    def outcome(self, steps: list[_Step], asked: str, note: str, least: float) -> Outcome:
+    def outcome(self, steps: list[_Step], asked: str, note: str, least: float) -> Found:
         """The plan after these steps, and the account; whether the wish holds is for the finished model to say."""
         keys = steps[-1].keys if steps else frozenset()
         lost = self.lost(keys)
@@ -354,9 +333,9 @@ class _Search:
         )
         account = Promotion(
             asked=asked, unit="dB", met=False, value=math.nan, least=least, steps=told, operators=len(lost),
-            left=self.count - len(lost), samples=len(self.ground.trial), note=note,
+            left=self.count - len(lost), samples=len(self.validation), note=note,
         )  # fmt: skip
-        return Outcome(self.finished(keys), account)
+        return self.finished(keys), account
 
 
 _Entry = tuple[float, int, str, Candidate]
@@ -365,3 +344,29 @@ _Entry = tuple[float, int, str, Candidate]
 def _score(gain: float, operators: tuple[str, ...]) -> float:
     """For a heap: the more noise each operator takes away, the lower; 0 where there is no gain."""
     return -gain / len(operators) if gain > 0 and operators else 0.0
+
+
+def _may_promote(ctx: RunContext, state: State) -> bool:
+    """True for what a request takes; without one only from balanced effort on, and on real samples."""
+    asked = ctx.request.asked
+    if not state.planned.sites or (not asked and (ctx.config.effort == "fast" or ctx.data.synthetic)):
+        return False
+    if not computes_in_half(state.model):
+        return True
+    if asked:
+        raise ConfigError(
+            "min_sqnr, metric", "the network computes in float16, where pairs cannot be switched one by one",
+            "quantize its float32 export", code="Q308")  # fmt: skip
+    return False
+
+
+def _was_promoted(ctx: RunContext, state: State) -> bool:
+    return state.promotion is not None and bool(state.promotion.steps) and ROUNDING not in ctx.skip
+
+
+PROMOTION = Pass(
+    NAME, Stage.REFINE, promote_operators, "promoting what costs most", 0.8, fast=True, applies=_may_promote
+)
+ROUNDING_AGAIN = Pass(
+    AGAIN, Stage.REFINE, round_promoted, "rounding weights after promotion", 0.6, applies=_was_promoted
+)

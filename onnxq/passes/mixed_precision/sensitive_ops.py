@@ -1,4 +1,4 @@
-"""Relief: an operator whose input alone makes most of the noise at the outputs stays float.
+"""Sensitive operators: one whose input alone makes most of the noise at the outputs stays float.
 
 Networks of depthwise convolutions often have one (EfficientNet-Lite0 for TensorRT: the first depthwise reads 127 levels
 of ReLU6 and makes 3 of 4 parts of the noise; float, 20.0 dB become 24.4 at the outputs, for one operator of 50). The
@@ -9,16 +9,20 @@ half of the noise is cut again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from onnxq.passes.mixed_precision.candidates import FLOAT, Ways, finished, operators_of
-from onnxq.passes.mixed_precision.promotion import Ground
+from onnxq.graph.half import computes_in_half
 from onnxq.passes.assembly.model import paired
-from onnxq.plan import Plan
-from onnxq.planner import Draft
+from onnxq.passes.base import Pass, RunContext, Stage, State
+from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.mixed_precision.attention import has_attention_rules
+from onnxq.passes.mixed_precision.candidates import Ways, calibrate_missing, operators_of
+from onnxq.passes.mixed_precision.request import FLOAT, has_whole_bytes
 from onnxq.profile import Setting, Switch, decibel, measure, switchboard
 from onnxq.runtime import Session
 from onnxq.sites import Role
 
+NAME = "sensitive_ops"
 # One operator of so many may stay float for it, and a network of fewer has none to spare.
 _EACH = 24
 # Share of all the noise of activations that the input must make, and what may be left without that input, on other
@@ -28,38 +32,40 @@ _SAMPLES = 2
 _REASON = "its input alone makes most of the noise at the outputs"
 
 _Noises = Callable[[Sequence[Setting]], list[float]]
-Relieved = tuple[Plan, Draft, tuple[str, ...]]
 
 
-def relieved(ground: Ground, plan: Plan) -> Relieved:
-    """The calibrated plan and its draft with such operators float, and what was done in words; () where nothing was.
+def exclude_sensitive_ops(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """The calibrated plan with such operators float.
 
-    ground: `calibration` is searched, `trial` confirms. Deterministic. Raises ModelError and DataError from the runs.
+    The calibration samples are searched, those for validation confirm. Deterministic. Raises ModelError and DataError
+    from the runs.
     """
-    done: tuple[str, ...] = ()
-    draft = ground.draft
-    spare = len(operators_of(draft, plan)) // _EACH
-    while len(done) < spare:
-        found = _step(ground, draft, plan)
+    assert state.problem is not None
+    lines: tuple[str, ...] = ()
+    spare = len(operators_of(state.problem, state.planned)) // _EACH
+    while len(lines) < spare:
+        found = _step(ctx, state)
         if found is None:
             break
-        plan, draft, line = found
-        done = (*done, line)
-    return plan, draft, done
+        state, line = found
+        lines = (*lines, line)
+    return state, PassReport(NAME, lines, outcome=Outcome.KEPT if lines else Outcome.NO_GAIN)
 
 
-def _step(ground: Ground, draft: Draft, plan: Plan) -> tuple[Plan, Draft, str] | None:
-    prepared, few = ground.prepared, ground.calibration.take(_SAMPLES, ground.seed)
-    with ground.progress("putting every pair behind a switch"):
-        board = switchboard(prepared.proto, paired(prepared, plan), threads=ground.threads)
-        reference = Session(prepared.proto, optimize=False, threads=ground.threads)
+def _step(ctx: RunContext, state: State) -> tuple[State, str] | None:
+    draft, plan = state.problem, state.planned
+    assert draft is not None
+    few = ctx.data.calibration.take(_SAMPLES, ctx.config.data.seed)
+    with ctx.progress("putting every pair behind a switch"):
+        board = switchboard(state.model, paired(state, plan), threads=ctx.config.verify.threads)
+        reference = Session(state.model, optimize=False, threads=ctx.config.verify.threads)
     pairs = [one for one in board.switches if one.role is not Role.WEIGHT and one.role is not Role.BIAS]
 
     def noises(settings: Sequence[Setting], judging: bool = False) -> list[float]:
-        samples = ground.trial if judging else few
+        samples = ctx.data.validation if judging else few
         found = measure(
             board, reference, samples.samples(), settings,
-            progress=ground.progress, title="looking for the noise", count=len(samples),
+            progress=ctx.progress, title="looking for the noise", count=len(samples),
         )  # fmt: skip
         return [one.noise() for one in found]
 
@@ -69,7 +75,7 @@ def _step(ground: Ground, draft: Draft, plan: Plan) -> tuple[Plan, Draft, str] |
     keys = frozenset(culprit.readers).intersection(computing) if culprit is not None else frozenset()
     if culprit is None or len(keys) != 1:
         return None
-    ways = Ways(draft, plan, FLOAT, ground.attention, _REASON)
+    ways = Ways(draft, plan, FLOAT, has_attention_rules(ctx, state), _REASON)
     placed = ways.placed(keys)
     if len(ways.lost(placed)) != 1:
         return None
@@ -77,10 +83,8 @@ def _step(ground: Ground, draft: Draft, plan: Plan) -> tuple[Plan, Draft, str] |
     before, after = noises([frozenset(pairs), kept], judging=True)
     if not after <= _LEFT * before:
         return None
-    name = min(keys)
-    line = f"{name} stays float: activations alone {decibel(before):.1f} -> {decibel(after):.1f} dB in a trial"
-    made = finished(prepared, placed, ground.calibration, batch=ground.batch, limit=ground.memory_limit)
-    return made, ways.left(keys), line
+    line = f"{min(keys)} stays float: activations alone {decibel(before):.1f} -> {decibel(after):.1f} dB in a trial"
+    return replace(state, plan=calibrate_missing(ctx, state, placed), problem=ways.left(keys)), line
 
 
 def _loudest(pairs: Sequence[Switch], whole: float, noises: _Noises) -> Switch | None:
@@ -94,3 +98,16 @@ def _loudest(pairs: Sequence[Switch], whole: float, noises: _Noises) -> Switch |
             return None
         pairs = halves[found.index(largest)]
     return pairs[0] if pairs else None
+
+
+def _may_exclude(ctx: RunContext, state: State) -> bool:
+    """True for 8-bit plans of float32 networks; attention, where it is to be tried, is noise that may still go."""
+    if state.plain is not None or ctx.data.synthetic or computes_in_half(state.model):
+        return False
+    pairs = any(site.role in (Role.ACTIVATION, Role.OUTPUT) for site in state.planned.sites)
+    return pairs and has_whole_bytes(state.planned)
+
+
+SENSITIVE_OPS = Pass(
+    NAME, Stage.REFINE, exclude_sensitive_ops, "looking for operators to leave float", 0.2, applies=_may_exclude
+)

@@ -12,17 +12,17 @@ from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, index_of
-from onnxq.passes import PassReport
-from onnxq.passes.mixed_precision.weight_errors import isolated_errors
+from onnxq.passes.base import Pass, RunContext, Stage, State
+from onnxq.passes.journal import PassReport
 from onnxq.passes.mixed_precision.weight_bits_core import Weight, mean_bits, spend
-from onnxq.pipeline.prepared import PreparedModel, reported
-from onnxq.passes.rounding.stage import other_views
+from onnxq.passes.mixed_precision.weight_errors import isolated_errors
+from onnxq.passes.rounding.passes import NAME as ROUNDING
+from onnxq.passes.rounding.samples import augment_samples
 from onnxq.plan import Plan, SitePlan
-from onnxq.progress import Progress
 from onnxq.sites import Role, Site, TensorId
 from onnxq.spec import QuantSpec
 
-NAME = "bits"
+NAME = "weight_bits"
 # Samples to round weights with, and others to judge them on.
 _FITTED, _JUDGED = 32, 8
 _MOST_BITS = 8
@@ -51,28 +51,26 @@ def check_budget(config: Config) -> None:
             "name wider ones, or lower `weights: {bits: …}`", code="Q308")  # fmt: skip
 
 
-def budgeted(
-    prepared: PreparedModel, plan: Plan, calibration: Dataset, config: Config, *, progress: Progress
-) -> tuple[PreparedModel, Plan]:
-    """The plan with more bits for the weights that need them, and the model with the account of it.
+def spread_bits(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """More bits for the weights that need them.
 
-    Weights that a rule gave another width keep it, and count. What each costs is measured on samples that its rounding
+    Weights that a rule gave another width keep it, and count. The cost of each is measured on samples that its rounding
     did not see; all weights are then within `config.weight_bits_budget` bits on average over their elements.
     """
-    if config.weight_bits_budget is None or NAME in config.skip:
-        return prepared, plan
-    index = index_of(prepared.proto)
+    config, plan, calibration = ctx.config, state.planned, ctx.data.calibration
+    assert config.weight_bits_budget is not None
+    index = index_of(state.model)
     weights = [site for site in plan.sites if site.role is Role.WEIGHT]
     elements = {site.site: _elements(index, site) for site in weights}
     open_ = [one for one in (_candidate(index, site, elements[site.site], config) for site in weights) if one]
     if not open_:
-        return reported(prepared, PassReport(NAME, ("no weight can have more bits on this target",))), plan
+        return state, PassReport(NAME, ("no weight can have more bits on this target",))
     fitted, judged = _parted(calibration, config.data.seed)
     seen = list(fitted.samples())
     errors = isolated_errors(
-        prepared.proto, plan, seen, judged.samples(), others=other_views(seen, plan, config.skip),
-        rounded=config.effort != "fast" and "sweep" not in config.skip and not calibration.synthetic,
-        progress=progress,
+        state.model, plan, seen, judged.samples(), others=augment_samples(seen, plan, ctx.skip),
+        rounded=config.effort != "fast" and ROUNDING not in ctx.skip and not calibration.synthetic,
+        progress=ctx.progress,
     )  # fmt: skip
     measured = [one for one in open_ if one.site.site in errors]
     fixed = [site for site in weights if site.site not in {one.site.site for one in measured}]
@@ -80,8 +78,8 @@ def budgeted(
     asked = [Weight(one.elements, one.site.spec.bits, errors[one.site.site], one.widths) for one in measured]
     chosen = spend(asked, config.weight_bits_budget, others)
     bits: dict[Site, int] = {one.site.site: width for one, width in zip(measured, chosen, strict=True)}
-    report = PassReport(NAME, (_line(weights, elements, bits, config),))
-    return reported(prepared, report), _widened(prepared, plan, bits, calibration)
+    after = replace(state, plan=_widened(state, plan, bits, calibration))
+    return after, PassReport(NAME, (_line(weights, elements, bits, config),))
 
 
 def _parted(calibration: Dataset, seed: int) -> tuple[Dataset, Dataset]:
@@ -121,7 +119,7 @@ def wider(spec: QuantSpec, bits: int) -> QuantSpec:
     return replace(spec, bits=bits, storage=storage)
 
 
-def _widened(prepared: PreparedModel, plan: Plan, bits: dict[Site, int], calibration: Dataset) -> Plan:
+def _widened(state: State, plan: Plan, bits: dict[Site, int], calibration: Dataset) -> Plan:
     """The plan with these widths, and numbers to match."""
     changed = {site.site for site in plan.sites if site.role is Role.WEIGHT and bits.get(site.site, 0) > site.spec.bits}
     sites = []
@@ -131,7 +129,7 @@ def _widened(prepared: PreparedModel, plan: Plan, bits: dict[Site, int], calibra
         elif site.derived is not None and site.derived[1] in changed:
             site = replace(site, qparams=None, values=None)
         sites.append(site)
-    return calibrate(prepared.proto, replace(plan, sites=tuple(sites)), calibration) if changed else plan
+    return calibrate(state.model, replace(plan, sites=tuple(sites)), calibration) if changed else plan
 
 
 def _line(weights: Sequence[SitePlan], elements: dict[Site, int], bits: dict[Site, int], config: Config) -> str:
@@ -139,3 +137,12 @@ def _line(weights: Sequence[SitePlan], elements: dict[Site, int], bits: dict[Sit
     mean = mean_bits([elements[site.site] for site in weights], now)
     counts = ", ".join(f"{count} at {width}" for width, count in sorted(Counter(now).items()))
     return f"weights of {mean:.2f} bits on average (at most {config.weight_bits_budget:g}): {counts}"
+
+
+def _has_budget(ctx: RunContext, state: State) -> bool:
+    return ctx.config.weight_bits_budget is not None
+
+
+WEIGHT_BITS = Pass(
+    NAME, Stage.REFINE, spread_bits, "spreading bits over the weights", 0.4, fast=True, applies=_has_budget
+)

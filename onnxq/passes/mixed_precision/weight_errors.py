@@ -14,8 +14,8 @@ from onnxq.data import attended
 from onnxq.graph import GraphIndex, at_opset
 from onnxq.graph.scopes import bodies
 from onnxq.numerics import dequantize, fake_quant_weight
-from onnxq.passes.rounding.sequential import sweep
 from onnxq.passes.rounding.operators import Operator, operators
+from onnxq.passes.rounding.sequential import sweep
 from onnxq.plan import Plan, SitePlan
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session

@@ -1,1 +1,1 @@
-"""."""
+"""Ranges of activations, chosen by the error behind them."""

@@ -20,8 +20,8 @@ from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import tensor_of
 from onnxq.data import attended
 from onnxq.graph import GraphIndex, NodeRef, at_opset, index_of
-from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.ranges.core import WORTH, Array, Ranges, chosen, noise, power, rounded
+from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.rounding.layerwise import Walk
 from onnxq.plan import Plan, SitePlan
 from onnxq.progress import Progress

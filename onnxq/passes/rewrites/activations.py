@@ -16,8 +16,9 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from onnxq.graph import NodeRef
+from onnxq.passes.base import RunContext
+from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.algebra import Poly, Tail, Used, bases, close, polynomial, walk
-from onnxq.passes.base import Context, PassReport
 from onnxq.passes.rewrites.replace import Replacement, apply_replacements
 from onnxq.passes.view import SINGLE, View, tolerance
 from onnxq.sites import TensorId
@@ -52,9 +53,9 @@ class _Single:
     domain: str = ""
 
 
-def activations(proto: ModelProto, context: Context) -> tuple[ModelProto, PassReport]:
+def activations(proto: ModelProto, ctx: RunContext) -> tuple[ModelProto, PassReport]:
     """Every chain that computes one of the functions above, in any spelling, replaced by its node."""
-    return apply_replacements(proto, "activations", lambda view: _find(view, context.target))
+    return apply_replacements(proto, "activations", lambda view: _find(view, ctx.config.target))
 
 
 def _find(view: View, target: str) -> list[Replacement]:

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from onnxq.passes.affine_core import Array64, rounded, scale_outputs, sum_inputs
-from onnxq.passes.base import Context, PassReport
+from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
+from onnxq.passes.journal import PassReport
 from onnxq.passes.linear import ARITHMETIC, Affine, Linear, Source, followers, linear, scalar_source
 from onnxq.passes.view import View
 from onnxq.sites import Refusal
@@ -28,15 +29,15 @@ from onnxq.sites import Refusal
 _BATCHNORM = frozenset({"BatchNormalization"})
 
 
-def batchnorm(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
+def batchnorm(proto: ModelProto, _ctx: RunContext) -> tuple[ModelProto, PassReport]:
     """Every BatchNormalization that alone reads a linear operator with constant weights."""
     return _behind(proto, "batchnorm", _BATCHNORM)
 
 
-def scalars(proto: ModelProto, context: Context) -> tuple[ModelProto, PassReport]:
+def scalars(proto: ModelProto, ctx: RunContext) -> tuple[ModelProto, PassReport]:
     """Every scalar or per-channel Mul, Div, Add, Sub behind a linear operator, and scalar ones in front of one."""
     # A BatchNormalization behind such arithmetic comes into reach only now.
-    kinds = ARITHMETIC if "batchnorm" in context.skip else ARITHMETIC | _BATCHNORM
+    kinds = ARITHMETIC if "batchnorm" in ctx.skip else ARITHMETIC | _BATCHNORM
     proto, behind = _behind(proto, "scalars", kinds)
     proto, front = _in_front(proto)
     return proto, PassReport("scalars", behind.changed + front.changed, behind.skipped + front.skipped)

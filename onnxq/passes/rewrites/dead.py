@@ -9,8 +9,9 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxq.graph import NodeRef
-from onnxq.passes.base import Context, PassReport
+from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
+from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.pad import pad_amounts
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
@@ -18,7 +19,7 @@ from onnxq.sites import TensorId
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 
 
-def dead(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
+def dead(proto: ModelProto, _ctx: RunContext) -> tuple[ModelProto, PassReport]:
     """Every such node bypassed, then what nobody reads removed."""
     view, edit, changed = View(proto), Edit(proto), []
     alias: dict[TensorId, TensorId] = {}

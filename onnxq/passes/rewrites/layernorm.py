@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from onnxq.graph import NodeRef
-from onnxq.passes.base import Context, PassReport
+from onnxq.passes.base import RunContext
+from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.replace import Replacement, apply_replacements
 from onnxq.passes.view import View, is_float
 from onnxq.sites import TensorId
 
 
-def layernorm(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
+def layernorm(proto: ModelProto, _ctx: RunContext) -> tuple[ModelProto, PassReport]:
     """Every written-out layer normalization over trailing axes with a constant gamma, replaced by its node."""
     return apply_replacements(proto, "layernorm", _find)
 

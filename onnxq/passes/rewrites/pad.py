@@ -12,8 +12,9 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxq.graph import NodeRef
-from onnxq.passes.base import Context, PassReport
+from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
+from onnxq.passes.journal import PassReport
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 
@@ -26,7 +27,7 @@ class _Match:
     amounts: tuple[int, ...]
 
 
-def pad(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
+def pad(proto: ModelProto, _ctx: RunContext) -> tuple[ModelProto, PassReport]:
     """Every Pad of zeros along spatial axes that only Convs read."""
     view = View(proto)
     matches = [match for node in view.index.nodes if (match := _match(view, node)) is not None]

@@ -11,13 +11,14 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxq.graph import NodeRef
-from onnxq.passes.base import Context, PassReport
+from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
+from onnxq.passes.journal import PassReport
 from onnxq.passes.view import SINGLE, View
 from onnxq.sites import TensorId
 
 
-def pool(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
+def pool(proto: ModelProto, _ctx: RunContext) -> tuple[ModelProto, PassReport]:
     """Every such ReduceMean over a float [N, C, spatial...] tensor of known rank."""
     view = View(proto)
     matches = [(node, x) for node in view.index.nodes if (x := pooled(view, node)) is not None]

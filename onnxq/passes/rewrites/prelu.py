@@ -10,12 +10,13 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxq.graph import NodeRef
-from onnxq.passes.base import Context, PassReport
+from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
+from onnxq.passes.journal import PassReport
 from onnxq.passes.view import SINGLE, View
 
 
-def prelu(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
+def prelu(proto: ModelProto, _ctx: RunContext) -> tuple[ModelProto, PassReport]:
     """Every PRelu whose slope is constant and does not raise the rank of its input."""
     view = View(proto)
     edit, changed = Edit(proto), []

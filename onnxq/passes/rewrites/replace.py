@@ -11,8 +11,8 @@ from onnx import ModelProto
 
 from onnxq.errors import OnnxqError
 from onnxq.graph import NodeRef, infer_shapes, opset_of, upgrade_opset
-from onnxq.passes.base import PassReport
 from onnxq.passes.edit import Edit
+from onnxq.passes.journal import PassReport
 from onnxq.passes.view import View
 from onnxq.sites import Refusal, TensorId
 

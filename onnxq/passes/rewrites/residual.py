@@ -10,15 +10,16 @@ from __future__ import annotations
 from onnx import ModelProto
 
 from onnxq.graph import NodeRef
-from onnxq.passes.base import Context, PassReport
+from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
+from onnxq.passes.journal import PassReport
 from onnxq.passes.view import SINGLE, View
 
 
-def residual(proto: ModelProto, context: Context) -> tuple[ModelProto, PassReport]:
+def residual(proto: ModelProto, ctx: RunContext) -> tuple[ModelProto, PassReport]:
     """Every Add of two computed tensors that a LayerNormalization reads."""
     view = View(proto)
-    matches = [node for node in view.index.nodes if _is_residual(view, node)] if context.target == "ort" else []
+    matches = [node for node in view.index.nodes if _is_residual(view, node)] if ctx.config.target == "ort" else []
     if not matches:
         return proto, PassReport("residual")
     edit = Edit(proto)

@@ -25,6 +25,9 @@ from onnxq.passes.rounding.gptq_core import Spreading, layer_error, round_spread
 
 Array = NDArray[Any]
 
+# Up to so many bits everything hangs on the rounding of a weight, and its scales are searched together with it; above,
+# the whole range is best.
+NARROW_BITS = 6
 # Steps of .1 leave .2 dB of a layer's error, of narrow layers' more.
 FACTORS = tuple(1.0 - 0.025 * k for k in range(21))
 # Most that the last step may change a scale: beyond, the row holds little but rounding error.

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.numerics import SumOrder, partners, widening
-from onnxq.passes.rounding.low_bit_core import Narrow
 from onnxq.passes.rounding.gptq_core import Spreading, round_spreading
+from onnxq.passes.rounding.low_bit_core import Narrow
 
 Array = NDArray[Any]
 

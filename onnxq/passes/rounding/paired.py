@@ -8,8 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from onnxq.passes.rounding.statistics import Wanted
 from onnxq.passes.rounding.layerwise import Walk
+from onnxq.passes.rounding.statistics import Wanted
 from onnxq.runtime import Feeds
 from onnxq.sites import TensorId
 

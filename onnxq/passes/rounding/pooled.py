@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from onnxq.graph import NodeRef
 from onnxq.passes.rewrites.pool import pooled
-from onnxq.passes.rounding.operators import Operator
 from onnxq.passes.rounding.im2col import Geometry
+from onnxq.passes.rounding.operators import Operator
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 

@@ -30,7 +30,6 @@ from onnxq.numerics import (
 )
 from onnxq.numerics.blas import all_blas_threads, one_blas_thread
 from onnxq.numerics.rounding import align
-from onnxq.passes.rounding.low_bit_core import round_narrow
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,
     FEWEST_POSITIONS,
@@ -39,13 +38,14 @@ from onnxq.passes.rounding.gptq_core import (
     refit,
     round_spreading,
 )
-from onnxq.passes.rounding.second_moments import Room
+from onnxq.passes.rounding.layerwise import Changes, Walk
+from onnxq.passes.rounding.low_bit_core import NARROW_BITS, round_narrow
+from onnxq.passes.rounding.operators import Operator, operators
 from onnxq.passes.rounding.pair_bound_core import partner_columns, round_within_sums
 from onnxq.passes.rounding.paired import Both
-from onnxq.passes.rounding.operators import Operator, operators
 from onnxq.passes.rounding.pooled import POINTWISE, POOLED_DAMPING, pooling
+from onnxq.passes.rounding.second_moments import Room
 from onnxq.passes.rounding.statistics import Seen, Wanted, gathered
-from onnxq.passes.rounding.layerwise import Changes, Walk
 from onnxq.passes.view import View
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.progress import Progress
@@ -57,8 +57,6 @@ Array = NDArray[Any]
 
 # Weights of so many elements are worth the threads of matrix products; smaller ones keep them waiting, which costs.
 _MANY_THREADS = 1 << 22
-# Up to so many bits scales are searched together with the levels; above, the whole range is best.
-NARROW_BITS = 6
 
 # Where the scale of a weight is from that is not its observer's.
 SEARCHED = "weights, swept with scales searched"

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.data import attended
-from onnxq.passes.rounding.low_bit_core import agreed_moments
 from onnxq.passes.rounding.gptq_core import POSITIONS_PER_COLUMN, Spreading, spreading
-from onnxq.passes.rounding.second_moments import Accumulator, Moments, Room, position_limit, together
 from onnxq.passes.rounding.im2col import Geometry, places, positions, sampled, window_means
+from onnxq.passes.rounding.low_bit_core import agreed_moments
+from onnxq.passes.rounding.second_moments import Accumulator, Moments, Room, position_limit, together
 from onnxq.runtime import Feeds
 from onnxq.sites import TensorId
 

@@ -1,0 +1,95 @@
+"""The equalization passes: observe channels, choose factors, write them into weights, prove the function unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from onnxq.passes.base import Pass, RunContext, Stage, State
+from onnxq.passes.equalization.bias_absorption import chosen_shifts, shift_axes
+from onnxq.passes.equalization.channel_statistics import observe_channels
+from onnxq.passes.equalization.cross_layer import channel_axes, equalizing_factors
+from onnxq.passes.equalization.replay import ABSORPTION, CROSS_LAYER, SMOOTHQUANT, Factors, write_factors
+from onnxq.passes.equalization.smoothquant import quantized_groups, smoothing_factors
+from onnxq.passes.equalization.smoothquant_core import Seen
+from onnxq.passes.equalization.trial import EQUALIZED, check_equivalent
+from onnxq.passes.journal import Outcome, PassReport
+from onnxq.sites import TensorId
+
+# Largest values of channels settle early.
+_SAMPLES = 16
+# A layer's error needs few rows of its input.
+_ROWS = 256
+
+
+def equalize_layers(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """Cross-layer equalization, Nagel et al. 2019."""
+    axes = channel_axes(state.model)
+    seen = _observe(ctx, state, axes, "equalizing")
+    largest = {tensor: np.maximum(np.abs(one.low), np.abs(one.high)) for tensor, one in seen.items()}
+    factors = equalizing_factors(state.model, largest if len(largest) == len(axes) else None)
+    return _write(ctx, state, CROSS_LAYER, factors, [f"{tensor}: equalized" for tensor in factors])
+
+
+def absorb_biases(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """Channels centred, and their means absorbed by the biases behind them, Nagel et al. 2019."""
+    seen = _observe(ctx, state, shift_axes(state.model), "absorbing")
+    low, high = ({tensor: getattr(one, end) for tensor, one in seen.items()} for end in ("low", "high"))
+    shifts = chosen_shifts(state.model, low, high)
+    return _write(ctx, state, ABSORPTION, shifts, [f"{tensor}: channels centred" for tensor in shifts])
+
+
+def smooth_activations(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """Outliers of activations moved into weights, SmoothQuant, Xiao et al. 2023."""
+    assert ctx.place is not None
+    plan = ctx.place(state, ctx.progress)
+    axes = {group.tensor: -1 for group in quantized_groups(state.model, plan)}
+    seen = observe_channels(
+        state.model, axes, ctx.data.calibration, progress=ctx.progress, title="smoothing", rows=_ROWS,
+        batch=ctx.config.data.batch, memory_limit=ctx.memory_limit,
+    )  # fmt: skip
+    found = smoothing_factors(state.model, plan, seen)
+    return _write(ctx, state, SMOOTHQUANT, found.factors, found.lines)
+
+
+def _observe(ctx: RunContext, state: State, axes: Mapping[TensorId, int], title: str) -> dict[TensorId, Seen]:
+    few = ctx.data.calibration.take(_SAMPLES)
+    return observe_channels(state.model, axes, few, progress=ctx.progress, title=title, memory_limit=ctx.memory_limit)
+
+
+def _write(
+    ctx: RunContext, state: State, name: str, factors: Factors, lines: Sequence[str]
+) -> tuple[State, PassReport]:
+    """The state with the factors written, and the report, which says so where they change the function."""
+    if not factors:
+        return state, PassReport(name, tuple(lines), outcome=Outcome.NO_GAIN)
+    after = write_factors(ctx.base.ids, state, name, factors)
+    report = check_equivalent(ctx, after, PassReport(name, (f"{len(factors)} tensors", *lines)))
+    return (after if report.outcome is Outcome.KEPT else state), report
+
+
+def has_samples(ctx: RunContext, state: State) -> bool:
+    """True where real samples were given: corrections for inputs that never come are errors for those that do."""
+    return not ctx.data.synthetic
+
+
+def serves_activations(ctx: RunContext, state: State) -> bool:
+    """True where activations have scales, which these passes serve."""
+    return has_samples(ctx, state) and ctx.config.mode == "static"
+
+
+EQUALIZATION: tuple[Pass, ...] = (
+    Pass(
+        CROSS_LAYER, Stage.EQUALIZE, equalize_layers, "equalizing channels across layers", 0.1,
+        applies=serves_activations, trial=EQUALIZED,
+    ),
+    Pass(
+        ABSORPTION, Stage.EQUALIZE, absorb_biases, "absorbing means into biases", 0.1,
+        applies=serves_activations, trial=EQUALIZED,
+    ),
+    Pass(
+        SMOOTHQUANT, Stage.EQUALIZE, smooth_activations, "smoothing activations", 0.15,
+        applies=has_samples, trial=EQUALIZED,
+    ),
+)  # fmt: skip

@@ -1,0 +1,75 @@
+"""An equalized model: proved to be the float function still, and quantized for a trial."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+from onnxq.calibrate import calibrate
+from onnxq.errors import OnnxqError
+from onnxq.passes.base import RunContext, State, Trial
+from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.judging import before_rounding, recorded, trial_session
+from onnxq.progress import counted
+from onnxq.runtime import Session
+from onnxq.verify import OutputError, compare
+
+# Rewrites reorder float32 arithmetic; anything below this, in dB, is a different function.
+EQUIVALENT_DB = 60.0
+# Samples that both float models are run on.
+_PROOF = 2
+# Errors on a few samples are this uncertain, in dB.
+_NOISE_DB = 0.3
+# An output that agrees better than this is as good as equal, dB.
+_PERFECT_DB = 200.0
+
+
+def check_equivalent(ctx: RunContext, after: State, report: PassReport) -> PassReport:
+    """The report with the largest change of a float output; NOT_EQUIVALENT where that is more than rounding."""
+    found = _compare_float(ctx, after)
+    worst = max((one.max_abs for one in found), default=0.0)
+    equal = all(one.sqnr_db >= EQUIVALENT_DB or one.max_abs < 1e-6 for one in found)
+    if equal:
+        return replace(report, difference=worst)
+    return PassReport(report.name, outcome=Outcome.NOT_EQUIVALENT, difference=worst)
+
+
+def _compare_float(ctx: RunContext, after: State) -> tuple[OutputError, ...]:
+    held = ctx.data.validation
+    with ctx.progress("comparing with the model before", min(_PROOF, len(held))) as task:
+        pair = (recorded(ctx.base.model, held), Session(after.model, optimize=False))
+        return compare({"": pair}, counted(islice(held.samples(), _PROOF), task))[""]
+
+
+def score_equalized(ctx: RunContext, state: State) -> float | None:
+    """SQNR in dB of the worst output of the model quantized on a few samples; None if it cannot be.
+
+    Judged on the samples that gave the ranges: what others are clipped at is chance, and not what scaling is about.
+    """
+    known = ctx.scores.get(id(state.model))
+    if known is None:
+        known = ctx.scores[id(state.model)] = state.model, _score(ctx, state)
+    return known[1]
+
+
+def _score(ctx: RunContext, state: State) -> float | None:
+    few = ctx.data.equalizing
+    assert ctx.place is not None
+    try:
+        plan = before_rounding(ctx.place(state, ctx.progress))
+        done = calibrate(state.model, plan, few, memory_limit=ctx.memory_limit, progress=ctx.progress)
+        if not done.sites or not done.calibrated:
+            return None
+        with ctx.progress("judging", len(few)) as task:
+            pair = recorded(ctx.base.model, few), trial_session(state, done)
+            found = compare({"": pair}, counted(few.samples(), task))[""]
+    except OnnxqError:
+        return None
+    return min((min(one.sqnr_db, _PERFECT_DB) for one in found), default=None)
+
+
+def _loses_nothing(ctx: RunContext, before: State, after: State, before_db: float, after_db: float) -> bool:
+    return after_db >= before_db - _NOISE_DB
+
+
+EQUALIZED = Trial(score_equalized, _loses_nothing)

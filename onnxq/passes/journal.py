@@ -1,0 +1,105 @@
+"""The journal of a run: what passes did and stages cost, as frozen values. `report` alone makes text of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from onnxq.sites import Refusal
+
+# Below this the answers are usually broken, dB; every model that kept its metric in development stayed above it.
+LOST_DB = 10.0
+
+
+class Outcome(Enum):
+    """The end that an attempt of a pass came to."""
+
+    KEPT = "kept"
+    NO_GAIN = "nothing to gain"
+    NOT_EQUIVALENT = "rolled back: it changed the float outputs"
+    WORSE = "rolled back: the quantized outputs became worse"
+    HALF_PRECISION = "left out: the network computes in float16"
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """One attempt of a pass.
+
+    changed: one "node: what happened" line a change. skipped: changes left out, each with its reason. trial_db: SQNR of
+    the quantized outputs before and after. difference: largest change of a float output.
+    """
+
+    name: str
+    changed: tuple[str, ...] = ()
+    skipped: tuple[Refusal, ...] = ()
+    outcome: Outcome = Outcome.KEPT
+    trial_db: tuple[float, float] | None = None
+    difference: float | None = None
+
+
+class Shortage(Enum):
+    """How a budget of time shortened something."""
+
+    LEFT_OUT = "left out"
+    GIVEN_UP = "given up"
+    FEWER_SAMPLES = "fewer samples"
+    EXCEEDED = "exceeded"
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """Something that a budget of `budget` seconds cut short.
+
+    seconds: its share, where it was given up; the time of the whole run, where that exceeded the budget.
+    samples: those done and all there were.
+    """
+
+    name: str
+    how: Shortage
+    budget: float
+    seconds: float = math.nan
+    samples: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCost:
+    """Wall seconds of one stage and the process's peak memory after it, in bytes (0: not measured)."""
+
+    name: str
+    seconds: float
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromotionStep:
+    """One promotion. nodes: operators that compute in float from then on. before, after: the figure it was made for."""
+
+    name: str
+    to: str
+    nodes: tuple[str, ...]
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotion:
+    """Outcome of mixed-precision promotion.
+
+    asked: the request in words. unit: "dB", or the metric's name; float_value: the float model's metric.
+    least: the figure asked for. met: by `value`, measured on the finished model: for dB on samples nothing was chosen
+    on. operators: how many were promoted, left: how many stayed. samples: those that the steps were judged on. note:
+    why it stopped, where the request is not met.
+    """
+
+    asked: str
+    unit: str
+    met: bool
+    value: float
+    least: float
+    steps: tuple[PromotionStep, ...] = ()
+    operators: int = 0
+    left: int = 0
+    float_value: float = math.nan
+    samples: int = 0
+    note: str = ""

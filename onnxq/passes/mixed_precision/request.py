@@ -1,0 +1,33 @@
+"""The accuracy that somebody asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from onnxq.passes.metric import Drop, Metric
+from onnxq.plan import Plan
+
+FLOAT, UINT16 = "float", "uint16"
+
+
+@dataclass(frozen=True, eq=False)
+class AccuracyRequest:
+    """min_sqnr in dB for every output, or a metric and what it may drop; neither: only lost outputs are mended.
+
+    to: the type that operators are promoted to, "float" or "uint16".
+    """
+
+    min_sqnr: float | None = None
+    metric: Metric | None = None
+    max_drop: Drop = field(default_factory=lambda: Drop(0.0))
+    to: str = FLOAT
+
+    @property
+    def asked(self) -> bool:
+        """True when somebody asked for something."""
+        return self.min_sqnr is not None or self.metric is not None
+
+
+def has_whole_bytes(plan: Plan) -> bool:
+    """True when nothing has fewer than 8 bits: who asks for fewer knows the cost."""
+    return all(site.spec.bits >= 8 for site in plan.sites)

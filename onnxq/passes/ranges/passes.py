@@ -1,0 +1,49 @@
+"""The pass that chooses ranges of activations, site by site; kept unless the outputs get worse by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnxq.passes.base import Pass, RunContext, Stage, State, Trial
+from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.judging import before_rounding, mean_db
+from onnxq.passes.observed import MEASURED, list_replaced
+from onnxq.passes.precision import needs_float32
+from onnxq.passes.ranges.search import choose_ranges
+from onnxq.passes.rounding.samples import take_enough
+
+NAME = "ranges"
+# Errors of layers are judged on few samples: they have many positions each.
+_JUDGES = 4
+# Outputs, of which there are few, may seem to lose so much, dB: less is chance, and the layers gained.
+_NOISE_DB = 0.5
+_WHY = "what reads these loses less so; `skip: [ranges]` keeps the observer's"
+
+
+def improve_ranges(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """The range of each activation that disturbs the operators behind it least."""
+    samples, seed, plan = ctx.data, ctx.config.data.seed, state.planned
+    few = take_enough(samples.calibration, plan, ctx.config.effort, seed)
+    held = samples.validation
+    judges = held.take(_JUDGES, seed) if len(held) > _JUDGES else held
+    done = choose_ranges(state.model, plan, few.samples(), judges.samples(), progress=ctx.progress)
+    if not done.taken:
+        return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
+    line = f"{done.line()} {list_replaced(plan, done.plan, MEASURED, _WHY)}"
+    return replace(state, plan=done.plan), PassReport(NAME, (line,))
+
+
+def _score(ctx: RunContext, state: State) -> float:
+    return mean_db(state, before_rounding(state.planned), ctx.data.judges, progress=ctx.progress)
+
+
+def _loses_little(ctx: RunContext, before: State, after: State, before_db: float, after_db: float) -> bool:
+    return after_db > before_db - _NOISE_DB
+
+
+RANGES: tuple[Pass, ...] = (
+    Pass(
+        NAME, Stage.REFINE, improve_ranges, "choosing ranges", 0.3,
+        applies=needs_float32, trial=Trial(_score, _loses_little),
+    ),
+)  # fmt: skip

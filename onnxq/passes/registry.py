@@ -1,0 +1,41 @@
+"""All passes in the order in which they run."""
+
+from __future__ import annotations
+
+from onnxq.config import Config
+from onnxq.errors import ConfigError
+from onnxq.nearest import did_you_mean
+from onnxq.passes.base import Pass
+from onnxq.passes.equalization.passes import EQUALIZATION
+from onnxq.passes.mixed_precision.attention import ATTENTION, ATTENTION_AGAIN
+from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
+from onnxq.passes.mixed_precision.sensitive_ops import SENSITIVE_OPS
+from onnxq.passes.mixed_precision.weight_bits import WEIGHT_BITS
+from onnxq.passes.ranges.passes import RANGES
+from onnxq.passes.rewrites.passes import REWRITES
+from onnxq.passes.rounding.passes import ROUNDING
+from onnxq.passes.rounding.samples import AUGMENTED
+
+PASSES: tuple[Pass, ...] = (
+    *REWRITES,
+    *EQUALIZATION,
+    *RANGES,
+    SENSITIVE_OPS,
+    WEIGHT_BITS,
+    ATTENTION,
+    *ROUNDING,
+    ATTENTION_AGAIN,
+    PROMOTION,
+    ROUNDING_AGAIN,
+)
+# All that `skip` may name: the passes, and a part of one.
+SKIPPABLE = frozenset((AUGMENTED, *(entry.name for entry in PASSES)))
+
+
+def check_skip(config: Config) -> None:
+    """ConfigError, with file and line, for a name in `skip` that no pass has."""
+    for k, name in enumerate(config.skip):
+        if name not in SKIPPABLE:
+            raise ConfigError(
+                config.where(f"skip[{k}]"), f"no pass is called {name!r}", did_you_mean(name, SKIPPABLE), code="Q320"
+            )

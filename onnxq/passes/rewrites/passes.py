@@ -1,0 +1,84 @@
+"""The rewrites in their order."""
+
+from __future__ import annotations
+
+from onnx import ModelProto
+
+from onnxq.config import Config
+from onnxq.errors import ConfigError
+from onnxq.graph import GraphIndex, fold_constants, hold, infer_shapes, name_nodes
+from onnxq.graph.scopes import walk
+from onnxq.nearest import did_you_mean
+from onnxq.passes.base import Pass, RunContext, Stage, State, rewriting
+from onnxq.passes.journal import PassReport
+from onnxq.passes.rewrites.activations import activations
+from onnxq.passes.rewrites.affine import batchnorm, scalars
+from onnxq.passes.rewrites.dead import dead
+from onnxq.passes.rewrites.layernorm import layernorm
+from onnxq.passes.rewrites.pad import pad
+from onnxq.passes.rewrites.pool import pool
+from onnxq.passes.rewrites.prelu import prelu
+from onnxq.passes.rewrites.residual import residual
+from onnxq.passes.runner import run_stage
+
+
+def compute_constants(proto: ModelProto, _ctx: RunContext) -> tuple[ModelProto, PassReport]:
+    """Compute what can be computed now: weights behind Cast or Transpose, shape chains, Pad amounts."""
+    folded = infer_shapes(hold(fold_constants(proto)))
+    left = {node.name for node in GraphIndex(folded).nodes}
+    gone = [node for node in GraphIndex(proto).nodes if node.name not in left]
+    return folded, PassReport("constants", tuple(f"{node.name}: {node.op_type} computed" for node in gone))
+
+
+# Where a target is named the pass serves its fusions alone; TensorRT makes the same kernels of the chains and of the
+# single nodes (counted on six networks), and older releases lack the parsers for the latter.
+# Activations before scalars: x + 3 of a hard-sigmoid would otherwise end in the bias and hide the pattern.
+REWRITES: tuple[Pass, ...] = tuple(
+    Pass(name, Stage.REWRITE, rewriting(function), target=target, fast=True)
+    for name, function, target in (
+        ("constants", compute_constants, ""),
+        ("dead", dead, ""),
+        ("activations", activations, "ort"),
+        ("layernorm", layernorm, "ort"),
+        ("residual", residual, "ort"),
+        ("prelu", prelu, "ort"),
+        ("pool", pool, "ort"),
+        ("pad", pad, ""),
+        ("batchnorm", batchnorm, ""),
+        ("scalars", scalars, ""),
+    )
+)
+
+
+def rewrite_model(
+    proto: ModelProto, *, skip: frozenset[str] = frozenset(), target: str = "ort"
+) -> tuple[ModelProto, tuple[PassReport, ...]]:
+    """A float-equivalent model ready for calibration for `target`, and the reports; `proto` is not changed.
+
+    skip: names of rewrites to leave out. target: "ort" turns chains into the single nodes ORT is fast with; any other
+    leaves those passes out. The opset rises only where a pass needs it (HardSwish 14, LayerNormalization 17, Gelu 20),
+    never above 20; where it cannot, that pass leaves the nodes and says so in its report.
+
+    Raises ConfigError for a pass that does not exist.
+    """
+    names = [entry.name for entry in REWRITES]
+    for name in sorted(skip.difference(names)):
+        raise ConfigError(f"prepare.skip: {name}", "there is no such pass", did_you_mean(name, names), code="Q320")
+    named = name_nodes(proto)
+    ctx = RunContext(config=Config.model_validate({"target": target}), skip=skip)
+    state = run_stage(REWRITES, Stage.REWRITE, ctx, State(named, infer_shapes(named)))
+    return _drop_inferred_types(state.model, named), tuple(ctx.journal)
+
+
+def _drop_inferred_types(proto: ModelProto, source: ModelProto) -> ModelProto:
+    """Without the types that were inferred on the way, save those of operators onnx cannot infer.
+
+    Engines fuse by what they know: types that the file did not tell them must not change what they make of it.
+    """
+    declared = {(scope, value.name) for scope, graph in walk(source.graph) for value in graph.value_info}
+    for scope, graph in walk(proto.graph):
+        beyond = {name for node in graph.node if node.domain for name in node.output}
+        kept = [value for value in graph.value_info if (scope, value.name) in declared or value.name in beyond]
+        del graph.value_info[:]
+        graph.value_info.extend(kept)
+    return proto

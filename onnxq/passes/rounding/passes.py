@@ -1,0 +1,177 @@
+"""The passes that round weights: sequentially on a few samples, and what effort `high` adds to that.
+
+A longer search for values of few bits and roundings that others hand in fit the samples they were made with, so the
+validation samples alone judge them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from onnxq.graph import GraphIndex, at_opset, filled
+from onnxq.passes.base import Pass, RunContext, Stage, State, Trial
+from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.judging import answers_worse, mean_db
+from onnxq.passes.observed import list_replaced
+from onnxq.passes.precision import needs_float32
+from onnxq.passes.rounding.external import registered, taken
+from onnxq.passes.rounding.low_bit_core import NARROW_BITS
+from onnxq.passes.rounding.operators import Operator, operators
+from onnxq.passes.rounding.samples import augment_samples, take_enough
+from onnxq.passes.rounding.sequential import SEARCHED, Swept, sweep
+from onnxq.passes.runner import run_stage
+from onnxq.passes.timers import Timers
+from onnxq.plan import Plan
+from onnxq.sites import Role
+
+NAME, SEARCH, EXTERNAL = "rounding", "low_bit_search", "external_rounding"
+# Where all operators together make it worse: so many segments of the network, each tried on top of those that helped.
+_SEGMENTS = 4
+# From here on no answer hangs on it, dB, and looking for the segments costs twice what rounding does.
+_GOOD_DB = 40.0
+_WHY = "the rounding of few bits, or within 16-bit sums, finds its own; `skip: [rounding]` keeps the observer's"
+
+
+def round_weights(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """Round all weights in the order they run, with biases corrected."""
+    done = _round(ctx, state, state.planned)
+    if not done.done:
+        return state, PassReport(NAME, done.lines(), outcome=Outcome.NO_GAIN)
+    return _rounded(state, state.planned, done)
+
+
+def round_segments(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """Segments of the network, from its end to its start, each kept if it helps those kept before."""
+    plan = state.planned
+    score = mean_db(state, plan, ctx.data.judges, progress=ctx.progress)
+    if ctx.config.effort != "high" and score >= _GOOD_DB:
+        return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
+    chosen: frozenset[str] = frozenset()
+    best: Swept | None = None
+    found = operators(GraphIndex(at_opset(state.model, plan.opset)), plan)
+    for part in _cut_segments(found):
+        tried = _round(ctx, state, plan, chosen | part)
+        now = mean_db(state, tried.plan, ctx.data.judges, progress=ctx.progress)
+        if now > score:
+            chosen, best, score = chosen | part, tried, now
+    return (state, PassReport(NAME, outcome=Outcome.NO_GAIN)) if best is None else _rounded(state, plan, best)
+
+
+def search_longer(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """Weights of few bits rounded anew, with a longer search for their values."""
+    assert state.unrounded is not None
+    longer = _round(ctx, state, state.unrounded, state.rounded, thorough=True)
+    return replace(state, plan=longer.plan), PassReport(SEARCH, ("values searched longer",))
+
+
+def round_externally(ctx: RunContext, state: State) -> tuple[State, PassReport]:
+    """The roundings that others hand in, block by block; each is kept if the outputs come nearer to float by it."""
+    plan, lines = state.planned, []
+    few = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
+    reached = mean_db(state, plan, ctx.data.validation, progress=ctx.progress)
+    for name, rounder in registered().items():
+        asked = kept = 0
+        begun, moved = reached, ""
+        for block in rounder(filled(state.model), plan, list(few.samples())):
+            asked += 1
+            tried, changes = taken(plan, block)
+            now = mean_db(state, tried, ctx.data.validation, progress=ctx.progress)
+            if now > reached:
+                plan, reached, kept = tried, now, kept + 1
+                moved += "".join(f"; {line}" for line in changes)
+        lines.append(f"{name}: {kept} of {asked} blocks kept, {begun:.1f} to {reached:.1f} dB{moved}")
+    return replace(state, plan=plan), PassReport(EXTERNAL, ("; ".join(lines),))
+
+
+def round_again(ctx: RunContext, state: State, bare: Plan, name: str) -> tuple[State, PassReport]:
+    """`state`, or `bare`, its plan before weights were rounded, rounded anew: the one that answers better."""
+    inner = replace(ctx, journal=[], timers=Timers(ctx.progress))
+    begun = replace(state, plan=bare, unrounded=None, rounded=frozenset())
+    again = run_stage(ROUNDING, Stage.REFINE, inner, begun)
+    if again.planned is bare:
+        return state, PassReport(name, outcome=Outcome.NO_GAIN)
+    figures = (
+        mean_db(state, state.planned, ctx.data.validation, progress=ctx.progress),
+        mean_db(again, again.planned, ctx.data.validation, progress=ctx.progress),
+    )
+    lines = tuple(line for report in inner.journal for line in report.changed[:1])
+    if figures[1] > figures[0]:
+        return again, PassReport(name, lines, trial_db=figures)
+    return state, PassReport(name, outcome=Outcome.WORSE, trial_db=figures)
+
+
+def _round(
+    ctx: RunContext, state: State, plan: Plan, nodes: frozenset[str] | None = None, *, thorough: bool = False
+) -> Swept:
+    few = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
+    others = augment_samples(list(few.samples()), plan, ctx.skip)
+    return sweep(state.model, plan, few.samples(), others=others, nodes=nodes, thorough=thorough, progress=ctx.progress)
+
+
+def _rounded(state: State, before: Plan, done: Swept) -> tuple[State, PassReport]:
+    """The state with the rounded plan, and the report of it."""
+    plan = done.plan
+    searched = plan.with_sites(tuple(s for s in plan.sites if s.qparams is not None and s.qparams.origin == SEARCHED))
+    replaced = list_replaced(before, searched, (Role.WEIGHT,), _WHY)
+    lines = [*done.lines()]
+    if done.skipped:
+        lines.append(f"no sample reached {', '.join(done.skipped)}")
+    if replaced:
+        lines.append(f"scales of weights {replaced}")
+    after = replace(state, plan=plan, unrounded=before, rounded=frozenset(one.node for one in done.done))
+    return after, PassReport(NAME, ("; ".join(lines),))
+
+
+def _cut_segments(found: Sequence[Operator]) -> list[frozenset[str]]:
+    """Operators of one kind together where there are several kinds, else segments of the network, last first."""
+    kinds = {one.kind for one in found}
+    if len(kinds) > 1:
+        return [frozenset(one.node.name for one in found if one.kind == kind) for kind in sorted(kinds)]
+    size = -(-len(found) // _SEGMENTS)
+    parts = [found[k : k + size] for k in range(0, len(found), size)]
+    return [frozenset(one.node.name for one in part) for part in reversed(parts)]
+
+
+def _score_judges(ctx: RunContext, state: State) -> float:
+    return mean_db(state, state.planned, ctx.data.judges, progress=ctx.progress)
+
+
+def _is_no_worse(ctx: RunContext, before: State, after: State, before_db: float, after_db: float) -> bool:
+    if after_db > before_db:
+        return True
+    return not answers_worse(after, after.planned, before.planned, ctx.data.judges, progress=ctx.progress)
+
+
+def _score_validation(ctx: RunContext, state: State) -> float:
+    return mean_db(state, state.planned, ctx.data.validation, progress=ctx.progress)
+
+
+def _gains(ctx: RunContext, before: State, after: State, before_db: float, after_db: float) -> bool:
+    return after_db > before_db
+
+
+def _has_few_bits(ctx: RunContext, state: State) -> bool:
+    weights = [site for site in state.planned.sites if site.role is Role.WEIGHT and site.values is not None]
+    return _was_rounded(ctx, state) and any(site.spec.bits <= NARROW_BITS for site in weights)
+
+
+def _has_rounders(ctx: RunContext, state: State) -> bool:
+    return _was_rounded(ctx, state) and bool(registered())
+
+
+def _was_rounded(ctx: RunContext, state: State) -> bool:
+    return ctx.config.effort == "high" and state.unrounded is not None
+
+
+ROUNDING: tuple[Pass, ...] = (
+    Pass(
+        NAME, Stage.REFINE, round_weights, "rounding weights", 0.6,
+        applies=needs_float32, trial=Trial(_score_judges, _is_no_worse), retry=round_segments,
+    ),
+    Pass(
+        SEARCH, Stage.REFINE, search_longer, "searching longer for values of few bits", 0.6,
+        applies=_has_few_bits, trial=Trial(_score_validation, _gains),
+    ),
+    Pass(EXTERNAL, Stage.REFINE, round_externally, "trying external roundings", 0.6, applies=_has_rounders),
+)  # fmt: skip
