@@ -22,10 +22,12 @@ from pathlib import Path
 from measure import Run, table
 from subjects import Score, Subject, held_back, subject
 
-ACCURACY = ("equalize", "absorb", "smooth", "ranges", "sweep", "promote")
+ACCURACY = (
+    "cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "sensitive_ops", "rounding", "promotion",
+)  # fmt: skip
 # Worth leaving out only where weights may have few bits: with a budget, or a configuration of one's own.
-FEW_BITS = ("views",)
-BUDGET = ("bits",)
+FEW_BITS = ("augmented_samples",)
+BUDGET = ("weight_bits",)
 PREPARATION = (
     "constants", "dead", "activations", "layernorm", "residual", "prelu", "pool", "pad", "batchnorm", "scalars",
 )  # fmt: skip
@@ -100,7 +102,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--config", default="", help="preset or file (default: TARGET-int8)")
     parser.add_argument("--effort", default="balanced", choices=["fast", "balanced", "high"])
     parser.add_argument(
-        "--passes", nargs="*", help=f"default: {', '.join(ACCURACY)}; with --config views too, with a budget bits"
+        "--passes",
+        nargs="*",
+        help=f"default: {', '.join(ACCURACY)}; with --config augmented_samples too, with a budget weight_bits",
     )
     parser.add_argument("--preparation", action="store_true", help="the passes before planning too")
     parser.add_argument("--weight-bits-budget", default="", metavar="BITS")

@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 from onnxq.sites import TensorId
 
 # The pass whose numbers are taken off, not multiplied with.
-_ADDED = "absorb"
+_ADDED = "bias_absorption"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
     """What a pass did to the channels of one tensor.
 
-    name: the pass. "equalize": the tensor is multiplied by the factors in what makes it, its readers divide by them.
-        "smooth": it is divided on the way to the layers that read it, whose weights are multiplied.
-        "absorb": it is lowered by them in what makes it, and the biases of its readers make up for that.
+    name: the pass. "cross_layer_equalization": the tensor is multiplied by the factors in what makes it, and its readers
+        divide by them.
+        "smoothquant": it is divided on the way to the layers that read it, whose weights are multiplied.
+        "bias_absorption": it is lowered by them in what makes it, and the biases of its readers make up for that.
     factors: float32 [channels]. anchor: the tensor's structural id in the prepared model before any such rewrite.
     """
 

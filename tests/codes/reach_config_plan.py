@@ -16,7 +16,7 @@ from onnxq.engines.prove import Wish, prove
 from onnxq.numerics import quantize
 from onnxq.observers import register_observer
 from onnxq.passes.metric import parse_drop
-from onnxq.passes.rewrites.prepare import prepare
+from onnxq.passes.rewrites.passes import rewrite_model
 from onnxq.pipeline.import_cache import import_calibration
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.spec import PerChannel, QParams, QuantSpec
@@ -119,7 +119,7 @@ def samples_needed(_: Path):
 
 @reach("Q320")
 def unknown_pass(_: Path):
-    prepare(gemm(), skip=frozenset({"nothing"}))
+    rewrite_model(gemm(), skip=frozenset({"nothing"}))
 
 
 @reach("Q321")

@@ -134,7 +134,7 @@ def quantized(name: str, *, effort: str = "fast", saturation: str = "avoid", **w
             "effort": effort,
             "saturation": saturation,
             "rules": (Rule.model_validate({"op": "*", "set": {"quantize": True}}),),
-            "skip": ("promote",) if effort != "fast" else (),
+            "skip": ("promotion",) if effort != "fast" else (),
         }
     )
     proto = net(name)

@@ -34,7 +34,7 @@ _OURS: dict[str, Any] = {
     "attention": "float",
     "placement": "rules",
     "cpu": "any",
-    "skip": ["views", "sweep"],
+    "skip": ["augmented_samples", "rounding"],
     "rules": [
         {"node": "node_1", "set": {"float": True}},
         {"op": ["Conv", "Gemm"], "role": "weight", "set": {"observer": "mse", "bits": 8}},

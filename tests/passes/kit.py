@@ -11,11 +11,14 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, helper, numpy_helper, parser
 
+from onnxq.config import Config
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
-from onnxq.passes import Context, PassReport, prepare
+from onnxq.passes.base import RunContext
+from onnxq.passes.journal import PassReport
+from onnxq.passes.rewrites.passes import rewrite_model
 
 Array = NDArray[np.generic]
-Pass = Callable[[ModelProto, Context], tuple[ModelProto, PassReport]]
+Pass = Callable[[ModelProto, RunContext], tuple[ModelProto, PassReport]]
 
 
 def parse(text: str, opset: int = 17, **arrays: Array | float) -> ModelProto:
@@ -68,7 +71,9 @@ def in_branch(model: ModelProto) -> ModelProto:
 
 def apply(run: Pass, model: ModelProto, target: str = "ort", skip: Iterable[str] = ()) -> tuple[ModelProto, PassReport]:
     """One pass on a model with inferred shapes."""
-    result, report = run(infer_shapes(model), Context(target, frozenset(skip)))
+    result, report = run(
+        infer_shapes(model), RunContext(config=Config.model_validate({"target": target}), skip=frozenset(skip))
+    )
     onnx.checker.check_model(result)
     return result, report
 
@@ -128,7 +133,7 @@ def assert_untouched(run: Pass, model: ModelProto) -> PassReport:
 
 def prepared(model: ModelProto) -> ModelProto:
     """The model after all passes, checked."""
-    result = prepare(model).proto
+    result = rewrite_model(model)[0]
     onnx.checker.check_model(result)
     return result
 

@@ -102,7 +102,7 @@ def test_measured_errors_are_those_of_each_weight_alone() -> None:
 @pytest.mark.parametrize("effort", ["fast", "balanced"])
 @pytest.mark.parametrize(("average", "widths"), [(4.5, ()), (5.0, (4, 8)), (8.0, ())])
 def test_weights_get_bits_within_the_average(effort: str, average: float, widths: tuple[int, ...]) -> None:
-    wish = config(effort=effort, weight_bits_budget=average, weight_bits=widths, skip=("promote",))
+    wish = config(effort=effort, weight_bits_budget=average, weight_bits=widths, skip=("promotion",))
     plan = onnxq.quantize(residual(), images(40), wish, latency=False).plan
     index = GraphIndex(name_nodes(residual()))
     weights = [site for site in plan.sites if site.role is Role.WEIGHT]

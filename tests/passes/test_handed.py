@@ -16,20 +16,20 @@ from onnxq.data import load_data
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import saturating_sums
-from onnxq.passes.rounding.effort_high import harder
+from onnxq.passes.journal import PassReport
+from onnxq.passes.judging import mean_db
 from onnxq.passes.rounding.external import Handed, register, registered, taken
-from onnxq.passes.rounding.sequential import Swept
-from onnxq.passes.rounding.stage import Trial
+from onnxq.passes.rounding.passes import round_externally
 from onnxq.pipeline.prepared import load
 from onnxq.plan import Plan, SitePlan
-from onnxq.report import silent
 from onnxq.sites import Role, TensorId
+from tests.passes.context import make_context
 from tests.pipeline.models import images, residual
 
 HIGH = Config(
     effort="high",
     rules=(Rule(op="*", set={"quantize": True}),),  # type: ignore[arg-type]
-    skip=("equalize", "absorb", "smooth", "ranges", "promote"),
+    skip=("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "promotion"),
     weights=QuantWish(granularity="channel", bits=3, narrow_range=True),
 )
 WIDE = HIGH.model_copy(update={"weights": QuantWish(granularity="channel")})
@@ -99,9 +99,9 @@ def test_a_rounder_is_asked_at_high_effort_and_kept_block_by_block(name: str) ->
 
     register(name, rounder)
     done = onnxq.quantize(residual(), images(32), HIGH, latency=False)
-    line = next(line for line in done.report.accounts if line.startswith("sweep: "))
-    assert "test: 0 of 3 blocks kept" in line
-    assert "levels searched longer" in line
+    accounts = {line.partition(": ")[0]: line for line in done.report.accounts}
+    assert "test: 0 of 3 blocks kept" in accounts["external_rounding"]
+    assert "low_bit_search" in accounts
     assert all(site.values is None or site.values.any() for site in weights(done.plan))
     assert len(seen) == 1
     onnxq.quantize(residual(), images(32), HIGH.model_copy(update={"effort": "balanced"}), latency=False)
@@ -131,10 +131,20 @@ def test_integers_that_overflow_a_sum_are_moved_and_said(good: Plan) -> None:
     assert np.array_equal(found.site(first.site).values, full)  # type: ignore[arg-type]
 
 
+def hand_in(plan: Plan) -> tuple[Plan, PassReport]:
+    """The plan with the registered roundings, judged on the samples they see."""
+    state = load(residual(1))
+    ctx = make_context(load_data(images(32), GraphIndex(state.model).inputs), effort="high")
+    after, report = round_externally(ctx, replace(state, plan=plan))
+    return after.planned, report
+
+
+def score(plan: Plan) -> float:
+    state = load(residual(1))
+    return mean_db(state, plan, load_data(images(32), GraphIndex(state.model).inputs))
+
+
 def test_a_better_block_is_kept(name: str, good: Plan) -> None:
-    prepared = load(residual(1))
-    data = load_data(images(32), GraphIndex(prepared.proto).inputs)
-    trial = Trial(prepared, data)
     first, second = weights(good)[:2]
     assert first.values is not None
     spoiled, _ = taken(good, Handed("", {first.site: np.zeros_like(first.values)}))
@@ -144,29 +154,23 @@ def test_a_better_block_is_kept(name: str, good: Plan) -> None:
         yield Handed("better", {first.site: first.values})  # type: ignore[dict-item]
 
     register(name, rounder)
-    begun = trial.score(spoiled)
-    plan, reached, told = harder(prepared.proto, trial.score, spoiled, Swept(spoiled, ()), begun, data, [], silent)
+    plan, report = hand_in(spoiled)
     assert np.array_equal(plan.site(first.site).values, first.values)  # type: ignore[arg-type]
     assert np.array_equal(plan.site(second.site).values, second.values)  # type: ignore[arg-type]
-    assert reached == trial.score(good) > begun
-    assert told == f"; test: 1 of 2 blocks kept, {begun:.1f} to {reached:.1f} dB"
+    assert score(plan) == score(good) > score(spoiled)
+    assert report.changed == (f"test: 1 of 2 blocks kept, {score(spoiled):.1f} to {score(good):.1f} dB",)
 
 
 def test_moved_integers_of_a_kept_block_are_in_the_account(name: str, good: Plan) -> None:
-    prepared = load(residual(1))
-    data = load_data(images(32), GraphIndex(prepared.proto).inputs)
-    trial = Trial(prepared, data)
     first = weights(good)[0]
     assert first.values is not None
     broken = first.values.copy()
     broken[0, :2, 0, 0] = 127
     spoiled, _ = taken(good, Handed("", {first.site: np.zeros_like(first.values)}))
     register(name, lambda *_: [Handed("block", {first.site: broken})])
-    plan, _, told = harder(
-        prepared.proto, trial.score, spoiled, Swept(spoiled, ()), trial.score(spoiled), data, [], silent
-    )
+    plan, report = hand_in(spoiled)
     values = plan.site(first.site).values
     assert values is not None
     assert (values[0, :2, 0, 0] == 64).all()
     assert not saturating_sums(values, first.sum_orders[0]).any()
-    assert f"; block: {first.site}: 1 sums of its integers would overflow 16 bits" in told
+    assert f"; block: {first.site}: 1 sums of its integers would overflow 16 bits" in report.changed[0]

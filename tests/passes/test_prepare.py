@@ -11,7 +11,8 @@ from onnx import ModelProto, helper, numpy_helper
 
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, infer_shapes, opset_of
-from onnxq.passes import PASSES, prepare
+from onnxq.passes.rewrites.passes import REWRITES as PASSES
+from onnxq.passes.rewrites.passes import rewrite_model
 from onnxq.passes.rewrites.replace import NEWEST
 from onnxq.runtime import optimized_graph
 from tests.passes.kit import assert_same, feeds_for, in_branch, infer, ops, parse, prepared
@@ -71,7 +72,7 @@ def network(opset: int = 13, seed: int = 0) -> ModelProto:
 
 def test_a_network_of_everything() -> None:
     model = network()
-    result = prepare(model)
+    result = rewrite_model(model)
     assert ops(result.proto) == {
         "Conv": 3,
         "Gelu": 1,
@@ -96,7 +97,7 @@ def test_a_network_of_everything() -> None:
 def test_any_choice_of_passes_keeps_the_function(skip: set[str], seed: int, inside: bool) -> None:
     model = network(17, seed)
     model = in_branch(model) if inside else model
-    result = prepare(model, skip=frozenset(skip))
+    result = rewrite_model(model, skip=frozenset(skip))
     assert {report.name for report in result.reports} == {entry.name for entry in PASSES} - skip
     assert_same(model, result.proto, rtol=2e-5, seed=seed)
 
@@ -111,7 +112,7 @@ def test_the_same_bytes_every_time_and_the_model_untouched() -> None:
 
 def test_preparing_twice_changes_nothing_more() -> None:
     once = prepared(network())
-    twice = prepare(once)
+    twice = rewrite_model(once)
     assert not any(report.changed for report in twice.reports)
     assert twice.proto.SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
 
@@ -146,7 +147,7 @@ def test_weights_behind_nodes() -> None:
         y = Conv <kernel_shape = [3,3]> (x, v) }"""
     weight = np.random.default_rng(0).standard_normal((3, 3, 3, 8)).astype(np.float16)
     model = parse(text, w16=weight)
-    result = prepare(model)
+    result = rewrite_model(model)
     assert ops(result.proto) == {"Conv": 1}
     (stored,) = result.proto.graph.initializer
     assert numpy_helper.to_array(stored).shape == (8, 3, 3, 3)
@@ -218,7 +219,7 @@ def test_the_opset_rises_no_further_than_needed() -> None:
     assert opset_of(prepared(plain)) == 11
     newer = parse("g (float[N,4] x) => (float[N,4] y) { s = Sigmoid(x) y = Mul(x, s) }", opset=22)
     assert opset_of(prepared(newer)) == 22
-    without = prepare(network(), skip=frozenset({"activations"}))
+    without = rewrite_model(network(), skip=frozenset({"activations"}))
     assert opset_of(without.proto) == 13
     assert NEWEST == 20
 
@@ -231,7 +232,7 @@ def test_the_prepared_network_is_loaded_and_fused() -> None:
 
 def test_an_unknown_pass_is_an_error() -> None:
     with pytest.raises(ConfigError, match="batchnorm"):
-        prepare(network(), skip=frozenset({"batch_norm"}))
+        rewrite_model(network(), skip=frozenset({"batch_norm"}))
 
 
 def test_half_precision() -> None:

@@ -33,7 +33,7 @@ from onnxq.sites import TensorId
 Array = NDArray[Any]
 FOUR = Config(
     rules=(Rule(op="*", set={"quantize": True}),),  # type: ignore[arg-type]
-    skip=("equalize", "absorb", "smooth"),
+    skip=("cross_layer_equalization", "bias_absorption", "smoothquant"),
     weights=QuantWish(granularity="channel", bits=4, narrow_range=True),
 )
 HEAD = "Gemm <transB=1>(f, v, b)"
@@ -63,8 +63,8 @@ def pictures(count: int, seed: int = 0) -> dict[str, Array]:
 
 def planned(proto: onnx.ModelProto, feeds: dict[str, Array]) -> tuple[Any, Any, list[dict[str, Array]]]:
     prepared = load(proto)
-    data = load_data(feeds, GraphIndex(prepared.proto).inputs)
-    plan = calibrate(prepared.proto, onnxq.make_plan(proto, feeds, FOUR), data)
+    data = load_data(feeds, GraphIndex(prepared.model).inputs)
+    plan = calibrate(prepared.model, onnxq.make_plan(proto, feeds, FOUR), data)
     return prepared, plan, list(data.samples())
 
 
@@ -82,7 +82,7 @@ def planned(proto: onnx.ModelProto, feeds: dict[str, Array]) -> tuple[Any, Any, 
 )
 def test_what_is_behind_a_pooling(head: str, weight: tuple[int, ...], found: bool) -> None:
     prepared, plan, _ = planned(network(head, weight), pictures(12))
-    view = View(prepared.proto)
+    view = View(prepared.model)
     last = operators(view.index, plan)[-1]
     pool = pooling(view, last)
     assert (pool is not None) == found
@@ -96,8 +96,8 @@ def test_fewer_answers_are_lost_on_new_pictures(monkeypatch: pytest.MonkeyPatch)
     wanted = Session(proto, optimize=False).run(fresh)["y"]
 
     def lost() -> float:
-        head = frozenset(one.node.name for one in operators(GraphIndex(prepared.proto), plan)[-1:])
-        swept = sweep(prepared.proto, plan, samples, nodes=head, alone=True, progress=silent)
+        head = frozenset(one.node.name for one in operators(GraphIndex(prepared.model), plan)[-1:])
+        swept = sweep(prepared.model, plan, samples, nodes=head, alone=True, progress=silent)
         assert len(swept.done) == 1
         got = Session(realise(prepared, swept.plan), optimize=False).run(fresh)["y"]
         return float(((got - wanted).std(axis=0) ** 2).sum())

@@ -8,7 +8,8 @@ import pytest
 
 import onnxq
 from onnxq.config import Config
-from onnxq.passes.equalization import stage as scaled
+from onnxq.passes.equalization import trial
+from onnxq.passes.registry import PASSES
 from onnxq.report import show_report
 from tests.pipeline.models import EVERYTHING, images, residual
 
@@ -24,7 +25,9 @@ def shown(result: onnxq.Result) -> str:
 def test_every_pass_has_a_line_and_none_has_two() -> None:
     result = onnxq.quantize(residual(), images(24), BALANCED, latency=False)
     names = [line.partition(":")[0] for line in result.report.accounts]
-    assert names == ["equalize", "absorb", "smooth", "ranges", "sweep"]
+    assert names == [entry.name for entry in PASSES if entry.name in names]
+    wanted = {"cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "sensitive_ops", "rounding"}
+    assert wanted <= set(names)
     text = shown(result)
     assert all(line in text for line in result.report.accounts)
     assert not any(line.startswith(tuple(f"{name}:" for name in names)) for line in result.report.rewrites)
@@ -32,9 +35,9 @@ def test_every_pass_has_a_line_and_none_has_two() -> None:
 
 def test_a_rollback_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([30.0, 20.0, 30.0, 30.0, 30.0])
-    monkeypatch.setattr(scaled, "_trial", lambda *_: next(scores))
+    monkeypatch.setattr(trial, "_score", lambda *_: next(scores))
     text = shown(onnxq.quantize(residual(), images(24), BALANCED, latency=False))
-    assert "equalize: rolled back: the quantized outputs fell from 30.0 to 20.0 dB" in text
+    assert "cross_layer_equalization: rolled back: 30.0 to 20.0 dB in a trial" in text
 
 
 @pytest.mark.parametrize(("config", "told"), [(EVERYTHING, False), (BALANCED, True)])

@@ -20,7 +20,9 @@ from onnxq.cli import cli
 from onnxq.config import DataConfig
 from onnxq.data import load_data
 from onnxq.graph import ValueInfo
-from onnxq.passes.time_budget import Budget, OutOfTime
+from onnxq.passes.journal import Shortage, Shortened
+from onnxq.passes.time_budget import TimeBudget
+from onnxq.progress import OutOfTime
 from onnxq.report import Progress, silent
 from tests.pipeline.models import EVERYTHING, images, residual
 from tests.processes import start
@@ -38,9 +40,9 @@ class Clock:
         return self.now
 
 
-def budget(seconds: float, reserve: float = 1.0) -> tuple[Budget, Clock]:
+def budget(seconds: float, reserve: float = 1.0) -> tuple[TimeBudget, Clock]:
     clock = Clock()
-    made = Budget(seconds, clock)
+    made = TimeBudget(seconds, clock)
     made.reserve = reserve
     return made, clock
 
@@ -60,7 +62,7 @@ def test_a_pass_is_given_up_after_its_share_and_at_most_one_step_more() -> None:
     made, clock = budget(11)
     assert made.tried("sweep", 0.5, silent, steps(clock, 100, 0.4), "before") == "before"
     assert 5.0 <= made.spent() <= 5.4 + 1e-9
-    assert made.lines == ["sweep: given up after its 5.0 s of the budget of 11 s"]
+    assert made.shortened == [Shortened("sweep", Shortage.GIVEN_UP, 11, 5.0)]
     assert made.tried("promotion", 0.5, silent, steps(clock, 2, 0.4), "before") == "done"
 
 
@@ -68,14 +70,14 @@ def test_what_has_no_time_is_left_out() -> None:
     made, clock = budget(2)
     clock.now += 0.9
     assert made.tried("sweep", 0.5, silent, steps(clock, 1, 0), "before") == "before"
-    assert made.lines[0].startswith("sweep: left out, the budget of 2.0 s leaves no time")
+    assert (made.shortened[0].name, made.shortened[0].how) == ("sweep", Shortage.LEFT_OUT)
 
 
 def test_without_a_limit_nobody_looks_at_the_clock() -> None:
-    made = Budget(None, clock=Clock())
+    made = TimeBudget(None, clock=Clock())
     work = steps(Clock(), 1000, 100.0)
     assert made.tried("sweep", 0.1, silent, work, "before") == "done"
-    assert made.lines == []
+    assert made.shortened == []
     assert not made.over()
 
 
@@ -95,18 +97,17 @@ def test_calibration_takes_as_many_samples_as_fit() -> None:
     assert seen[0] == 40
     assert seen[-1] == count
     assert made.spent() <= 11
-    assert made.lines[0].startswith(f"calibration: {count} of 40 samples")
+    assert (made.shortened[0].how, made.shortened[0].samples) == (Shortage.FEWER_SAMPLES, (count, 40))
 
 
 def test_one_sample_is_always_checked() -> None:
     made, clock = budget(2)
     clock.now += 5
 
-    def samples() -> Iterator[int]:
-        yield from range(5)
-
-    assert list(made.while_left("check", samples())) == [0]
-    assert made.lines[0].startswith("check: 1 sample only")
+    x = ValueInfo("x", onnx.TensorProto.FLOAT, (1, 2))
+    data = load_data({"x": np.zeros((5, 1, 2), np.float32)}, [x], DataConfig())
+    assert len(list(made.take_while_left("check", data))) == 1
+    assert (made.shortened[0].how, made.shortened[0].samples) == (Shortage.FEWER_SAMPLES, (1, 5))
 
 
 def test_nothing_but_the_budget_catches_it() -> None:
@@ -154,10 +155,9 @@ def test_promotion_keeps_the_steps_it_made() -> None:
     class Search:
         late = False
 
-        class ground:
-            @staticmethod
-            def expired() -> bool:
-                return made.left() <= 0
+        @staticmethod
+        def expired() -> bool:
+            return made.left() <= 0
 
         def steps(self) -> Iterator[str]:
             for k in range(10):

@@ -42,19 +42,19 @@ def feeds(count: int = 12) -> dict[str, np.ndarray]:
 
 def test_the_float_model_runs_each_sample_once(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = load(model())
-    data = load_data(feeds(5), GraphIndex(prepared.proto).inputs)
+    data = load_data(feeds(5), GraphIndex(prepared.model).inputs)
     runs = []
     real = Session.run
     monkeypatch.setattr(Session, "run", lambda self, *args: runs.append(1) or real(self, *args))
-    begun = recorded(prepared.proto, data)
+    begun = recorded(prepared.model, data)
     first = [begun.run(sample)["y"] for sample in list(data.samples())[:2]]
-    again = recorded(prepared.proto, data)
+    again = recorded(prepared.model, data)
     whole = [again.run(sample)["y"] for sample in data.samples()]
     assert len(runs) == 5
     assert all((a == b).all() for a, b in zip(first, whole, strict=False))
     # Beyond the limit outputs are computed again: memory does not grow with the samples.
     monkeypatch.setattr(judging, "_MOST_BYTES", 70)
-    bounded = Recorded(prepared.proto)
+    bounded = Recorded(prepared.model)
     for _ in range(2):
         bounded.rewound()
         got = [bounded.run(sample)["y"] for sample in data.samples()]
@@ -66,10 +66,10 @@ def test_a_plan_is_judged_once_and_as_the_file_answers(monkeypatch: pytest.Monke
     config = load_config("ort-int8")
     prepared = load(model())
     inputs = read_data(prepared, feeds(), config)
-    plan = calibrate(prepared.proto, look(prepared, inputs, config, "").default(), inputs.calibration)
-    held = inputs.trial
+    plan = calibrate(prepared.model, look(prepared, inputs, config, "").default(), inputs.calibration)
+    held = inputs.validation
     found = plan_errors(prepared, plan, held)
-    sessions = (Session(prepared.proto, optimize=False), Session(realise(prepared, plan), optimize=False))
+    sessions = (Session(prepared.model, optimize=False), Session(realise(prepared, plan), optimize=False))
     assert found == compare({"": sessions}, held.samples())[""]
     monkeypatch.setattr(judging, "paired", None)
     assert plan_errors(prepared, plan, held) is found

@@ -222,11 +222,11 @@ def unhappy(depth: int, **update: object) -> onnxq.Result:
     return onnxq.quantize(lost(depth), {"t0": images(48)["x"]}, config, latency=False)
 
 
-BALANCED = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("equalize", "sweep")})
+BALANCED = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("cross_layer_equalization", "rounding")})
 
 
 def test_what_is_lost_is_promoted_without_being_asked() -> None:
-    plain = unhappy(6, skip=(*BALANCED.skip, "promote"))
+    plain = unhappy(6, skip=(*BALANCED.skip, "promotion"))
     assert plain.report.promotion is None
     assert min(plain.report.checks[0].sqnr_db) < 10
     done = unhappy(6)
@@ -244,7 +244,7 @@ def test_where_half_of_the_operators_would_not_do_nothing_is_and_the_blame_is_to
     assert not account.met
     assert account.steps == ()
     assert "half of the operators in float would not do; most is lost at t1" in account.note
-    assert len(done.plan.sites) == len(unhappy(3, skip=(*BALANCED.skip, "promote")).plan.sites)
+    assert len(done.plan.sites) == len(unhappy(3, skip=(*BALANCED.skip, "promotion")).plan.sites)
 
 
 def test_nothing_is_promoted_unasked_where_it_is_good_or_fast_or_coarse_by_wish() -> None:

@@ -18,15 +18,18 @@ from onnxq.errors import CalibrationError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import qparams_from_range
 from onnxq.observers import create
-from onnxq.passes.ranges import stage as ranging
+from onnxq.passes.base import Stage, State
+from onnxq.passes.journal import Outcome
+from onnxq.passes.ranges import passes
 from onnxq.passes.ranges.core import Ranges, chosen, noise
 from onnxq.passes.ranges.search import choose_ranges
-from onnxq.passes.rounding.stage import Trial
-from onnxq.pipeline.prepared import PreparedModel, load
+from onnxq.passes.runner import run_stage
+from onnxq.pipeline.prepared import load
 from onnxq.plan import Plan
 from onnxq.report import silent
 from onnxq.sites import Role, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
+from tests.passes.context import make_context
 from tests.pipeline.models import images, residual
 
 ALL = (Rule(op="*", set={"quantize": True}),)  # type: ignore[arg-type]
@@ -57,19 +60,17 @@ def tokens(count: int, *, seed: int = 0, padding: float = 1.0) -> dict[str, np.n
     return {"x": x, "attention_mask": mask}
 
 
-def prepared_plan(
-    proto: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config = MINMAX
-) -> tuple[PreparedModel, Plan]:
+def prepared_plan(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config = MINMAX) -> tuple[State, Plan]:
     prepared = load(proto)
-    data = load_data(feeds, GraphIndex(prepared.proto).inputs)
-    return prepared, calibrate(prepared.proto, onnxq.make_plan(proto, feeds, config), data)
+    data = load_data(feeds, GraphIndex(prepared.model).inputs)
+    return prepared, calibrate(prepared.model, onnxq.make_plan(proto, feeds, config), data)
 
 
 def picked(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[Plan, Plan, dict[str, str]]:
     prepared, plan = prepared_plan(proto, feeds)
-    inputs = GraphIndex(prepared.proto).inputs
+    inputs = GraphIndex(prepared.model).inputs
     samples = list(load_data(feeds, inputs).samples())
-    done = choose_ranges(prepared.proto, plan, samples[4:], samples[:4], progress=silent)
+    done = choose_ranges(prepared.model, plan, samples[4:], samples[:4], progress=silent)
     return plan, done.plan, {str(site): name for site, name in done.taken.items()}
 
 
@@ -92,14 +93,16 @@ def test_what_a_range_would_cut_off_is_judged_wherever_it_is() -> None:
 
 def test_the_outputs_are_judged_on_samples_of_the_calibration_too(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
-    real = Trial.score
-    monkeypatch.setattr(Trial, "score", lambda self, plan: counts.append(len(self.held)) or real(self, plan))
+    real = passes.mean_db
+    monkeypatch.setattr(
+        passes, "mean_db", lambda state, plan, held, **how: counts.append(len(held)) or real(state, plan, held, **how)
+    )
     feeds = tokens(16)
     feeds["x"][:, 0, 0] = 100.0
-    prepared, plan = prepared_plan(linear(1e-6), feeds)
-    data = load_data(feeds, GraphIndex(prepared.proto).inputs)
-    calibration, trial = data.split(4, 0)
-    ranging.ranged(prepared, plan, calibration, trial, effort="balanced", progress=silent)
+    state, plan = prepared_plan(linear(1e-6), feeds)
+    data = load_data(feeds, GraphIndex(state.model).inputs)
+    ctx = make_context(*data.split(4, 0))
+    run_stage(passes.RANGES, Stage.REFINE, ctx, replace(state, plan=plan))
     assert counts == [4 + 8, 4 + 8]
 
 
@@ -133,8 +136,8 @@ def test_what_follows_from_a_range_follows_it() -> None:
     feeds = images(48)
     feeds["x"][[10, 20], 0, 0, 0] = 40.0
     prepared, plan = prepared_plan(deaf(), feeds)
-    samples = list(load_data(feeds, GraphIndex(prepared.proto).inputs).samples())
-    done = choose_ranges(prepared.proto, plan, samples[8:], samples[:8], progress=silent)
+    samples = list(load_data(feeds, GraphIndex(prepared.model).inputs).samples())
+    done = choose_ranges(prepared.model, plan, samples[8:], samples[:8], progress=silent)
     assert done.taken
     numbers = {site.site: site.qparams for site in done.plan.sites}
     biases = [site for site in done.plan.sites if site.derived is not None]
@@ -154,8 +157,8 @@ def test_groups_keep_one_scale_and_the_same_samples_give_the_same_plan() -> None
     joined = replace(
         plan, sites=tuple(replace(s, group="g", qparams=sites[0].qparams) if s in sites else s for s in plan.sites)
     )
-    samples = list(load_data(images(24), GraphIndex(prepared.proto).inputs).samples())
-    runs = [choose_ranges(prepared.proto, joined, samples[4:], samples[:4], progress=silent) for _ in range(2)]
+    samples = list(load_data(images(24), GraphIndex(prepared.model).inputs).samples())
+    runs = [choose_ranges(prepared.model, joined, samples[4:], samples[:4], progress=silent) for _ in range(2)]
     assert not {site.site for site in sites} & set(runs[0].taken)
     assert runs[0].plan == runs[1].plan
 
@@ -189,7 +192,9 @@ def test_a_range_must_be_better_by_more_than_chance() -> None:
 
 
 def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = MINMAX.model_copy(update={"effort": "balanced", "skip": ("equalize", "smooth", "sweep", "promote")})
+    config = MINMAX.model_copy(
+        update={"effort": "balanced", "skip": ("cross_layer_equalization", "smoothquant", "rounding", "promotion")}
+    )
     feeds = images(48)
     feeds["x"][[10, 20], 0, 0, 0] = 40.0
 
@@ -205,16 +210,16 @@ def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyP
     assert told(config.model_copy(update={"effort": "fast"})) == []
     assert told(config, None) == []
     scores = iter((20.0, 19.0))
-    monkeypatch.setattr(Trial, "score", lambda *_: next(scores))
-    prepared, plan = prepared_plan(deaf(), feeds)
-    data = load_data(feeds, GraphIndex(prepared.proto).inputs)
-    after, kept = ranging.ranged(prepared, plan, data, data, effort="balanced", progress=silent)
-    assert kept is plan
-    assert "rolled back" in after.accounts[-1]
+    monkeypatch.setattr(passes, "mean_db", lambda *_, **__: next(scores))
+    state, plan = prepared_plan(deaf(), feeds)
+    ctx = make_context(load_data(feeds, GraphIndex(state.model).inputs))
+    after = run_stage(passes.RANGES, Stage.REFINE, ctx, replace(state, plan=plan))
+    assert after.plan is plan
+    assert [report.outcome for report in ctx.journal] == [Outcome.WORSE]
 
 
 def test_weights_alone_have_no_ranges_to_choose() -> None:
     config = Config(mode="weight-only", rules=ALL, weights=QuantWish(granularity="channel"))
     prepared, plan = prepared_plan(linear(1.0), tokens(8), config)
-    samples = list(load_data(tokens(8), GraphIndex(prepared.proto).inputs).samples())
-    assert choose_ranges(prepared.proto, plan, samples, samples, progress=silent).plan == plan
+    samples = list(load_data(tokens(8), GraphIndex(prepared.model).inputs).samples())
+    assert choose_ranges(prepared.model, plan, samples, samples, progress=silent).plan == plan

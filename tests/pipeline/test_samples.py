@@ -37,7 +37,7 @@ def _inputs(count: int, **update: object):
 @given(count=st.integers(3, 200))
 def test_three_disjoint_sets_from_three_samples_on(count: int) -> None:
     inputs = _inputs(count)
-    sets = [_ids(part) for part in (inputs.calibration, inputs.trial, inputs.held)]
+    sets = [_ids(part) for part in (inputs.calibration, inputs.validation, inputs.test)]
     assert all(sets)
     assert sum(map(len, sets)) == len(set.union(*sets)) == count
     assert inputs.seen == ""
@@ -48,7 +48,7 @@ def test_three_disjoint_sets_from_three_samples_on(count: int) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_too_few_samples_are_used_twice_and_never_none(count: int) -> None:
     inputs = _inputs(count)
-    sets = [_ids(part) for part in (inputs.calibration, inputs.trial, inputs.held)]
+    sets = [_ids(part) for part in (inputs.calibration, inputs.validation, inputs.test)]
     assert all(sets)
     assert bool(sets[1] & sets[2]) == (count == 1)
     assert inputs.seen == ("calibration" if count == 1 else "")
@@ -57,7 +57,7 @@ def test_too_few_samples_are_used_twice_and_never_none(count: int) -> None:
 def test_nothing_is_kept_for_choices_where_nothing_is_chosen() -> None:
     inputs = _inputs(32, effort="fast")
     assert len(inputs.calibration) == 28
-    assert _ids(inputs.trial) == _ids(inputs.held)
+    assert _ids(inputs.validation) == _ids(inputs.test)
 
 
 def test_what_samples_leaves_over_is_used_first() -> None:
@@ -66,20 +66,20 @@ def test_what_samples_leaves_over_is_used_first() -> None:
     data = np.repeat(np.arange(64, dtype=np.float32)[:, None, None], 4, axis=2)
     inputs = read_data(PREPARED, {"x": data}, config)
     assert len(inputs.calibration) == len(inputs.ranges) == 16
-    assert len(_ids(inputs.trial) | _ids(inputs.held)) == 4
+    assert len(_ids(inputs.validation) | _ids(inputs.test)) == 4
 
 
 def test_holdout_0_says_that_the_samples_were_seen() -> None:
     config = load_config("ort-int8").model_copy(update={"effort": "balanced"})
     config = config.model_copy(update={"verify": config.verify.model_copy(update={"holdout": 0})})
     inputs = read_data(PREPARED, {"x": np.ones((8, 1, 4), np.float32)}, config)
-    assert len(inputs.held) == 8
+    assert len(inputs.test) == 8
     assert inputs.seen == "calibration"
 
 
 def test_ranges_are_seen_on_everything_but_what_is_reported_on() -> None:
     inputs = _inputs(48)
-    ranges, trial, held = (_ids(part) for part in (inputs.ranges, inputs.trial, inputs.held))
+    ranges, trial, held = (_ids(part) for part in (inputs.ranges, inputs.validation, inputs.test))
     assert ranges | held == {float(k) for k in range(48)}
     assert trial <= ranges
     assert not held & ranges

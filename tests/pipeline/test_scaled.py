@@ -13,16 +13,15 @@ import onnxq
 from onnxq.config import Config, QuantWish, Rule
 from onnxq.errors import PlanError
 from onnxq.graph.values import decode_tensor
-from onnxq.passes import PassReport
-from onnxq.passes.equalization import stage as scaled
+from onnxq.passes.equalization import passes, replay
 from onnxq.plan import from_json, to_json
 from tests.pipeline.models import EVERYTHING, images, residual
 
 F = np.float32
-BALANCED = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("sweep",)})
+BALANCED = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("rounding",)})
 # Layers alone: a pair on what the Mul reads would keep the outliers.
 PLAIN = Config(effort="fast", rules=(Rule(op="MatMul", set={"quantize": True}),))  # type: ignore[arg-type]
-SMOOTH = PLAIN.model_copy(update={"effort": "balanced", "skip": ("sweep",)})
+SMOOTH = PLAIN.model_copy(update={"effort": "balanced", "skip": ("rounding",)})
 LAYERS = """<ir_version: 8, opset_import: ["" : 17]>
 g (float[N,16,64] x, int64[N,16] attention_mask) => (float[N,16,64] y, float[N,16,64] z) {
     n = LayerNormalization(x, scale, shift)
@@ -75,17 +74,19 @@ def test_equalization_saves_an_imbalanced_network() -> None:
     plain = onnxq.quantize(imbalanced(), images(), EVERYTHING, latency=False)
     even = onnxq.quantize(imbalanced(), images(), BALANCED, latency=False)
     assert worst(even) > worst(plain) + 6
-    assert {one.name for one in even.plan.scalings} == {"equalize"}
-    assert told(even, "equalize")
+    assert {one.name for one in even.plan.scalings} == {"cross_layer_equalization"}
+    assert told(even, "cross_layer_equalization")
     assert not plain.plan.scalings
 
 
 def test_weights_of_few_bits_do_not_hide_what_scaling_is_worth() -> None:
     # Rounded to nearest, 4-bit weights leave 15 dB whatever the channels look like.
-    few = BALANCED.model_copy(update={"weights": QuantWish(bits=4, granularity="channel"), "skip": ("sweep", "ranges")})
+    few = BALANCED.model_copy(
+        update={"weights": QuantWish(bits=4, granularity="channel"), "skip": ("rounding", "ranges")}
+    )
     done = onnxq.quantize(imbalanced(), images(), few, latency=False)
-    line = next(line for line in done.report.accounts if line.startswith("equalize: "))
-    before, after = map(float, re.search(r"(\S+) -> (\S+) dB", line).groups())  # type: ignore[union-attr]
+    line = next(line for line in done.report.accounts if line.startswith("cross_layer_equalization: "))
+    before, after = map(float, re.search(r"(\S+) to (\S+) dB", line).groups())  # type: ignore[union-attr]
     assert after > before + 10
     assert after > 30
 
@@ -94,7 +95,7 @@ def test_smoothing_saves_outlier_channels() -> None:
     proto, samples = outliers()
     plain = onnxq.quantize(proto, samples, PLAIN, latency=False)
     smooth = onnxq.quantize(proto, samples, SMOOTH, latency=False)
-    assert "smooth" in {one.name for one in smooth.plan.scalings}
+    assert "smoothquant" in {one.name for one in smooth.plan.scalings}
     assert [node.op_type for node in smooth.model.graph.node].count("Mul") == 1
     assert worst(smooth) > worst(plain) + 3
 
@@ -104,19 +105,19 @@ def test_no_mul_comes_between_integer_kernels() -> None:
     assert "Mul" not in {node.op_type for node in done.model.graph.node}
 
 
-@pytest.mark.parametrize("name", ["equalize", "smooth"])
+@pytest.mark.parametrize("name", ["cross_layer_equalization", "smoothquant"])
 def test_each_can_be_left_out(name: str) -> None:
-    config = (SMOOTH if name == "smooth" else BALANCED).model_copy(update={"skip": ("sweep", name)})
-    proto, samples = outliers() if name == "smooth" else (imbalanced(), images())
+    config = (SMOOTH if name == "smoothquant" else BALANCED).model_copy(update={"skip": ("rounding", name)})
+    proto, samples = outliers() if name == "smoothquant" else (imbalanced(), images())
     done = onnxq.quantize(proto, samples, config, latency=False)
     assert name not in {one.name for one in done.plan.scalings}
     assert not told(done, name)
 
 
-@pytest.mark.parametrize("name", ["equalize", "smooth"])
+@pytest.mark.parametrize("name", ["cross_layer_equalization", "smoothquant"])
 def test_a_plan_repeats_its_scalings_without_data(name: str) -> None:
-    proto, samples = outliers() if name == "smooth" else (imbalanced(), images())
-    config = SMOOTH if name == "smooth" else BALANCED
+    proto, samples = outliers() if name == "smoothquant" else (imbalanced(), images())
+    config = SMOOTH if name == "smoothquant" else BALANCED
     done = onnxq.quantize(proto, samples, config, latency=False)
     assert done.plan.scalings
     again = from_json(to_json(done.plan))
@@ -140,24 +141,11 @@ def test_scalings_of_another_network_are_refused() -> None:
     done = onnxq.quantize(proto, samples, SMOOTH, latency=False)
     with pytest.raises(PlanError, match="not in this model"):
         onnxq.apply(residual(), done.plan)
-    text = to_json(done.plan).replace('"pass": "smooth"', '"pass": "smoothe"')
+    text = to_json(done.plan).replace('"pass": "smoothquant"', '"pass": "smoothed"')
     with pytest.raises(PlanError, match="no such pass"):
         onnxq.apply(proto, from_json(text))
     with pytest.raises(PlanError, match="above 0"):
         from_json(to_json(done.plan).replace('"factors": [\n', '"factors": [\n -1.0,\n'))
-
-
-def reports(monkeypatch: pytest.MonkeyPatch) -> list[PassReport]:
-    """What the passes of the next run report."""
-    held: list[PassReport] = []
-    tell = scaled.reported
-
-    def keep(prepared: object, report: PassReport) -> object:
-        held.append(report)
-        return tell(prepared, report)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(scaled, "reported", keep)
-    return held
 
 
 def test_factors_that_harm_are_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,14 +153,15 @@ def test_factors_that_harm_are_rolled_back(monkeypatch: pytest.MonkeyPatch) -> N
         found = scaled_factors(proto)
         return {tensor: np.geomspace(1e-3, 1e3, s.size).astype(F) for tensor, s in found.items()}
 
-    scaled_factors = scaled.equalizing_factors
-    monkeypatch.setattr(scaled, "equalizing_factors", uneven)
-    held = reports(monkeypatch)
-    without = BALANCED.model_copy(update={"skip": ("sweep", "equalize", "absorb", "smooth")})
+    scaled_factors = passes.equalizing_factors
+    monkeypatch.setattr(passes, "equalizing_factors", uneven)
+    without = BALANCED.model_copy(
+        update={"skip": ("rounding", "cross_layer_equalization", "bias_absorption", "smoothquant")}
+    )
     plain = onnxq.quantize(residual(), images(), without, latency=False)
     done = onnxq.quantize(residual(), images(), BALANCED, latency=False)
     assert not done.plan.scalings
-    assert "rolled back: the quantized outputs fell from" in held[0].skipped[0].reason
+    assert any("cross_layer_equalization: rolled back: " in line for line in done.report.accounts)
     assert worst(done) == worst(plain)
 
 
@@ -183,11 +172,10 @@ def test_a_rewrite_that_changes_the_function_is_rolled_back(monkeypatch: pytest.
         tensor.CopyFrom(numpy_helper.from_array(decode_tensor(tensor) * F(1.1), tensor.name))
         return copy, ("changed",)
 
-    monkeypatch.setattr(scaled, "equalized", wrong)
-    held = reports(monkeypatch)
+    monkeypatch.setattr(replay, "equalized", wrong)
     done = onnxq.quantize(imbalanced(), images(), BALANCED, latency=False)
     assert not done.plan.scalings
-    assert held[0].skipped[0].reason.startswith("rolled back: it changed the float outputs by up to ")
+    assert "cross_layer_equalization: rolled back: it changed the float outputs, max" in done.report.accounts[0]
 
 
 def test_masked_positions_do_not_count() -> None:

@@ -16,22 +16,29 @@ from onnxq.config import Config, QuantWish, Rule
 from onnxq.data import Dataset, load_data
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
+from onnxq.passes import judging
 from onnxq.passes.assembly.model import realise
-from onnxq.passes.rounding import stage as sweeping
+from onnxq.passes.base import RunContext, Stage, State
+from onnxq.passes.journal import Outcome
+from onnxq.passes.judging import answers_worse
+from onnxq.passes.rounding import passes
+from onnxq.passes.rounding import samples as sampling
 from onnxq.passes.rounding.sequential import sweep
-from onnxq.pipeline.prepared import PreparedModel, load
+from onnxq.passes.runner import run_stage
+from onnxq.pipeline.prepared import load
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.verify import OutputError
+from tests.passes.context import make_context
 from tests.pipeline.models import images, residual
 
 ALL = (Rule(op="*", set={"quantize": True}),)  # type: ignore[arg-type]
 FOUR = Config(
     rules=ALL,
     effort="balanced",
-    skip=("equalize", "smooth"),
+    skip=("cross_layer_equalization", "smoothquant"),
     weights=QuantWish(granularity="channel", bits=4, narrow_range=True),
 )
 
@@ -43,11 +50,17 @@ def error(model: onnx.ModelProto, wanted: onnx.ModelProto, feeds: dict[str, np.n
 
 def calibrated(
     proto: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config
-) -> tuple[PreparedModel, Plan, list[dict[str, np.ndarray]]]:
+) -> tuple[State, Plan, list[dict[str, np.ndarray]]]:
     prepared = load(proto)
-    data = load_data(feeds, GraphIndex(prepared.proto).inputs)
+    data = load_data(feeds, GraphIndex(prepared.model).inputs)
     plan = onnxq.make_plan(proto, feeds, config)
-    return prepared, calibrate(prepared.proto, plan, data), list(data.samples())
+    return prepared, calibrate(prepared.model, plan, data), list(data.samples())
+
+
+def round_in_a_run(state: State, plan: Plan, data: Dataset, effort: str = "balanced") -> tuple[State, RunContext]:
+    """The rounding passes by the runner, judged on the samples they see."""
+    ctx = make_context(data, effort=effort)
+    return run_stage(passes.ROUNDING, Stage.REFINE, ctx, replace(state, plan=plan)), ctx
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +72,7 @@ def test_four_bit_weights_lose_less(done: onnxq.Result) -> None:
     plain = onnxq.quantize(residual(), images(32), FOUR.model_copy(update={"effort": "fast"}), latency=False)
     fresh = images(64, seed=9)
     assert error(done.model, residual(), fresh) < 0.5 * error(plain.model, residual(), fresh)
-    assert any(line.startswith("sweep: ") and "rounded by moments" in line for line in done.report.accounts)
+    assert any(line.startswith("rounding: ") and "rounded by moments" in line for line in done.report.accounts)
     weights = [site for site in done.plan.sites if site.role is Role.WEIGHT]
     assert all(site.values is not None and abs(site.values).max() <= 7 for site in weights)
 
@@ -96,17 +109,17 @@ def test_values_that_do_not_fit_are_refused(done: onnxq.Result) -> None:
 def test_fast_skip_and_made_up_samples_leave_the_plan(done: onnxq.Result) -> None:
     for config, data in (
         (FOUR.model_copy(update={"effort": "fast"}), images()),
-        (FOUR.model_copy(update={"skip": ("equalize", "smooth", "sweep")}), images()),
+        (FOUR.model_copy(update={"skip": ("cross_layer_equalization", "smoothquant", "rounding")}), images()),
         (FOUR, None),
     ):
         found = onnxq.quantize(residual(), data, config, latency=False)
         assert all(site.values is None for site in found.plan.sites)
-        assert not any(line.startswith("sweep: ") for line in found.report.accounts)
+        assert not any(line.startswith("rounding: ") for line in found.report.accounts)
 
 
 def test_what_makes_it_worse_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared, plan, _ = calibrated(residual(), images(16), FOUR)
-    data = load_data(images(16), GraphIndex(prepared.proto).inputs)
+    data = load_data(images(16), GraphIndex(prepared.model).inputs)
 
     def harmful(proto: onnx.ModelProto, plan: Plan, samples: object, **given: object) -> object:
         found = sweep(proto, plan, samples, **given)  # type: ignore[arg-type]
@@ -116,15 +129,15 @@ def test_what_makes_it_worse_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> 
         )
         return replace(found, plan=replace(found.plan, sites=sites))
 
-    monkeypatch.setattr(sweeping, "sweep", harmful)
-    after, kept = sweeping.swept(prepared, plan, data, data, effort="balanced", progress=silent)
-    assert kept is plan
-    assert "rolled back" in after.accounts[-1]
+    monkeypatch.setattr(passes, "sweep", harmful)
+    after, ctx = round_in_a_run(prepared, plan, data)
+    assert after.plan is plan
+    assert [report.outcome for report in ctx.journal] == [Outcome.WORSE, Outcome.NO_GAIN]
 
 
 def test_parts_that_help_are_kept_when_the_whole_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared, plan, _ = calibrated(residual(), images(16), FOUR)
-    data = load_data(images(16), GraphIndex(prepared.proto).inputs)
+    data = load_data(images(16), GraphIndex(prepared.model).inputs)
 
     def harmful_gemm(proto: onnx.ModelProto, plan: Plan, samples: object, **given: object) -> object:
         found = sweep(proto, plan, samples, **given)  # type: ignore[arg-type]
@@ -134,11 +147,11 @@ def test_parts_that_help_are_kept_when_the_whole_does_not(monkeypatch: pytest.Mo
         )
         return replace(found, plan=replace(found.plan, sites=sites))
 
-    monkeypatch.setattr(sweeping, "sweep", harmful_gemm)
-    after, kept = sweeping.swept(prepared, plan, data, data, effort="balanced", progress=silent)
-    swept_weights = {str(s.site) for s in kept.sites if s.values is not None and s.role is Role.WEIGHT}
-    assert swept_weights == {"w0", "w1", "w2"}
-    assert "by stretches" in after.accounts[-1]
+    monkeypatch.setattr(passes, "sweep", harmful_gemm)
+    after, ctx = round_in_a_run(prepared, plan, data)
+    rounded = {str(s.site) for s in after.planned.sites if s.values is not None and s.role is Role.WEIGHT}
+    assert rounded == {"w0", "w1", "w2"}
+    assert [report.outcome for report in ctx.journal] == [Outcome.WORSE, Outcome.KEPT]
 
 
 @pytest.mark.parametrize(
@@ -148,37 +161,35 @@ def test_no_stretches_are_looked_for_where_no_answer_hangs_on_it(
     monkeypatch: pytest.MonkeyPatch, before: float, effort: str, sweeps: int
 ) -> None:
     prepared, plan, _ = calibrated(residual(), images(16), FOUR)
-    data = load_data(images(16), GraphIndex(prepared.proto).inputs)
+    data = load_data(images(16), GraphIndex(prepared.model).inputs)
     counts: list[int] = []
-    monkeypatch.setattr(sweeping, "sweep", lambda *args, **given: counts.append(1) or sweep(*args, **given))
-    monkeypatch.setattr(sweeping.Trial, "score", lambda _, judged: before if judged is plan else before - 1.0)
-    monkeypatch.setattr(sweeping.Trial, "worse", lambda *_: True)
-    after, kept = sweeping.swept(prepared, plan, data, data, effort=effort, progress=silent)
-    assert kept is plan
+    monkeypatch.setattr(passes, "sweep", lambda *args, **given: counts.append(1) or sweep(*args, **given))
+    monkeypatch.setattr(passes, "mean_db", lambda state, judged, *_, **__: before if judged is plan else before - 1.0)
+    monkeypatch.setattr(passes, "answers_worse", lambda *_, **__: True)
+    after, ctx = round_in_a_run(prepared, plan, data, effort=effort)
+    assert after.plan is plan
     assert len(counts) == sweeps
-    assert f"rolled back: all operators together made it worse ({before:.1f} to" in after.accounts[-1]
+    assert ctx.journal[0].outcome is Outcome.WORSE
+    assert ctx.journal[0].trial_db == (before, before - 1.0)
 
 
 def test_one_sample_that_says_worse_is_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """All together lose by one sample what the others gain: the sweep stays; where most lose, it goes."""
     prepared, plan, _ = calibrated(residual(), images(16), FOUR)
-    data = load_data(images(16), GraphIndex(prepared.proto).inputs)
-    trial = sweeping.Trial(prepared, data)
-    swept = sweep(prepared.proto, plan, data.samples(), progress=silent).plan
-    assert not trial.worse(swept, plan)
-    assert trial.worse(plan, swept)
-    assert not trial.worse(plan, plan)
-    real = sweeping.sample_errors
+    data = load_data(images(16), GraphIndex(prepared.model).inputs)
+    swept = sweep(prepared.model, plan, data.samples(), progress=silent).plan
+    assert not answers_worse(prepared, swept, plan, data)
+    assert answers_worse(prepared, plan, swept, data)
+    assert not answers_worse(prepared, plan, plan, data)
+    real = judging.sample_errors
 
-    def one_lost(
-        prepared: PreparedModel, judged: Plan, held: Dataset, **how: Progress
-    ) -> list[tuple[OutputError, ...]]:
+    def one_lost(prepared: State, judged: Plan, held: Dataset, **how: Progress) -> list[tuple[OutputError, ...]]:
         found = real(prepared, judged, held, **how)
         lost = tuple(replace(one, sqnr_db=-10.0) for one in found[3])
         return [*found[:3], lost, *found[4:]] if judged is swept else found
 
-    monkeypatch.setattr(sweeping, "sample_errors", one_lost)
-    assert not trial.worse(swept, plan)
+    monkeypatch.setattr(judging, "sample_errors", one_lost)
+    assert not answers_worse(prepared, swept, plan, data)
 
 
 MATMULS = """g (float[N,6,32] x) => (float[N,6,16] y) {
@@ -216,7 +227,7 @@ def tokens(count: int, seed: int = 0) -> dict[str, np.ndarray]:
 def test_weights_only(weights: QuantWish) -> None:
     config = Config(mode="weight-only", weights=weights, rules=ALL)
     prepared, plan, samples = calibrated(matmuls(), tokens(24), config)
-    found = sweep(prepared.proto, plan, samples, progress=silent)
+    found = sweep(prepared.model, plan, samples, progress=silent)
     assert [one.kind for one in found.done] == ["MatMul", "MatMul"]
     fresh = tokens(24, seed=3)
     before, after = (error(realise(prepared, p), matmuls(), fresh) for p in (plan, found.plan))
@@ -230,7 +241,7 @@ def test_the_add_behind_a_matmul_takes_the_correction_and_other_readers_do_not()
     proto.graph.output.append(onnx.helper.make_tensor_value_info("untouched", 1, [48]))
     config = Config(mode="weight-only", weights=QuantWish(granularity="channel", bits=2), rules=ALL)
     prepared, plan, samples = calibrated(proto, tokens(24), config)
-    found = sweep(prepared.proto, plan, samples, progress=silent)
+    found = sweep(prepared.model, plan, samples, progress=silent)
     assert len(found.plan.biases) == 1
     runs = [Session(m, optimize=False).run(tokens(24)) for m in (realise(prepared, found.plan), proto)]
     assert np.array_equal(runs[0]["untouched"], runs[1]["untouched"])
@@ -249,7 +260,7 @@ def test_a_convolution_without_bias_gets_one() -> None:
     feeds = {"x": rng.standard_normal((24, 16, 9, 9)).astype(np.float32) + 1}
     config = FOUR.model_copy(update={"weights": QuantWish(granularity="channel", bits=4)})
     prepared, plan, samples = calibrated(proto, feeds, config)
-    found = sweep(prepared.proto, plan, samples, progress=silent)
+    found = sweep(prepared.model, plan, samples, progress=silent)
     assert [one.kind for one in found.done] == ["Conv", "depthwise Conv"]
     assert len(found.plan.biases) == 2
     before, after = (error(realise(prepared, p), proto, feeds) for p in (plan, found.plan))
@@ -275,28 +286,28 @@ def test_inside_a_branch() -> None:
     flags = [{"on": np.array(k % 2 == 0), "x": x} for k, x in enumerate(inputs)]
     prepared = load(proto)
     plan = onnxq.make_plan(proto, flags, FOUR)
-    plan = calibrate(prepared.proto, plan, load_data(flags, GraphIndex(prepared.proto).inputs))
-    found = sweep(prepared.proto, plan, flags, progress=silent)
+    plan = calibrate(prepared.model, plan, load_data(flags, GraphIndex(prepared.model).inputs))
+    found = sweep(prepared.model, plan, flags, progress=silent)
     assert len(found.done) == 2
     assert not found.skipped
     before, after = (sum(error(realise(prepared, p), proto, one) for one in flags[::2]) for p in (plan, found.plan))
     assert after < 0.7 * before
-    unreached = sweep(prepared.proto, plan, flags[1::2], progress=silent)
+    unreached = sweep(prepared.model, plan, flags[1::2], progress=silent)
     assert len(unreached.skipped) == 2
     assert unreached.plan.sites == plan.sites
 
 
 def test_weights_of_few_bits_get_more_of_large_samples() -> None:
     proto = residual()
-    data = load_data(images(40), GraphIndex(load(proto).proto).inputs)
+    data = load_data(images(40), GraphIndex(load(proto).model).inputs)
     counts = {}
     for bits in (8, 4):
         wish = Config(rules=ALL, weights=QuantWish(granularity="channel", bits=bits, narrow_range=True))
         plan = onnxq.make_plan(proto, images(8), wish)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sweeping, "_TOO_MANY", 16 * data[0]["x"].size)
-            patch.setattr(sweeping, "_TOO_MANY_NARROW", 24 * data[0]["x"].size)
-            counts[bits] = len(sweeping.enough(data, plan, "balanced", 0))
+            patch.setattr(sampling, "_TOO_MANY", 16 * data[0]["x"].size)
+            patch.setattr(sampling, "_TOO_MANY_NARROW", 24 * data[0]["x"].size)
+            counts[bits] = len(sampling.take_enough(data, plan, "balanced", 0))
     assert counts == {8: 16, 4: 24}
 
 
@@ -307,9 +318,9 @@ def test_pictures_are_shown_in_other_ways_for_few_bits_only() -> None:
     for bits in (8, 4):
         wish = Config(rules=ALL, weights=QuantWish(granularity="channel", bits=bits, narrow_range=True))
         plan = onnxq.make_plan(proto, images(8), wish)
-        counts[bits] = [len(sweeping.other_views(samples, plan, skip)) for skip in ((), ("views",))]
+        counts[bits] = [len(sampling.augment_samples(samples, plan, skip)) for skip in ((), ("augmented_samples",))]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sweeping, "_MOST_SEEN", 13 * samples[0]["x"].size)
-            counts[bits].append(len(sweeping.other_views(samples, plan, ())))
+            patch.setattr(sampling, "_MOST_AUGMENTED", 13 * samples[0]["x"].size)
+            counts[bits].append(len(sampling.augment_samples(samples, plan, ())))
     assert counts == {8: [0, 0, 0], 4: [20, 0, 8]}
-    assert sweeping.other_views([], plan, ()) == []
+    assert sampling.augment_samples([], plan, ()) == []

@@ -37,7 +37,7 @@ def close(a: dict[str, np.ndarray], b: dict[str, np.ndarray], least: float = 100
 @pytest.fixture(scope="module")
 def made() -> tuple[onnx.ModelProto, onnx.ModelProto]:
     result = onnxq.quantize(residual(), images(), EVERYTHING, latency=False)
-    return load(residual()).proto, result.model
+    return load(residual()).model, result.model
 
 
 def test_all_on_and_all_off(made: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
@@ -58,7 +58,7 @@ def test_each_switch_does_what_leaving_it_out_of_the_file_does(chosen: set[int])
     from onnxq.passes.assembly.model import realise
 
     prepared, result = _witness()
-    board = switchboard(prepared.proto, result.model)
+    board = switchboard(prepared.model, result.model)
     sites = [site for k, site in enumerate(result.plan.sites) if k in chosen]
     names = {str(site.site) for site in sites}
     left = realise(prepared, result.plan.with_sites(tuple(sites)))
@@ -84,12 +84,12 @@ def test_corrected_biases_are_switched_with_their_node() -> None:
         rules=(Rule(op="*", set={"quantize": True}),),  # type: ignore[arg-type]
         effort="balanced",
         bias="float",
-        skip=("equalize", "smooth"),
+        skip=("cross_layer_equalization", "smoothquant"),
         weights=QuantWish(granularity="channel", bits=4, narrow_range=True),
     )
     result = onnxq.quantize(residual(), images(24), config, latency=False)
     assert result.plan.biases
-    plain = load(residual()).proto
+    plain = load(residual()).model
     board = switchboard(plain, result.model)
     assert close(board.run(FEEDS, board.switches), outputs(result.model, FEEDS), 50.0)
     assert close(board.run(FEEDS, ()), outputs(plain, FEEDS))

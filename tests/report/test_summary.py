@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from onnxq.report import Latency, OpCount, OutputCheck, Report, SiteLine, StageCost, show_report, to_json
+from onnxq.passes.journal import StageCost
+from onnxq.report import Latency, OpCount, OutputCheck, Report, SiteLine, show_report, to_json
 from onnxq.report.model import group_reasons
 from onnxq.report.terminal import decibel, milliseconds, scale_range, seconds, size
 from onnxq.sites import Caution, LeftFloat, Refusal, Role

@@ -61,7 +61,7 @@ def test_more_effort_leaves_out_what_half_cannot_bear_and_says_so() -> None:
     result = onnxq.quantize(half_model(), images(), "trt-int8", effort="balanced")
     assert types(result.model, "/scale") == {TensorProto.FLOAT16}
     told = [line for line in result.report.accounts if "computes in float16" in line]
-    assert [line.partition(":")[0] for line in told] == ["ranges", "sweep"]
+    assert [line.partition(":")[0] for line in told] == ["ranges", "rounding"]
     with pytest.raises(ConfigError, match="float16"):
         onnxq.quantize(half_model(), images(), "trt-int8", min_sqnr=99.0)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from onnxq import graph
 from onnxq.config import load_config
 from onnxq.errors import ConfigError
-from onnxq.passes.rewrites.prepare import prepare
+from onnxq.passes.rewrites.passes import rewrite_model
 from onnxq.planner.build import draft
 from onnxq.sites import Role
 from tests.torch.nets import Dense, Encoder, Mobile, ResNet, images, settled
@@ -46,7 +46,7 @@ def engine_sites(model: nn.Module, x: Tensor, config: Any) -> dict[Role, int]:
     buffer.seek(0)
     import onnx
 
-    ready = prepare(graph.name_nodes(onnx.load(buffer)), target=config.target)
+    ready = rewrite_model(graph.name_nodes(onnx.load(buffer)), target=config.target)
     plan = draft(ready.proto, config).default(attention=config.attention == "quantized")
     found = {Role.ACTIVATION: 0, Role.WEIGHT: 0}
     for site in plan.sites:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from onnx import ModelProto
 
 from onnxq.config import Config
@@ -50,9 +52,14 @@ REWRITES: tuple[Pass, ...] = tuple(
 )
 
 
-def rewrite_model(
-    proto: ModelProto, *, skip: frozenset[str] = frozenset(), target: str = "ort"
-) -> tuple[ModelProto, tuple[PassReport, ...]]:
+class Rewritten(NamedTuple):
+    """A float-equivalent model, and the report of each pass that ran, in order."""
+
+    proto: ModelProto
+    reports: tuple[PassReport, ...]
+
+
+def rewrite_model(proto: ModelProto, *, skip: frozenset[str] = frozenset(), target: str = "ort") -> Rewritten:
     """A float-equivalent model ready for calibration for `target`, and the reports; `proto` is not changed.
 
     skip: names of rewrites to leave out. target: "ort" turns chains into the single nodes ORT is fast with; any other
@@ -67,7 +74,7 @@ def rewrite_model(
     named = name_nodes(proto)
     ctx = RunContext(config=Config.model_validate({"target": target}), skip=skip)
     state = run_stage(REWRITES, Stage.REWRITE, ctx, State(named, infer_shapes(named)))
-    return _drop_inferred_types(state.model, named), tuple(ctx.journal)
+    return Rewritten(_drop_inferred_types(state.model, named), tuple(ctx.journal))
 
 
 def _drop_inferred_types(proto: ModelProto, source: ModelProto) -> ModelProto:
