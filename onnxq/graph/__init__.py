@@ -6,8 +6,8 @@ The only user of onnx-graphsurgeon. ModelProto is what stages hand to each other
 from __future__ import annotations
 
 from onnxq.graph.dense import store_densely
-from onnxq.graph.editor import Editor
-from onnxq.graph.fold import fold_constants
+from onnxq.graph.editing.editor import Editor
+from onnxq.graph.folding.fold import fold_constants
 from onnxq.graph.functions import inline_functions
 from onnxq.graph.held import filled, hold, holding
 from onnxq.graph.identity import Fingerprint, fingerprint, graph_digest, structural_ids

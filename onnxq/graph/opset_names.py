@@ -10,7 +10,7 @@ from onnx import GraphProto, ModelProto, NodeProto
 
 from onnxq.graph.names import assign_names
 from onnxq.graph.scopes import bodies, defined_names, walk
-from onnxq.graph.usage import all_names
+from onnxq.graph.editing.usage import all_names
 
 
 def settle_names(before: ModelProto, after: ModelProto) -> None:

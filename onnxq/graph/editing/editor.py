@@ -15,10 +15,10 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
 from onnxq.errors import ModelError
 from onnxq.graph.encode import encode_tensor
 from onnxq.graph.names import has_unique_names
-from onnxq.graph.restore import export_wiring, renamed
-from onnxq.graph.surgeon import gs
-from onnxq.graph.usage import all_names, leads_to, used
-from onnxq.graph.wiring import BODY_TYPES, Held, Scope, import_wiring
+from onnxq.graph.editing.export import export_wiring, renamed
+from onnxq.graph.editing.surgeon import gs
+from onnxq.graph.editing.usage import all_names, leads_to, used
+from onnxq.graph.editing.wiring import BODY_TYPES, Held, Scope, import_wiring
 from onnxq.nearest import did_you_mean
 from onnxq.sites import Edge, TensorId
 

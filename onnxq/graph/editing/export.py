@@ -8,9 +8,9 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensor
 
 from onnxq.errors import ModelError
 from onnxq.graph.scopes import in_order
-from onnxq.graph.surgeon import gs
+from onnxq.graph.editing.surgeon import gs
 from onnxq.graph.weights import copy_fields
-from onnxq.graph.wiring import BODY_TYPES, Held, Scope, Wiring
+from onnxq.graph.editing.wiring import BODY_TYPES, Held, Scope, Wiring
 from onnxq.sites import TensorId
 
 Anchors = Mapping[str, list[str]]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxq.errors import MissingDependencyError
-from onnxq.graph.surgeon import gs
+from onnxq.graph.editing.surgeon import gs
 
 
 def evaluate(

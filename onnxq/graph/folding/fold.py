@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.graph.editor import Editor
+from onnxq.graph.editing.editor import Editor
 from onnxq.graph.encode import encode_tensor
-from onnxq.graph.evaluate import evaluate
-from onnxq.graph.fold_shapes import shape_values
+from onnxq.graph.folding.evaluate import evaluate
+from onnxq.graph.folding.shape_values import shape_values
 from onnxq.graph.index import GraphIndex, NodeRef
 from onnxq.graph.names import name_nodes
 from onnxq.graph.scopes import walk
 from onnxq.graph.shapes import infer_shapes
-from onnxq.graph.unpack import unpack
+from onnxq.graph.folding.unpack import unpack
 from onnxq.graph.values import constant_attribute
 from onnxq.graph.weights import SMALL_BYTES, lighten, tensor_bytes
 from onnxq.sites import TensorId
