@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from onnx import ModelProto, NodeProto, helper
 
-from onnxq.graph.encode import encode_tensor
+from onnxq.graph.light import keep_weights
 from onnxq.graph.scopes import walk
-from onnxq.graph.values import decode_sparse
+from onnxq.graph.values import decode_sparse, encode_tensor
 
 _SPARSE = "sparse_value"
 
 
+@keep_weights
 def store_densely(proto: ModelProto) -> ModelProto:
     """The model itself without sparse weights, else a copy in which they are dense: initializers and Constant nodes.
 

@@ -1,6 +1,6 @@
 """GraphIndex: everything the other rooms ask of a model, by name and scope, answered without searching.
 
-Read-only. Built once per ModelProto, which must not change while the index is in use.
+Read-only. Built once per model, which must not change while the index is in use.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import GraphProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.graph.held import remembered
+from onnxq.graph.light import LightModel, ModelLike, bare_proto, store_of
 from onnxq.graph.names import has_unique_names
 from onnxq.graph.scopes import bodies, body_scope, function_id, topological
 from onnxq.graph.values import (
@@ -64,12 +64,14 @@ class GraphIndex:
     Raises ModelError when nodes are unnamed or share a name (see name_nodes), or form a cycle.
     """
 
-    def __init__(self, proto: ModelProto) -> None:
+    def __init__(self, model: ModelLike) -> None:
+        proto = bare_proto(model)
         if not has_unique_names(proto):
             raise ModelError(
                 "the model", "has unnamed nodes or nodes that share a name", "call name_nodes first", code="Q117"
             )
         self.proto = proto
+        self._weights = store_of(model)
         self.opset: int = opset_of(proto)
         self.functions: tuple[str, ...] = tuple(function_id(function) for function in proto.functions)
         self._parent: dict[str, str] = {}
@@ -85,6 +87,8 @@ class GraphIndex:
         self._captured: set[TensorId] = set()
         self._initializers: dict[TensorId, TensorProto | SparseTensorProto] = {}
         self._types: dict[TensorId, tuple[int, Dims | None]] = {}
+        # Set by identity.py: what a tensor is made of and becomes, computed once for all who ask.
+        self.colours: dict[TensorId, str] | None = None
         self._decoded: dict[TensorId, NDArray[Any]] = {}
         self._visit(proto.graph, "")
         self.nodes: tuple[NodeRef, ...] = tuple(self._nodes.values())
@@ -95,6 +99,12 @@ class GraphIndex:
             ValueInfo(value.name, *declared_type(value)) for value in proto.graph.input if value.name not in stored
         )
         self.outputs: tuple[ValueInfo, ...] = tuple(self._info(value.name) for value in proto.graph.output)
+
+    @property
+    def model(self) -> ModelLike:
+        """The model: a light one with the same arrays where a light one was indexed."""
+        # Not the very object: that holds this index, and a cycle would keep the arrays until Python looks for cycles.
+        return self.proto if self._weights is None else LightModel(self.proto, self._weights)
 
     def node(self, name: str) -> NodeRef:
         """The node of this name. Raises ModelError with the nearest names."""
@@ -148,7 +158,7 @@ class GraphIndex:
                 if value is None:  # pragma: no cover - _constant_source asked for the attribute already
                     return None
             else:
-                value = decode_tensor(held) if isinstance(held, TensorProto) else decode_sparse(held)
+                value = decode_tensor(held, self._weights) if isinstance(held, TensorProto) else decode_sparse(held)
             self._decoded[origin] = value
         return self._decoded[origin]
 
@@ -279,24 +289,17 @@ class GraphIndex:
         return ValueInfo(name, self.dtype(key), self.shape(key))
 
 
-# As many indices are remembered; a model that is left behind is not looked at again.
-_INDICES = 6
+def index_of(model: ModelLike) -> GraphIndex:
+    """Return the index of a model that is changed no more: of a light one, that made before."""
+    if not isinstance(model, LightModel):
+        return GraphIndex(model)
+    if "index" not in model.facts:
+        model.facts["index"] = GraphIndex(model)
+    index: GraphIndex = model.facts["index"]
+    return index
 
 
-def index_of(proto: ModelProto) -> GraphIndex:
-    """The index of a model that is changed no more: inside `holding()` the one made before, if there is one."""
-    memo = remembered("index")
-    if memo is None:
-        return GraphIndex(proto)
-    found = memo.pop(id(proto), None) or GraphIndex(proto)
-    # The index holds the model, so that no other can have its id.
-    memo[id(proto)] = found
-    if len(memo) > _INDICES:
-        del memo[next(iter(memo))]
-    return found
-
-
-def opset_of(proto: ModelProto, domain: str = "") -> int:
+def opset_of(proto: ModelLike, domain: str = "") -> int:
     """The version of a domain the model imports ("" and "ai.onnx" are the same one); 0 when it does not."""
     same = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
     return next((entry.version for entry in proto.opset_import if entry.domain in same), 0)

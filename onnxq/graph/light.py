@@ -1,32 +1,29 @@
-"""Weights kept in memory beside the models that use them, while those are copied, edited and run by the dozen.
+"""Models whose large weights lie beside the graph, so that copies, edits, serialization and sessions stay cheap.
 
-Inside `holding()` a large initializer of the main graph may be a stub: name, type and dims, and in place of its bytes
-the number of an array that is held here once. Copies, edits, serialization and ORT sessions then cost what the graph
-costs. `hold` makes stubs of a model's initializers, `filled` gives the bytes back; whatever leaves a `holding()` block
-or is handed to somebody else must be filled. Stubs count as external data, which every tool here leaves aside.
+`strip_weights` makes a LightModel of a ModelProto: in its graph a large initializer is a stub (name, type and dims, and
+the key of an array in the model's WeightStore). Models made from it share its arrays; an array is freed with the last
+model or session that uses it. `attach_weights` writes the bytes back: whatever leaves onnxq goes through it. Stubs are
+external data to every other tool, and those here leave external data alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from itertools import count
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Union
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto
+from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, StringStringEntryProto, TensorProto
 
-from onnxq.errors import ModelError
+from onnxq.graph.weights import STUB_LOCATION, copy_fields, is_stub, tensor_bytes
 
-_LOCATION = "onnxq/held"
-# Smaller ones cost nothing, and tools look at their values.
-_WORTH = 1 << 14
-# Types whose arrays lie in memory as raw_data does, in numpy and in ORT.
-_PLAIN = frozenset(
+# Bytes. Smaller tensors cost little to copy, and tools look at their values (axes, shapes, pads).
+_SMALLEST = 1 << 14
+# Types whose arrays have the layout of raw_data in numpy and in ONNX Runtime.
+_SAME_LAYOUT = frozenset(
     {
         TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT8, TensorProto.UINT8,
         TensorProto.INT16, TensorProto.UINT16, TensorProto.INT32, TensorProto.INT64,
@@ -34,82 +31,146 @@ _PLAIN = frozenset(
 )  # fmt: skip
 
 
-@dataclass(eq=False)
-class _Block:
-    """What one block holds, and what is remembered of models until the outermost one ends."""
+class WeightStore:
+    """The arrays behind the stubs of one model.
 
-    own: list[int]
-    memo: dict[str, dict[Any, Any]]
-
-
-_arrays: dict[int, NDArray[Any]] = {}
-_numbers = count(1)
-_open: ContextVar[_Block | None] = ContextVar("onnxq_held", default=None)
-
-
-@contextmanager
-def holding() -> Iterator[None]:
-    """Hold the weights of the models made inside the block; blocks nest, and each lets go of its own at the end."""
-    outer = _open.get()
-    block = _Block([], {} if outer is None else outer.memo)
-    token = _open.set(block)
-    try:
-        yield
-    finally:
-        _open.reset(token)
-        for number in block.own:
-            del _arrays[number]
-
-
-def remembered(kind: str) -> dict[Any, Any] | None:
-    """Where to keep what is known of models while a block lasts, by kind of knowledge; None outside.
-
-    Inside, a model that is handed on is changed no more, so what was found out about it stays true.
+    observed: facts about graphs with these weights or others, shared by all stores that come from one model.
     """
-    block = _open.get()
-    return None if block is None else block.memo.setdefault(kind, {})
+
+    def __init__(self, observed: dict[Any, Any] | None = None) -> None:
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self.observed: dict[Any, Any] = {} if observed is None else observed
+
+    def put(self, tensor: TensorProto, array: NDArray[Any]) -> bool:
+        """Make `tensor`, which has a type and dims but no values, a stub of `array`; False where it is too small.
+
+        The array must not change from here on.
+        """
+        if array.nbytes < _SMALLEST or tensor.data_type not in _SAME_LAYOUT:
+            return False
+        value = np.ascontiguousarray(array).view()
+        value.setflags(write=False)
+        # The store keeps the array alive, so no other array in use has this id.
+        key = str(id(value))
+        self._arrays[key] = value
+        tensor.data_location = TensorProto.EXTERNAL
+        for name, text in (("location", STUB_LOCATION), ("offset", key)):
+            tensor.external_data.add(key=name, value=text)
+        return True
+
+    def array(self, tensor: TensorProto) -> NDArray[Any]:
+        """The read-only values of a stub."""
+        return self._arrays[_key(tensor)]
+
+    def copy_for(self, proto: ModelProto) -> WeightStore:
+        """A store of its own with the arrays that the stubs of `proto` stand for."""
+        copy = WeightStore(self.observed)
+        keys = (_key(tensor) for tensor in proto.graph.initializer if is_stub(tensor))
+        copy._arrays = {key: self._arrays[key] for key in keys}
+        return copy
 
 
-def is_held(tensor: TensorProto) -> bool:
-    """True for a stub whose values are held here."""
-    return tensor.data_location == TensorProto.EXTERNAL and any(e.value == _LOCATION for e in tensor.external_data)
+def _key(stub: TensorProto) -> str:
+    key: str = next(entry.value for entry in stub.external_data if entry.key == "offset")
+    return key
 
 
-def held_array(tensor: TensorProto) -> NDArray[Any]:
-    """The read-only values of a stub. Raises ModelError when the block that held them has ended."""
-    found = _arrays.get(int(next((e.value for e in tensor.external_data if e.key == "offset"), "0")))
-    if found is None:
-        raise ModelError(tensor.name, "its values are no longer held", "this is a defect of onnxq; please report it")
-    return found
+@dataclass(frozen=True, eq=False)
+class LightModel:
+    """A model with stubs for its large initializers, and their arrays. It is not changed once others have seen it.
 
-
-def put(tensor: TensorProto, array: NDArray[Any]) -> bool:
-    """Make a tensor without values a stub of `array`, which must not change; False where that is not worth while.
-
-    tensor: with data_type and dims. Holds nothing outside `holding()`.
+    facts: derived knowledge of this very model, by kind: its index and digests.
     """
-    block = _open.get()
-    if block is None or array.nbytes < _WORTH or tensor.data_type not in _PLAIN:
-        return False
-    value = np.ascontiguousarray(array).view()
-    value.setflags(write=False)
-    number = next(_numbers)
-    _arrays[number] = value
-    block.own.append(number)
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, text in (("location", _LOCATION), ("offset", str(number))):
-        tensor.external_data.add(key=key, value=text)
-    return True
+
+    proto: ModelProto
+    weights: WeightStore
+    facts: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def graph(self) -> GraphProto:
+        """The main graph, with stubs."""
+        return self.proto.graph
+
+    @property
+    def functions(self) -> Sequence[FunctionProto]:
+        """The model-local functions."""
+        found: Sequence[FunctionProto] = self.proto.functions
+        return found
+
+    @property
+    def opset_import(self) -> Sequence[OperatorSetIdProto]:
+        """The operator sets the model uses."""
+        found: Sequence[OperatorSetIdProto] = self.proto.opset_import
+        return found
+
+    @property
+    def ir_version(self) -> int:
+        """The version of the ONNX file format."""
+        return self.proto.ir_version
+
+    @property
+    def metadata_props(self) -> Sequence[StringStringEntryProto]:
+        """The model's metadata."""
+        found: Sequence[StringStringEntryProto] = self.proto.metadata_props
+        return found
+
+    def replace(self, proto: ModelProto, store: WeightStore | None = None) -> LightModel:
+        """The light model of a graph made from this one; itself for its own. store: has the arrays of new stubs too."""
+        return self if proto is self.proto else LightModel(proto, (store or self.weights).copy_for(proto))
 
 
-def hold(proto: ModelProto) -> ModelProto:
-    """The model with stubs for its large initializers; itself outside `holding()`. Its own tensors stay as they are."""
-    from onnxq.graph.weights import copy_fields
+# Union: `ModelProto | LightModel` fails at run time where protobuf's metaclass defines no `|` (Python 3.10).
+ModelLike = Union[ModelProto, LightModel]  # noqa: UP007
+M = TypeVar("M", bound=ModelLike)
+P = ParamSpec("P")
 
-    worth = [k for k, tensor in enumerate(proto.graph.initializer) if _can_be_held(tensor)]
-    if _open.get() is None or not worth:
-        return proto
-    light, chosen = ModelProto(), set(worth)
+
+class KeepsWeights(Protocol[P]):
+    """A change of the graph, for whole and light models alike."""
+
+    def __call__(self, model: M, /, *args: P.args, **kwargs: P.kwargs) -> M:
+        """The changed model, of the kind that was given."""
+
+
+def keep_weights(change: Callable[Concatenate[ModelProto, P], ModelProto]) -> KeepsWeights[P]:
+    """Let a function that changes a ModelProto, and reads no values of large tensors, take light models too."""
+
+    @wraps(change)
+    def changed(model: ModelLike, /, *args: P.args, **kwargs: P.kwargs) -> ModelLike:
+        if isinstance(model, LightModel):
+            return model.replace(change(model.proto, *args, **kwargs))
+        return change(model, *args, **kwargs)
+
+    return changed  # type: ignore[return-value]
+
+
+def bare_proto(model: ModelLike) -> ModelProto:
+    """The ModelProto of a model, with stubs where it has some."""
+    return model.proto if isinstance(model, LightModel) else model
+
+
+def store_of(model: ModelLike) -> WeightStore | None:
+    """The arrays behind a model's stubs; None for a model that holds its own bytes."""
+    return model.weights if isinstance(model, LightModel) else None
+
+
+def rebuild(model: M, proto: ModelProto, store: WeightStore | None = None) -> M:
+    """`proto`, made from `model`, as a model of the same kind. store: has the arrays of new stubs too."""
+    return model.replace(proto, store) if isinstance(model, LightModel) else proto  # type: ignore[return-value]
+
+
+def copy_store(model: ModelLike) -> WeightStore | None:
+    """A copy of the model's store, to put the arrays of a change into; None where the model holds its own bytes."""
+    return model.weights.copy_for(model.proto) if isinstance(model, LightModel) else None
+
+
+def strip_weights(model: ModelLike) -> LightModel:
+    """The model with stubs for its large initializers. The tensors of `model` stay as they are."""
+    proto = bare_proto(model)
+    chosen = {k for k, tensor in enumerate(proto.graph.initializer) if _can_be_stub(tensor)}
+    if not chosen:
+        return model if isinstance(model, LightModel) else LightModel(proto, WeightStore())
+    light, store = ModelProto(), copy_store(model) or WeightStore()
     copy_fields(proto, light, ("graph",))
     copy_fields(proto.graph, light.graph, ("initializer",))
     for k, tensor in enumerate(proto.graph.initializer):
@@ -118,36 +179,35 @@ def hold(proto: ModelProto) -> ModelProto:
             target.CopyFrom(tensor)
             continue
         copy_fields(tensor, target, ("raw_data",))
-        kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).newbyteorder("<")
+        kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).newbyteorder("<")
         array = np.frombuffer(tensor.raw_data, kind).astype(kind.newbyteorder("="), copy=False)
-        put(target, array.reshape(tensor.dims))
-    return light
+        store.put(target, array.reshape(tensor.dims))
+    return LightModel(light, store)
 
 
-def _can_be_held(tensor: TensorProto) -> bool:
-    if tensor.data_type not in _PLAIN:
-        return False
-    if tensor.HasField("data_location") or not tensor.HasField("raw_data"):
-        return False
-    size = int(np.prod(tensor.dims, dtype=np.int64))
-    return size * np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize >= _WORTH
+def _can_be_stub(tensor: TensorProto) -> bool:
+    plain = tensor.HasField("raw_data") and not tensor.HasField("data_location")
+    return plain and tensor.data_type in _SAME_LAYOUT and tensor_bytes(tensor) >= _SMALLEST
 
 
-def held_initializers(proto: ModelProto) -> dict[str, NDArray[Any]]:
-    """The arrays behind the stubs of the main graph, by name."""
-    return {tensor.name: held_array(tensor) for tensor in proto.graph.initializer if is_held(tensor)}
-
-
-def filled(proto: ModelProto) -> ModelProto:
-    """The model with the bytes of every stub in it; itself when it has none."""
-    if not any(is_held(tensor) for tensor in proto.graph.initializer):
+def attach_weights(model: ModelLike) -> ModelProto:
+    """The model with the bytes of its large initializers; a ModelProto, or a model without stubs, as it is."""
+    proto = bare_proto(model)
+    if not isinstance(model, LightModel) or not any(is_stub(tensor) for tensor in proto.graph.initializer):
         return proto
     whole = ModelProto()
     whole.CopyFrom(proto)
     for tensor in whole.graph.initializer:
-        if is_held(tensor):
-            array = held_array(tensor)
+        if is_stub(tensor):
+            array = model.weights.array(tensor)
             del tensor.external_data[:]
             tensor.ClearField("data_location")
             tensor.raw_data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     return whole
+
+
+def stub_arrays(model: ModelLike) -> dict[str, NDArray[Any]]:
+    """The arrays behind a light model's stubs, by initializer name; empty for a ModelProto."""
+    if not isinstance(model, LightModel):
+        return {}
+    return {tensor.name: model.weights.array(tensor) for tensor in model.graph.initializer if is_stub(tensor)}

@@ -14,7 +14,7 @@ from onnxq.files import read_input
 from onnxq.graph.external import all_tensors, is_external, load_external
 from onnxq.graph.index import opset_of
 from onnxq.graph.scopes import topological, walk
-from onnxq.graph.weights import check_tensors, lighten
+from onnxq.graph.weights import check_tensors, omit_weights
 from onnxq.nearest import nearest
 from onnxq.sites import Caution
 
@@ -84,7 +84,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
 
 def check_structure(proto: ModelProto, subject: str) -> None:
     """onnx.checker on the model without its weights (so that size is no matter). Raises ModelError."""
-    light, _ = lighten(proto, empty=True)
+    light, _ = omit_weights(proto, empty=True)
     _declare_unknown(light)
     try:
         onnx.checker.check_model(light)

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
+from onnxq.graph.light import keep_weights
 from onnxq.graph.scopes import bodies, body_scope, function_id
 
 
+@keep_weights
 def name_nodes(proto: ModelProto) -> ModelProto:
     """A copy in which every node of every scope has a unique, deterministic name (idempotent)."""
     named = ModelProto()

@@ -9,18 +9,21 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnxq.errors import ModelError
 from onnxq.graph.index import opset_of
+from onnxq.graph.light import keep_weights
 from onnxq.graph.load import check_structure
 from onnxq.graph.names import name_nodes
 from onnxq.graph.opset_names import settle_names
 from onnxq.graph.scopes import label, walk
-from onnxq.graph.weights import copy_fields, lighten, restore
+from onnxq.graph.weights import copy_fields, omit_weights, restore_weights
 
 
+@keep_weights
 def at_opset(proto: ModelProto, minimum: int) -> ModelProto:
     """The model itself when it is as new as `minimum`, else upgraded; raises what `upgrade_opset` raises."""
     return proto if opset_of(proto) >= minimum else upgrade_opset(proto, minimum)
 
 
+@keep_weights
 def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     """A copy at opset `minimum`, or at its own when that is as new. Nodes are named first if they are not.
 
@@ -31,7 +34,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     opset = opset_of(named)
     if not opset or opset >= minimum:
         return named
-    light, payload = lighten(named)
+    light, omitted = omit_weights(named)
     bare = ModelProto()
     copy_fields(light, bare, ("functions",))
     try:
@@ -45,7 +48,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     result.graph.CopyFrom(converted.graph)
     _reattach(light, result)
     settle_names(light, result)
-    full = restore(result, payload)
+    full = restore_weights(result, omitted)
     try:
         check_structure(full, f"the model at opset {minimum}")
     except ModelError as error:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from onnx import GraphProto, ModelProto, NodeProto
 
+from onnxq.graph.editing.usage import all_names
 from onnxq.graph.names import assign_names
 from onnxq.graph.scopes import bodies, defined_names, walk
-from onnxq.graph.editing.usage import all_names
 
 
 def settle_names(before: ModelProto, after: ModelProto) -> None:

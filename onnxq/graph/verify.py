@@ -9,6 +9,7 @@ from onnx import ModelProto
 
 from onnxq.errors import ModelError, VerificationError
 from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.light import ModelLike, bare_proto
 from onnxq.graph.load import check_structure
 from onnxq.graph.scopes import bodies, body_scope, defined_names, label, reads, walk
 from onnxq.sites import TensorId
@@ -18,7 +19,7 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 _DOMAINS = ("", "com.microsoft")
 
 
-def verify(proto: ModelProto, *, kept: Collection[str] = ()) -> None:
+def verify(model: ModelLike, *, kept: Collection[str] = ()) -> None:
     """Raise VerificationError, naming the node, unless the graph is legal.
 
     Node names are unique and not empty; tensors are made before they are read, once, and by one node; a QuantizeLinear
@@ -26,9 +27,10 @@ def verify(proto: ModelProto, *, kept: Collection[str] = ()) -> None:
     as the axis has entries; no edge is quantized twice in a row with the same numbers; onnx.checker agrees.
     kept: names of nodes exempt from the rules about pairs, because the model came with them.
     """
+    proto = bare_proto(model)
     _check_order(proto)
     try:
-        index = GraphIndex(proto)
+        index = GraphIndex(model)
         for node in index.nodes:
             if node.domain in _DOMAINS and node.name not in kept:
                 if node.op_type in (QUANTIZE, DEQUANTIZE):

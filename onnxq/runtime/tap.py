@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex, index_of
-from onnxq.graph.scopes import bodies, body_scope, reads, topological, walk
-from onnxq.graph.weights import lighten, restore
+from onnxq.graph import GraphIndex, ModelLike, index_of
+from onnxq.graph.light import bare_proto, rebuild
+from onnxq.graph.scopes import bodies, body_scope, walk
+from onnxq.graph.subgraph import remove_unneeded
+from onnxq.graph.weights import omit_weights, restore_weights
 from onnxq.nearest import did_you_mean
 from onnxq.sites import Refusal, TensorId
 
@@ -27,7 +29,7 @@ _SCAN_LISTS = ("scan_output_axes", "scan_output_directions")
 class Tapped(NamedTuple):
     """proto: for ORT only (its new outputs have no declared type). outputs: the output that carries each tensor."""
 
-    proto: ModelProto
+    proto: ModelLike
     outputs: dict[TensorId, str]
     refusals: tuple[Refusal, ...]
 
@@ -48,20 +50,20 @@ class Probe:
 VALUE = Probe()
 
 
-def tap(proto: ModelProto, tensors: Iterable[TensorId], *, only: bool = False, probe: Probe = VALUE) -> Tapped:
+def tap(model: ModelLike, tensors: Iterable[TensorId], *, only: bool = False, probe: Probe = VALUE) -> Tapped:
     """A copy of the model that gives these tensors as outputs too; with `only`, instead of its own outputs.
 
     Tensors that cannot be led out (bodies of unknown operators, an If inside a Loop, unknown types) come back as
     refusals. Raises ModelError for a tensor the model does not have. Nodes must be named (see name_nodes).
     """
-    index = index_of(proto)
+    index, proto = index_of(model), bare_proto(model)
     wanted = list(dict.fromkeys(tensors))
     known = {scope: _values(graph) for scope, graph in walk(proto.graph)}
     for tensor in wanted:
         if tensor.name not in known.get(tensor.scope, ()):
             near = did_you_mean(tensor.name, known.get(tensor.scope, ()))
             raise ModelError(str(tensor), "the model has no such tensor", near, code="Q116")
-    copy, weights = lighten(proto)
+    copy, weights = omit_weights(proto)
     work = _Work(index, probe, set().union(*known.values(), (node.name for node in index.nodes)))
     for tensor in wanted:
         work.by_scope.setdefault(tensor.scope, []).append(tensor)
@@ -74,11 +76,10 @@ def tap(proto: ModelProto, tensors: Iterable[TensorId], *, only: bool = False, p
             present.add(item.name)
             copy.graph.output.append(ValueInfoProto(name=item.name))
     if only:
-        _prune(copy.graph)
+        remove_unneeded(copy.graph)
     found = {item.tensor: item.name for item in lifted}
-    return Tapped(
-        restore(copy, weights), {tensor: found[tensor] for tensor in wanted if tensor in found}, tuple(work.refusals)
-    )
+    tapped = rebuild(model, restore_weights(copy, weights))
+    return Tapped(tapped, {tensor: found[tensor] for tensor in wanted if tensor in found}, tuple(work.refusals))
 
 
 @dataclass(frozen=True)
@@ -170,22 +171,6 @@ class _Work:
             name = f"{base}_{n}"
         self.taken.add(name)
         return name
-
-
-def _prune(graph: GraphProto) -> None:
-    """Drop what no output needs: ORT would compute it all the same."""
-    needed = {value.name for value in graph.output}
-    kept: list[NodeProto] = []
-    for node in reversed(topological(graph)):
-        if needed.intersection(node.output):
-            needed.update(reads(node))
-            kept.append(node)
-    kept.reverse()
-    tensors = [tensor for tensor in graph.initializer if tensor.name in needed]
-    del graph.node[:]
-    del graph.initializer[:]
-    graph.node.extend(kept)
-    graph.initializer.extend(tensors)
 
 
 def _values(graph: GraphProto) -> set[str]:

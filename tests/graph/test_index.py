@@ -10,8 +10,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
-from onnxq.graph.encode import encode_tensor
 from onnxq.graph.scopes import topological, walk
+from onnxq.graph.values import encode_tensor
 from onnxq.sites import Edge, TensorId
 from tests.graph.kit import all_nodes, model, models, shuffled
 

@@ -1,7 +1,9 @@
-"""Weights held beside a model: copies are light, answers and bytes the same, and nothing leaves a block unfilled."""
+"""Weights beside the graph: copies are light, answers and bytes the same, arrays go with the last who needs them."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,20 @@ from onnx import TensorProto, numpy_helper, parser
 
 import onnxq
 from onnxq.errors import ModelError
-from onnxq.graph import Editor, GraphIndex, filled, held, hold, holding, infer_shapes, load_model, save_model
-from onnxq.graph.held import is_held
+from onnxq.graph import (
+    Editor,
+    GraphIndex,
+    LightModel,
+    attach_weights,
+    index_of,
+    infer_shapes,
+    light,
+    load_model,
+    name_nodes,
+    save_model,
+    strip_weights,
+)
+from onnxq.graph.weights import is_stub
 from onnxq.runtime import Session, tap
 from onnxq.sites import TensorId
 
@@ -20,7 +34,7 @@ F = np.float32
 
 
 def large() -> onnx.ModelProto:
-    """Two MatMuls with weights of 64 KiB, one of them twice, a bias too small to hold, and an unread weight."""
+    """Two MatMuls with weights of 64 KiB, one of them twice, a bias too small to strip, and an unread weight."""
     proto = parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         main (float[N, 128] x) => (float[N, 128] y) {
@@ -39,61 +53,95 @@ def large() -> onnx.ModelProto:
     return proto
 
 
-def test_held_and_filled_are_the_same_bytes_and_give_the_same_answers() -> None:
+def stubs(model: LightModel) -> dict[str, bool]:
+    return {tensor.name: is_stub(tensor) for tensor in model.graph.initializer}
+
+
+def test_a_light_and_a_whole_model_are_the_same_bytes_and_give_the_same_answers() -> None:
     proto = large()
     before = proto.SerializeToString(deterministic=True)
     x = {"x": np.random.default_rng(1).standard_normal((3, 128)).astype(F)}
-    wanted = Session(proto, optimize=False).run(x)["y"]
-    with holding():
-        light = hold(proto)
-        assert [is_held(tensor) for tensor in light.graph.initializer] == [True, True, True, False]
-        assert light.ByteSize() < 2000 < proto.ByteSize()
-        for optimize in (False, True):
-            again = Session(light, optimize=optimize)
-            np.testing.assert_array_equal(again.run(x)["y"], Session(proto, optimize=optimize).run(x)["y"])
-        index = GraphIndex(infer_shapes(light))
-        value = index.constant(TensorId("w"))
-        assert value is not None
-        np.testing.assert_array_equal(value, numpy_helper.to_array(proto.graph.initializer[0]))
-        assert not value.flags.writeable
-        tapped = tap(light, [TensorId("n")], only=True)
-        assert Session(tapped.proto, optimize=False).run(x)["n"].shape == (3, 128)
-        assert filled(light).SerializeToString(deterministic=True) == before
-        session = Session(light, optimize=False)
+    model = strip_weights(proto)
+    assert stubs(model) == {"w": True, "v": True, "unread": True, "bias": False}
+    assert model.proto.ByteSize() < 2000 < proto.ByteSize()
+    for optimize in (False, True):
+        again = Session(model, optimize=optimize)
+        np.testing.assert_array_equal(again.run(x)["y"], Session(proto, optimize=optimize).run(x)["y"])
+    index = GraphIndex(infer_shapes(model))
+    value = index.constant(TensorId("w"))
+    assert value is not None
+    np.testing.assert_array_equal(value, numpy_helper.to_array(proto.graph.initializer[0]))
+    assert not value.flags.writeable
+    tapped = tap(model, [TensorId("n")], only=True)
+    assert Session(tapped.proto, optimize=False).run(x)["n"].shape == (3, 128)
+    assert attach_weights(model).SerializeToString(deterministic=True) == before
     assert proto.SerializeToString(deterministic=True) == before
-    # A session outlives the block that its weights were held in; the model does not.
-    np.testing.assert_array_equal(session.run(x)["y"], wanted)
-    with pytest.raises(ModelError, match="no longer held"):
-        filled(light)
 
 
-def test_edits_inside_a_block_hold_and_blocks_let_go_of_their_own() -> None:
+def test_whole_models_stay_whole_and_light_ones_light() -> None:
+    proto = large()
+    model = strip_weights(proto)
+    assert attach_weights(proto) is proto
+    assert strip_weights(model) is model
+    assert isinstance(name_nodes(model), LightModel)
+    assert isinstance(name_nodes(proto), onnx.ModelProto)
+    small = strip_weights(
+        parser.parse_model('<ir_version: 8, opset_import: ["": 17]> m (float[1] x) => (float[1] y) { y = Relu(x) }')
+    )
+    assert attach_weights(small) is small.proto
+
+
+def test_edits_of_a_light_model_share_its_arrays_and_leave_it_as_it_was() -> None:
     proto = large()
     new = np.full((128, 128), 0.5, F)
-    with holding():
-        outer = hold(proto)
-        with holding():
-            editor = Editor(outer)
-            editor.replace_initializer(TensorId("v"), new)
-            editor.add_initializer("", "int8", np.ones((200, 200), np.int8))
-            inner = editor.export()
-            kinds = {tensor.name: is_held(tensor) for tensor in inner.graph.initializer}
-            assert kinds == {"w": True, "v": True, "unread": True, "bias": False, "int8": True}
-            whole = filled(inner)
-        with pytest.raises(ModelError, match="no longer held"):
-            filled(inner)
-        assert filled(outer) == proto
-    plain = Editor(proto)
-    plain.replace_initializer(TensorId("v"), new)
-    plain.add_initializer("", "int8", np.ones((200, 200), np.int8))
-    assert whole == plain.export()
-    assert hold(proto) is proto
+    model = strip_weights(proto)
+
+    def edited(source: object) -> object:
+        editor = Editor(source)
+        editor.replace_initializer(TensorId("v"), new)
+        editor.add_initializer("", "int8", np.ones((200, 200), np.int8))
+        editor.rename_tensor(TensorId("unread"), "still unread")
+        return editor.export()
+
+    inner = edited(model)
+    assert isinstance(inner, LightModel)
+    assert stubs(inner) == {"w": True, "v": True, "still unread": True, "bias": False, "int8": True}
+    ours, theirs = index_of(inner).constant(TensorId("w")), index_of(model).constant(TensorId("w"))
+    assert ours is theirs
+    assert attach_weights(inner) == edited(proto)
+    assert attach_weights(model) == proto
+
+
+def test_arrays_are_freed_with_the_last_model_or_session_that_uses_them() -> None:
+    gc.disable()
+    try:
+        model = strip_weights(large())
+        gone, kept = (weakref.ref(index_of(model).constant(TensorId(name)).base) for name in ("unread", "w"))
+        editor = Editor(model)
+        editor.remove_initializer(TensorId("unread"))
+        inner = editor.export()
+        del model, editor
+        assert gone() is None
+        assert kept() is not None
+        session = Session(inner, optimize=False)
+        del inner
+        x = {"x": np.random.default_rng(1).standard_normal((3, 128)).astype(F)}
+        np.testing.assert_array_equal(session.run(x)["y"], Session(large(), optimize=False).run(x)["y"])
+        del session
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_the_index_of_a_light_model_is_made_once() -> None:
+    model = strip_weights(large())
+    assert index_of(model) is index_of(model)
+    assert index_of(name_nodes(model)) is not index_of(model)
 
 
 def test_what_is_written_is_whole_and_a_models_own_location_is_no_stub(tmp_path: Path) -> None:
     proto = large()
-    with holding():
-        save_model(hold(proto), tmp_path / "m.onnx")
+    save_model(strip_weights(proto), tmp_path / "m.onnx")
     assert load_model(tmp_path / "m.onnx").proto == proto
     sly = large()
     tensor = sly.graph.initializer[0]
@@ -102,10 +150,8 @@ def test_what_is_written_is_whole_and_a_models_own_location_is_no_stub(tmp_path:
     for key, value in (("location", "onnxq/held"), ("offset", "1")):
         tensor.external_data.add(key=key, value=value)
     onnx.save(sly, tmp_path / "sly.onnx")
-    with holding():
-        hold(proto)
-        with pytest.raises(ModelError, match="is not there"):
-            load_model(tmp_path / "sly.onnx")
+    with pytest.raises(ModelError, match="is not there"):
+        load_model(tmp_path / "sly.onnx")
 
 
 def test_a_run_gives_the_bytes_it_gives_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +159,7 @@ def test_a_run_gives_the_bytes_it_gives_without(monkeypatch: pytest.MonkeyPatch)
     feeds = {"x": np.random.default_rng(2).standard_normal((12, 128)).astype(F)}
     done = onnxq.quantize(proto, feeds, effort="balanced", latency=False)
     assert not any(tensor.data_location for tensor in done.model.graph.initializer)
-    monkeypatch.setattr(held, "_WORTH", 1 << 40)
+    monkeypatch.setattr(light, "_SMALLEST", 1 << 40)
     plain = onnxq.quantize(proto, feeds, effort="balanced", latency=False)
     assert done.model.SerializeToString(deterministic=True) == plain.model.SerializeToString(deterministic=True)
     again = onnxq.apply(proto, done.plan)

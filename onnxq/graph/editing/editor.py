@@ -7,43 +7,47 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic
 
 from numpy.typing import NDArray
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, NodeProto, TensorProto, helper
 
 from onnxq.errors import ModelError
-from onnxq.graph.encode import encode_tensor
-from onnxq.graph.names import has_unique_names
 from onnxq.graph.editing.export import export_wiring, renamed
 from onnxq.graph.editing.surgeon import gs
 from onnxq.graph.editing.usage import all_names, leads_to, used
 from onnxq.graph.editing.wiring import BODY_TYPES, Held, Scope, import_wiring
+from onnxq.graph.light import M, bare_proto, copy_store, rebuild
+from onnxq.graph.names import has_unique_names
+from onnxq.graph.values import encode_tensor
 from onnxq.nearest import did_you_mean
 from onnxq.sites import Edge, TensorId
 
 
-class Editor:
+class Editor(Generic[M]):
     """Edits on a model whose nodes are named (see name_nodes). The proto given is never changed, and must not be."""
 
-    def __init__(self, proto: ModelProto) -> None:
+    def __init__(self, model: M) -> None:
+        proto = bare_proto(model)
         if not has_unique_names(proto):
             raise ModelError(
                 "the model", "has unnamed nodes or nodes that share a name", "call name_nodes first", code="Q117"
             )
-        self._source = proto
+        self._source = model
+        self._store = copy_store(model)
         self._wiring = import_wiring(proto)
         self._names = all_names(proto)
         self._before: defaultdict[str, list[str]] = defaultdict(list)
         self._after: defaultdict[str, list[str]] = defaultdict(list)
         self._metadata: dict[str, str] = {}
 
-    def export(self) -> ModelProto:
-        """The edited model; what no edit touched is as it was, in the order it had.
+    def export(self) -> M:
+        """The edited model, of the kind that was given; what no edit touched is as it was, in the order it had.
 
         Raises ModelError for a node that reads, or an output that is, a tensor nothing makes, and for a cycle.
         """
-        return export_wiring(self._wiring, self._source, self._before, self._after, self._metadata)
+        proto = export_wiring(self._wiring, bare_proto(self._source), self._before, self._after, self._metadata)
+        return rebuild(self._source, proto, self._store)
 
     def fresh(self, base: str) -> str:
         """`base`, or base_1, base_2 …: a name no tensor, node or function of any scope has; it is reserved."""
@@ -67,7 +71,7 @@ class Editor:
 
         dtype: an onnx.TensorProto type, by default the array's; sub-byte values are given as ordinary integers.
         """
-        self.add_tensor(scope, encode_tensor(name, array, dtype, hold=not scope))
+        self.add_tensor(scope, encode_tensor(name, array, dtype, store=None if scope else self._store))
         return name
 
     def add_tensor(self, scope: str, tensor: TensorProto) -> None:
@@ -95,7 +99,7 @@ class Editor:
         scope = self._tensor_scope(t)
         if t.name not in scope.initializers:
             raise ModelError(str(t), "is not an initializer", did_you_mean(t.name, scope.initializers), code="Q117")
-        scope.initializers[t.name] = encode_tensor(t.name, array, dtype, hold=not scope.name)
+        scope.initializers[t.name] = encode_tensor(t.name, array, dtype, store=None if scope.name else self._store)
         scope.value_info.pop(t.name, None)
 
     def insert_node(

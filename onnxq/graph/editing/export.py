@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, ValueInfoProto, helper
 
 from onnxq.errors import ModelError
-from onnxq.graph.scopes import in_order
 from onnxq.graph.editing.surgeon import gs
-from onnxq.graph.weights import copy_fields
 from onnxq.graph.editing.wiring import BODY_TYPES, Held, Scope, Wiring
+from onnxq.graph.scopes import in_order
+from onnxq.graph.weights import copy_fields
 from onnxq.sites import TensorId
 
 Anchors = Mapping[str, list[str]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from onnx import GraphProto, ModelProto
 
-from onnxq.graph.scopes import all_graphs
 from onnxq.graph.editing.wiring import Held, Wiring
+from onnxq.graph.scopes import all_graphs
 from onnxq.sites import TensorId
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
 
-from onnxq.graph.scopes import bodies, body_scope, defined_names
 from onnxq.graph.editing.surgeon import gs
+from onnxq.graph.scopes import bodies, body_scope, defined_names
 from onnxq.sites import TensorId
 
 BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
