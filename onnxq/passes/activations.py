@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import TensorProto
 
-from onnxq.graph import NodeRef
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.algebra import Poly, Tail, Used, bases, close, polynomial, walk
 from onnxq.passes.base import Context, PassReport
 from onnxq.passes.replace import Replacement, apply_replacements
@@ -52,7 +52,7 @@ class _Single:
     domain: str = ""
 
 
-def activations(proto: ModelProto, context: Context) -> tuple[ModelProto, PassReport]:
+def activations(proto: ModelLike, context: Context) -> tuple[ModelLike, PassReport]:
     """Every chain that computes one of the functions above, in any spelling, replaced by its node."""
     return apply_replacements(proto, "activations", lambda view: _find(view, context.target))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from onnx import ModelProto
-
+from onnxq.graph import ModelLike
 from onnxq.sites import Refusal
 
 
@@ -34,7 +33,7 @@ class PassReport:
 class Prepared:
     """A float-equivalent model ready for calibration, and the report of each pass that ran, in order."""
 
-    proto: ModelProto
+    proto: ModelLike
     reports: tuple[PassReport, ...]
 
 
@@ -43,5 +42,5 @@ class PassEntry:
     """A pass under the name by which a configuration switches it off. target: the only one it serves; "": all."""
 
     name: str
-    run: Callable[[ModelProto, Context], tuple[ModelProto, PassReport]]
+    run: Callable[[ModelLike, Context], tuple[ModelLike, PassReport]]
     target: str = ""

@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
 
-from onnxq.graph import NodeRef
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.base import Context, PassReport
 from onnxq.passes.replace import Replacement, apply_replacements
 from onnxq.passes.view import View, is_float
 from onnxq.sites import TensorId
 
 
-def layernorm(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
+def layernorm(proto: ModelLike, _context: Context) -> tuple[ModelLike, PassReport]:
     """Every written-out layer normalization over trailing axes with a constant gamma, replaced by its node."""
     return apply_replacements(proto, "layernorm", _find)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import ModelProto
 
-from onnxq.graph import NodeRef
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.base import Context, PassReport
 from onnxq.passes.edit import Edit
 from onnxq.passes.view import View
@@ -26,7 +25,7 @@ class _Match:
     amounts: tuple[int, ...]
 
 
-def pad(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
+def pad(proto: ModelLike, _context: Context) -> tuple[ModelLike, PassReport]:
     """Every Pad of zeros along spatial axes that only Convs read."""
     view = View(proto)
     matches = [match for node in view.index.nodes if (match := _match(view, node)) is not None]

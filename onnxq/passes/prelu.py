@@ -7,15 +7,14 @@ PRelu, 0.14 with LeakyRelu, 0.18 with Max; int8 with pairs on both sides 0.71, 0
 from __future__ import annotations
 
 import numpy as np
-from onnx import ModelProto
 
-from onnxq.graph import NodeRef
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.base import Context, PassReport
 from onnxq.passes.edit import Edit
 from onnxq.passes.view import SINGLE, View
 
 
-def prelu(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
+def prelu(proto: ModelLike, _context: Context) -> tuple[ModelLike, PassReport]:
     """Every PRelu whose slope is constant and does not raise the rank of its input."""
     view = View(proto)
     edit, changed = Edit(proto), []

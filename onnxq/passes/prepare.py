@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from onnx import ModelProto
-
 from onnxq.errors import ConfigError
-from onnxq.graph import GraphIndex, fold_constants, hold, infer_shapes, name_nodes
+from onnxq.graph import GraphIndex, ModelLike, fold_constants, infer_shapes, name_nodes
 from onnxq.graph.scopes import walk
 from onnxq.nearest import did_you_mean
 from onnxq.passes.activations import activations
@@ -19,9 +17,9 @@ from onnxq.passes.prelu import prelu
 from onnxq.passes.residual import residual
 
 
-def constants(proto: ModelProto, _context: Context) -> tuple[ModelProto, PassReport]:
+def constants(proto: ModelLike, _context: Context) -> tuple[ModelLike, PassReport]:
     """What can be computed now becomes initializers: weights behind Cast or Transpose, shape chains, Pad amounts."""
-    folded = infer_shapes(hold(fold_constants(proto)))
+    folded = infer_shapes(fold_constants(proto))
     left = {node.name for node in GraphIndex(folded).nodes}
     gone = [node for node in GraphIndex(proto).nodes if node.name not in left]
     return folded, PassReport("constants", tuple(f"{node.name}: {node.op_type} computed" for node in gone))
@@ -44,7 +42,7 @@ PASSES: tuple[PassEntry, ...] = (
 )
 
 
-def prepare(proto: ModelProto, *, skip: frozenset[str] = frozenset(), target: str = "ort") -> Prepared:
+def prepare(proto: ModelLike, *, skip: frozenset[str] = frozenset(), target: str = "ort") -> Prepared:
     """A float-equivalent model ready for calibration for `target`; `proto` is not changed.
 
     skip: names of passes to leave out. target: "ort" turns chains into the single nodes ORT is
@@ -68,7 +66,7 @@ def prepare(proto: ModelProto, *, skip: frozenset[str] = frozenset(), target: st
     return Prepared(_declared(current, named), tuple(reports))
 
 
-def _declared(proto: ModelProto, source: ModelProto) -> ModelProto:
+def _declared(proto: ModelLike, source: ModelLike) -> ModelLike:
     """Without the types that were inferred on the way, save those of operators onnx cannot infer.
 
     Engines fuse by what they know: types that the file did not tell them must not change what they make of it.

@@ -6,12 +6,10 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import onnx
-
 from onnxq import targets
 from onnxq.annotate import find_saturating
 from onnxq.config import Config
-from onnxq.graph import filled, index_of, name_nodes
+from onnxq.graph import ModelLike, attach_weights, index_of, name_nodes
 from onnxq.pipeline import check
 from onnxq.pipeline.budget import Budget
 from onnxq.pipeline.inputs import Inputs
@@ -34,7 +32,7 @@ _UNCHECKED = "nothing was checked against the float model: no samples were given
 def finish(
     prepared: PreparedModel,
     plan: Plan,
-    model: onnx.ModelProto,
+    model: ModelLike,
     inputs: Inputs | None,
     config: Config,
     stages: Stages,
@@ -57,7 +55,7 @@ def finish(
             else:
                 with stages.run("time"):
                     timing = check.time_both(prepared.named, model, inputs.first, threads=config.verify.threads or 1)
-    model = filled(model)
+    model = attach_weights(model)
     if budget.over():
         budget.lines.append(f"the budget was too small: {duration(budget.spent())} is what the least of it takes")
     account = Report(
@@ -95,7 +93,7 @@ def finish(
 
 def _checked(
     prepared: PreparedModel,
-    model: onnx.ModelProto,
+    model: ModelLike,
     inputs: Inputs,
     config: Config,
     stages: Stages,
@@ -125,7 +123,7 @@ def unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
     return (Caution("W115", warning),)
 
 
-def _saturating(model: onnx.ModelProto, trial: check.Trial | None) -> str:
+def _saturating(model: ModelLike, trial: check.Trial | None) -> str:
     """Which weights can explain that ONNX Runtime's optimizations change the answers; "" where they do not."""
     drifted = any(one.sqnr_db[1] < one.sqnr_db[0] - DRIFT_DB for one in (trial.outputs if trial else ()))
     return saturation_summary(find_saturating(index_of(name_nodes(model)))) if drifted else ""

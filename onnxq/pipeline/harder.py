@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import onnx
-
 from onnxq.data import Dataset
-from onnxq.graph import filled
+from onnxq.graph import ModelLike, attach_weights
 from onnxq.passes.handed import registered, taken
 from onnxq.passes.sweep import NARROW_BITS, Swept, sweep
 from onnxq.plan import Plan
@@ -19,7 +17,7 @@ Score = Callable[[Plan], float]
 
 
 def harder(
-    proto: onnx.ModelProto,
+    proto: ModelLike,
     score: Score,
     before: Plan,
     done: Swept,
@@ -44,7 +42,7 @@ def harder(
     for name, rounder in registered().items():
         asked = kept = 0
         begun, moved = reached, ""
-        for block in rounder(filled(proto), plan, list(few.samples())):
+        for block in rounder(attach_weights(proto), plan, list(few.samples())):
             asked += 1
             tried, lines = taken(plan, block)
             now = score(tried)

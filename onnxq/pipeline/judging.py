@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
-import onnx
-
 from onnxq.data import Dataset
-from onnxq.graph import holding
+from onnxq.graph import ModelLike
 from onnxq.graph.dequantized import weights_dequantized
 from onnxq.passes.sweep import NARROW_BITS
 from onnxq.pipeline.prepared import PreparedModel
@@ -42,7 +40,7 @@ def judges_of(calibration: Dataset, trial: Dataset, seed: int) -> Dataset:
 class Recorded:
     """A float model that runs each sample once: further rounds over the same samples give what the first one gave."""
 
-    def __init__(self, proto: onnx.ModelProto) -> None:
+    def __init__(self, proto: ModelLike) -> None:
         self.proto = proto
         self._session: Session | None = None
         self._kept: list[dict[str, Array]] = []
@@ -72,7 +70,7 @@ class _Known:
     """By the identity of models and plans, which are held so that nothing else takes their place."""
 
     floats: OrderedDict[int, Recorded] = field(default_factory=OrderedDict)
-    errors: OrderedDict[tuple[int, int], tuple[onnx.ModelProto, Plan, tuple[OutputError, ...]]] = field(
+    errors: OrderedDict[tuple[int, int], tuple[ModelLike, Plan, tuple[OutputError, ...]]] = field(
         default_factory=OrderedDict
     )
 
@@ -80,7 +78,7 @@ class _Known:
 _known: WeakKeyDictionary[Dataset, _Known] = WeakKeyDictionary()
 
 
-def recorded(proto: onnx.ModelProto, held: Dataset) -> Recorded:
+def recorded(proto: ModelLike, held: Dataset) -> Recorded:
     """The float model on these samples, in their order, which must stay the same from round to round."""
     floats = _known.setdefault(held, _Known()).floats
     if id(proto) not in floats:
@@ -96,14 +94,10 @@ def judged_as_run(plan: Plan) -> bool:
 
 
 def trial_session(prepared: PreparedModel, plan: Plan) -> Session:
-    """The model that the plan gives, to be run as the file says, or as users run it where the two may part.
-
-    Its weights are let go of with the session.
-    """
-    with holding():
-        if judged_as_run(plan):
-            return Session(realise(prepared, plan))
-        return Session(weights_dequantized(paired(prepared, plan)), optimize=False)
+    """The model that the plan gives, to be run as the file says, or as users run it where the two may part."""
+    if judged_as_run(plan):
+        return Session(realise(prepared, plan))
+    return Session(weights_dequantized(paired(prepared, plan)), optimize=False)
 
 
 def plan_errors(

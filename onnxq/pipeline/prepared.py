@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
 
 from onnxq import targets
 from onnxq.annotate import already_quantized, find_operators
@@ -16,8 +15,8 @@ from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import (
     GraphIndex,
     Model,
+    ModelLike,
     at_opset,
-    hold,
     index_of,
     infer_shapes,
     inline_functions,
@@ -25,6 +24,7 @@ from onnxq.graph import (
     name_nodes,
     opset_of,
     store_densely,
+    strip_weights,
 )
 from onnxq.graph.half import computes_in_half, widen_half
 from onnxq.nearest import did_you_mean
@@ -55,8 +55,8 @@ class PreparedModel:
 
     source: Model
     before: GraphIndex
-    named: onnx.ModelProto
-    proto: onnx.ModelProto
+    named: ModelLike
+    proto: ModelLike
     reports: tuple[PassReport, ...]
 
     @property
@@ -113,13 +113,13 @@ def load(
     """Load and prepare for a target. `skip` leaves passes out; `only` runs no others (a plan carried out again)."""
     with progress("reading the model"):
         model = load_model(source)  # type: ignore[arg-type]
-        named = name_nodes(hold(model.proto))
+        named = name_nodes(strip_weights(model.proto))
     with progress("simplifying the graph"):
         return _prepared(model, named, skip, only, target)
 
 
 def _prepared(
-    model: Model, named: onnx.ModelProto, skip: Iterable[str], only: Iterable[str] | None, target: str
+    model: Model, named: ModelLike, skip: Iterable[str], only: Iterable[str] | None, target: str
 ) -> PreparedModel:
     proto = inline_functions(named) if named.functions else named
     dense = store_densely(proto)
@@ -138,7 +138,7 @@ def _prepared(
         reports.append(PassReport(_WIDEN, ("float16 is computed in float32",), ()))
     result = prepare(typed, skip=left_out - {_WIDEN} - _LATER, target=target)
     reports.extend(result.reports)
-    return PreparedModel(model, GraphIndex(named), named, infer_shapes(hold(result.proto)), tuple(reports))
+    return PreparedModel(model, GraphIndex(named), named, infer_shapes(strip_weights(result.proto)), tuple(reports))
 
 
 def prove_equal(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from onnxq.emit import emit, put_biases
-from onnxq.graph import at_opset, verify
+from onnxq.graph import ModelLike, at_opset, verify
 from onnxq.graph.half import restore_half
 from onnxq.passes import guard_float, unfuse_matmul_bias
 from onnxq.pipeline.prepared import PreparedModel
@@ -14,12 +14,12 @@ from onnxq.sites import Role
 from onnxq.targets import target
 
 
-def paired(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
+def paired(prepared: PreparedModel, plan: Plan) -> ModelLike:
     """The plan's pairs alone, for trials with optimizations off: all else that `realise` writes changes no value."""
     return emit(_with_biases(prepared, plan), plan)
 
 
-def realise(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
+def realise(prepared: PreparedModel, plan: Plan) -> ModelLike:
     """Write the plan's pairs, with what the target needs around them, and check that the graph is legal."""
     proto = _with_biases(prepared, plan)
     if target(plan.target).quantizes_alone:
@@ -32,11 +32,11 @@ def realise(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
     return proto
 
 
-def _with_biases(prepared: PreparedModel, plan: Plan) -> onnx.ModelProto:
+def _with_biases(prepared: PreparedModel, plan: Plan) -> ModelLike:
     return put_biases(at_opset(prepared.proto, plan.opset), plan)
 
 
-def _as_declared(proto: onnx.ModelProto, original: onnx.ModelProto) -> onnx.ModelProto:
+def _as_declared(proto: ModelLike, original: ModelLike) -> ModelLike:
     """Only the types the model declared itself: inferred ones let ORT fuse more, and not for the better."""
     declared = {value.name for value in original.graph.value_info}
     kept = [value for value in proto.graph.value_info if value.name in declared]

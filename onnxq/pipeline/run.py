@@ -16,7 +16,7 @@ from onnxq.config import Config, check_limits, check_number, load_config, set_op
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError, ModelError
 from onnxq.files import readable
-from onnxq.graph import GraphIndex, holding, index_of
+from onnxq.graph import GraphIndex, index_of
 from onnxq.numerics.blas import one_blas_thread
 from onnxq.pipeline.bit_budget import check_budget
 from onnxq.pipeline.budget import Budget
@@ -178,7 +178,6 @@ def _closed(index: GraphIndex, reached: set[str]) -> dict[str, str]:
     return closed
 
 
-@holding()
 @one_blas_thread()
 def quantize(
     model: str | Path | onnx.ModelProto,

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
-import onnx
 
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.graph import GraphIndex, index_of, infer_shapes, structural_ids
+from onnxq.graph import GraphIndex, ModelLike, index_of, infer_shapes, structural_ids
 from onnxq.passes import PassReport
 from onnxq.passes.absorb import chosen_shifts, shift_axes, with_shifts
 from onnxq.passes.activity import observe_channels
@@ -127,7 +126,7 @@ def _found(
 def _rewritten(prepared: PreparedModel, name: str, factors: Mapping[TensorId, Array]) -> PreparedModel:
     given = {tensor: np.asarray(s, np.float32) for tensor, s in factors.items()}
     if name == "equalize":
-        proto = equalized(prepared.proto, given)[0]
+        proto, _ = equalized(prepared.proto, given)
     else:
         proto = with_shifts(prepared.proto, given) if name == "absorb" else smoothed(prepared.proto, given)
     return replace(prepared, proto=infer_shapes(proto))
@@ -178,7 +177,7 @@ def _smoothing(prepared: PreparedModel, scene: Scene) -> Chosen:
     return found.factors, found.lines
 
 
-def _trial(prepared: PreparedModel, scene: Scene, few: Dataset, reference: onnx.ModelProto) -> float | None:
+def _trial(prepared: PreparedModel, scene: Scene, few: Dataset, reference: ModelLike) -> float | None:
     """dB of the worst output of the model quantized on `few` samples against the reference; None if it cannot.
 
     Judged on the samples that gave the ranges: what others are clipped at is chance, and not what scaling is about.
@@ -196,7 +195,7 @@ def _trial(prepared: PreparedModel, scene: Scene, few: Dataset, reference: onnx.
     return min((min(one.sqnr_db, 200.0) for one in found), default=None)
 
 
-def _difference(reference: onnx.ModelProto, after: onnx.ModelProto, scene: Scene) -> tuple[OutputError, ...]:
+def _difference(reference: ModelLike, after: ModelLike, scene: Scene) -> tuple[OutputError, ...]:
     """Both float models on held-back samples, output by output."""
     with scene.progress("comparing with the model before", min(_PROOF, len(scene.held))) as task:
         pair = (recorded(reference, scene.held), Session(after, optimize=False))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import onnx
-
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
+from onnxq.graph import ModelLike
 from onnxq.graph.scopes import walk
 from onnxq.pipeline.finish import finish
 from onnxq.pipeline.prepared import PreparedModel
@@ -39,7 +38,7 @@ def find_obstacle(prepared: PreparedModel, config: Config, *, measuring: bool) -
     return None
 
 
-def _names_other_domains(proto: onnx.ModelProto) -> bool:
+def _names_other_domains(proto: ModelLike) -> bool:
     return any(node.domain not in _USUAL_DOMAINS for _, graph in walk(proto.graph) for node in graph.node)
 
 
