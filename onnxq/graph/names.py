@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from onnxq.graph.light import keep_weights
-from onnxq.graph.scopes import bodies, body_scope, function_id
+from onnxq.graph.scopes import all_graphs, bodies, body_scope, function_id
 
 
 @keep_weights
@@ -103,3 +103,19 @@ def _content(node: NodeProto) -> bytes:
     bare.CopyFrom(node)
     bare.ClearField("name")
     return bytes(bare.SerializeToString(deterministic=True))
+
+
+def all_names(proto: ModelProto) -> set[str]:
+    """Every name the model uses for a tensor, node, value_info or function, in any scope."""
+    names: set[str] = {function.name for function in proto.functions}
+    for _, graph in all_graphs(proto):
+        if isinstance(graph, GraphProto):
+            for values in (graph.input, graph.output, graph.value_info, graph.initializer):
+                names.update(value.name for value in values)
+            names.update(sparse.values.name for sparse in graph.sparse_initializer)
+        else:
+            names.update((*graph.input, *graph.output))
+        for node in graph.node:
+            names.update((node.name, *node.input, *node.output))
+    names.discard("")
+    return names

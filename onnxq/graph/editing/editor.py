@@ -15,10 +15,9 @@ from onnx import AttributeProto, NodeProto, TensorProto, helper
 from onnxq.errors import ModelError
 from onnxq.graph.editing.export import export_wiring, renamed
 from onnxq.graph.editing.surgeon import gs
-from onnxq.graph.editing.usage import all_names, leads_to, used
-from onnxq.graph.editing.wiring import BODY_TYPES, Held, Scope, import_wiring
+from onnxq.graph.editing.wiring import BODY_TYPES, Held, Scope, import_wiring, leads_to, used
 from onnxq.graph.light import M, bare_proto, copy_store, rebuild
-from onnxq.graph.names import has_unique_names
+from onnxq.graph.names import all_names, has_unique_names
 from onnxq.graph.values import encode_tensor
 from onnxq.nearest import did_you_mean
 from onnxq.sites import Edge, TensorId
