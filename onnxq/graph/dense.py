@@ -26,8 +26,8 @@ def store_densely(proto: ModelProto) -> ModelProto:
             graph.initializer.append(encode_tensor(sparse.values.name, decode_sparse(sparse), sparse.values.data_type))
         del graph.sparse_initializer[:]
         for node in filter(_is_sparse, graph.node):
-            held = node.attribute[0].sparse_tensor
-            dense = encode_tensor(node.output[0], decode_sparse(held), held.values.data_type)
+            sparse_value = node.attribute[0].sparse_tensor
+            dense = encode_tensor(node.output[0], decode_sparse(sparse_value), sparse_value.values.data_type)
             node.attribute[0].CopyFrom(helper.make_attribute("value", dense))
     return out
 

@@ -48,11 +48,12 @@ def weights_dequantized(model: M) -> M:
 def _value(index: GraphIndex, node: NodeRef) -> NDArray[np.float32] | None:
     if node.op_type != "DequantizeLinear" or node.domain or node.scope or node.attrs.get("block_size", 0):
         return None
-    held = [index.resolve(name, "") if name else None for name in node.inputs]
-    if held[0] is None or not all(t is None or index.is_constant(t) for t in held) or index.is_output(_made(node)):
+    tensors = [index.resolve(name, "") if name else None for name in node.inputs]
+    constant = tensors[0] is not None and all(t is None or index.is_constant(t) for t in tensors)
+    if not constant or index.is_output(_made(node)):
         return None
-    q, scale = (None if t is None else index.constant(t) for t in held[:2])
-    zero = index.constant(held[2]) if len(held) > 2 and held[2] is not None else None
+    q, scale = (None if t is None else index.constant(t) for t in tensors[:2])
+    zero = index.constant(tensors[2]) if len(tensors) > 2 and tensors[2] is not None else None
     if q is None or scale is None or scale.dtype != np.float32 or q.dtype not in _INTEGERS:
         return None
     if node.attrs.get("output_dtype", 0) not in (0, TensorProto.FLOAT):

@@ -101,6 +101,7 @@ def _refine(index: GraphIndex) -> dict[TensorId, str]:
             becomes = _backward(index, made)
             colours = {t: _hash(colour, becomes[t]) for t, colour in made.items()}
         index.colours = colours
+    # A copy: the index keeps its own.
     return dict(index.colours)
 
 
@@ -119,9 +120,9 @@ def _forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[TensorId, st
 
     for node in index.nodes:
         parts = [_operator(node), *(colour(name, node.scope) for name in node.inputs)]
-        for label, body in index.bodies(node.name):
+        for label, subgraph in index.subgraphs(node.name):
             parts.append(label)
-            parts.extend(colour(name, body) for name in index.scope_outputs(body))
+            parts.extend(colour(name, subgraph) for name in index.scope_outputs(subgraph))
         made = _hash(*parts)
         for k, name in enumerate(node.outputs):
             t = TensorId(name, node.scope)
@@ -134,7 +135,7 @@ def _forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[TensorId, st
 
 
 def _leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> str:
-    """A constant, or the input of a body, which is known by its holder's inputs and its own position."""
+    """A constant, or the input of a subgraph, which is known by its parent's inputs and its own position."""
     if index.is_constant(t):
         shape = index.shape(t) or ()
         content: bytes | memoryview = b""
@@ -142,14 +143,14 @@ def _leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> str:
             array = index.constant(t)
             content = _content(array) if array is not None and array.dtype.kind in "iub" else b""
         return _hash("constant", str(index.dtype(t)), repr(shape), content)
-    holder = index.holder(t.scope)
+    parent = index.parent(t.scope)
     names = index.scope_inputs(t.scope)
-    if holder is None or t.name not in names:
+    if parent is None or t.name not in names:
         return "unknown"
-    outer = (index.resolve(name, holder.scope) for name in holder.inputs)
+    outer = (index.resolve(name, parent.scope) for name in parent.inputs)
     label = t.scope.rpartition(".")[2]
     return _hash(
-        "body", _operator(holder), label, str(names.index(t.name)), *(colours.get(o, "") if o else "" for o in outer)
+        "body", _operator(parent), label, str(names.index(t.name)), *(colours.get(o, "") if o else "" for o in outer)
     )
 
 
@@ -166,9 +167,9 @@ def _backward(index: GraphIndex, made: dict[TensorId, str]) -> dict[TensorId, st
         for k, t in enumerate(read):
             if t is not None:
                 uses[t].append(_hash(fate, str(k), *around))
-        for label, body in index.bodies(node.name):
-            for k, name in enumerate(index.scope_outputs(body)):
-                t = index.resolve(name, body)
+        for label, subgraph in index.subgraphs(node.name):
+            for k, name in enumerate(index.scope_outputs(subgraph)):
+                t = index.resolve(name, subgraph)
                 if t is not None:
                     uses[t].append(_hash(fate, label, str(k)))
     return {t: _total(uses[t]) for t in made}

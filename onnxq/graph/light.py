@@ -66,6 +66,7 @@ class WeightStore:
         """A store of its own with the arrays that the stubs of `proto` stand for."""
         copy = WeightStore(self.observed)
         keys = (_key(tensor) for tensor in proto.graph.initializer if is_stub(tensor))
+        # An array that no stub refers to any more is let go of here.
         copy._arrays = {key: self._arrays[key] for key in keys}
         return copy
 
@@ -171,6 +172,7 @@ def strip_weights(model: ModelLike) -> LightModel:
     if not chosen:
         return model if isinstance(model, LightModel) else LightModel(proto, WeightStore())
     light, store = ModelProto(), copy_store(model) or WeightStore()
+    # Field by field: the weights are never copied, not even for a moment.
     copy_fields(proto, light, ("graph",))
     copy_fields(proto.graph, light.graph, ("initializer",))
     for k, tensor in enumerate(proto.graph.initializer):
@@ -202,6 +204,7 @@ def attach_weights(model: ModelLike) -> ModelProto:
             array = model.weights.array(tensor)
             del tensor.external_data[:]
             tensor.ClearField("data_location")
+            # raw_data is little endian on every machine.
             tensor.raw_data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     return whole
 

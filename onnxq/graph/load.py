@@ -1,4 +1,4 @@
-"""Reading a model: from a file nobody vouches for to a checked, self-contained ModelProto in memory."""
+"""Reading a model: from an untrusted file to a checked, self-contained ModelProto in memory."""
 
 from __future__ import annotations
 
@@ -76,6 +76,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
     check_tensors(proto, subject)
     _check_inputs(proto)
     _check_types(proto, subject)
+    # Before the checker, which refuses nodes out of order.
     notes = (*_plain_initializers(proto), *_sort(proto))
     if check:
         check_structure(proto, subject)
@@ -153,7 +154,7 @@ def _file_bytes(path: Path) -> bytes:
     return data
 
 
-# What people hand over instead of a model, told by how it begins.
+# Files that are often given in place of a model: offset and first bytes, cause, fix.
 _IMPOSTORS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"version https://git-lfs", "is a Git LFS pointer, not the model itself", "run: git lfs pull"),
     (4, b"ORTM", "is an ORT-format model, which cannot be edited", "give the .onnx it was made from"),

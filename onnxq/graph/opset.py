@@ -64,7 +64,7 @@ def _imports(proto: ModelProto, minimum: int) -> list[onnx.OperatorSetIdProto]:
 
 
 def _reattach(before: ModelProto, after: ModelProto) -> None:
-    """What the converter drops: names and metadata, doc strings, annotations, declared types, sparse weights."""
+    """Put back what the converter drops: names, metadata, doc strings, annotations, declared types, sparse weights."""
     graphs = dict(walk(before.graph))
     for scope, graph in walk(after.graph):
         source = graphs[scope]
@@ -172,16 +172,16 @@ def _rename(graph: GraphProto, names: dict[str, str]) -> None:
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
-        for _, body in bodies(node):
-            own = defined_names(body)
-            _rename_reads(body, {old: new for old, new in names.items() if old not in own})
+        for _, subgraph in bodies(node):
+            own = defined_names(subgraph)
+            _rename_reads(subgraph, {old: new for old, new in names.items() if old not in own})
 
 
 def _rename_reads(graph: GraphProto, names: dict[str, str]) -> None:
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
-        for _, body in bodies(node):
-            own = defined_names(body)
-            _rename_reads(body, {old: new for old, new in names.items() if old not in own})
+        for _, subgraph in bodies(node):
+            own = defined_names(subgraph)
+            _rename_reads(subgraph, {old: new for old, new in names.items() if old not in own})
     for value in graph.output:
         value.name = names.get(value.name, value.name)

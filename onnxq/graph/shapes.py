@@ -18,6 +18,7 @@ def infer_shapes(proto: ModelProto) -> ModelProto:
     """
     result = ModelProto()
     result.CopyFrom(proto)
+    # Shape inference serializes the model; weights would make that slow, and fail over 2 GB.
     light, _ = omit_weights(proto)
     try:
         inferred = onnx.shape_inference.infer_shapes(light, check_type=False, strict_mode=False, data_prop=True)

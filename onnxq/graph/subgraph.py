@@ -27,6 +27,7 @@ class Cutter(Generic[M]):
     def __init__(self, model: M, *, computed: bool = False) -> None:
         self._model, self._proto = model, bare_proto(model)
         graph = self._proto.graph
+        # Sorted: a file need not list its nodes in an order that runs.
         self.nodes: dict[str, NodeProto] = {node.name: node for node in topological(graph)}
         self._stored: dict[str, Stored] = {tensor.name: tensor for tensor in graph.initializer}
         self._stored.update((sparse.values.name, sparse) for sparse in graph.sparse_initializer)
@@ -99,6 +100,7 @@ class Cutter(Generic[M]):
         part = assemble_model(self._proto, nodes, given, outputs, {**stored, **(tensors or {})})
         declared = fed | {value.name for value in part.graph.output}
         inner = {tensor for node in nodes for tensor in node.output} - declared
+        # In the order of the file: the same part has the same bytes in every process, though sets have no order.
         types = [self._types[name] for name in inner if name in self._types]
         part.graph.value_info.extend(value for _, value in sorted(types, key=lambda item: item[0]))
         return rebuild(self._model, part)
@@ -128,6 +130,7 @@ def assemble_model(
     """
     model = ModelProto(ir_version=like.ir_version, opset_import=like.opset_import)
     graph = model.graph
+    # onnx.checker asks for a name.
     graph.name = "part"
     graph.node.extend(nodes)
     graph.input.extend(inputs)
@@ -143,10 +146,14 @@ def assemble_model(
 
 
 def _hide_outputs(node: NodeProto, fed: Collection[str]) -> NodeProto:
-    """The node, with other names for outputs that are fed in place of what it makes of them."""
+    """The node with other names for those of its outputs that are fed instead.
+
+    It stays for the sake of another output, and no tensor may be made twice.
+    """
     if not any(name in fed for name in node.output):
         return node
-    copy = NodeProto.FromString(node.SerializeToString())
+    copy = NodeProto()
+    copy.CopyFrom(node)
     copy.output[:] = [f"{name}/computed by {node.name}" if name in fed else name for name in node.output]
     return copy
 
@@ -164,7 +171,7 @@ def _list_functions(like: ModelProto, nodes: Iterable[NodeProto]) -> list[Functi
     waiting = list(nodes) if known else []
     while waiting:
         node = waiting.pop()
-        waiting.extend(inner for _, body in bodies(node) for inner in body.node)
+        waiting.extend(inner for _, subgraph in bodies(node) for inner in subgraph.node)
         k = known.get((node.domain, node.op_type, node.overload))
         if k is not None and k not in called:
             called.add(k)

@@ -123,10 +123,10 @@ def decode_sparse(sparse: SparseTensorProto) -> NDArray[Any]:
 
 def constant_attribute(node: NodeProto) -> AttributeProto | None:
     """The attribute that holds a Constant node's value; None when it refers to a function's attribute."""
-    held = ("value", "sparse_value", *_CONSTANT_DTYPES)
+    names = ("value", "sparse_value", *_CONSTANT_DTYPES)
     attr: AttributeProto
     for attr in node.attribute:
-        if attr.name in held and not attr.ref_attr_name:
+        if attr.name in names and not attr.ref_attr_name:
             return attr
     return None
 
@@ -204,7 +204,7 @@ def attribute_value(attr: AttributeProto) -> Any:
 
 
 class Attributes(Mapping[str, Any]):
-    """A node's attributes, decoded when asked for; bodies and references to a function's attributes are left out."""
+    """A node's attributes, decoded when asked for; subgraphs and references to a function's attributes are left out."""
 
     def __init__(self, node: NodeProto) -> None:
         self._raw = {

@@ -1,4 +1,4 @@
-"""What a legal graph is, checked: names, order, quantize/dequantize pairs, then onnx.checker."""
+"""The check that a graph is legal: names, order, quantize/dequantize pairs, then onnx.checker."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _quantized_again(index: GraphIndex, node: NodeRef) -> bool:
 
 
 def _difference(index: GraphIndex, a: NodeRef, b: NodeRef) -> str:
-    """What two nodes of a pair disagree in: "scale", "zero point", "axis", "block_size", or ""."""
+    """Name the first difference between two nodes of a pair: "scale", "zero point", "axis", "block_size", or ""."""
     for k, what in ((1, "scale"), (2, "zero point")):
         if not _same_input(index, a, b, k):
             return what

@@ -130,8 +130,8 @@ def _light_attribute(
     if attr.type == AttributeProto.GRAPH:
         _light_graph(attr.g, copy.g, _inner(place, node, attr.name), omitted, empty)
     elif attr.type == AttributeProto.GRAPHS:
-        for i, body in enumerate(attr.graphs):
-            _light_graph(body, copy.graphs.add(), _inner(place, node, f"{attr.name}[{i}]"), omitted, empty)
+        for i, subgraph in enumerate(attr.graphs):
+            _light_graph(subgraph, copy.graphs.add(), _inner(place, node, f"{attr.name}[{i}]"), omitted, empty)
     elif attr.HasField("t"):
         if node.op_type == "Constant" and attr.name == "value" and is_large(attr.t):
             omitted.constants[place, node.output[0]] = attr.t
@@ -148,7 +148,8 @@ def locate_initializers(proto: ModelProto) -> Iterator[tuple[tuple[str, str], Te
         place, graph = waiting.pop()
         if isinstance(graph, GraphProto):
             yield from (((place, tensor.name), tensor) for tensor in graph.initializer)
-        waiting.extend((_inner(place, node, label), body) for node in graph.node for label, body in bodies(node))
+        for node in graph.node:
+            waiting.extend((_inner(place, node, label), subgraph) for label, subgraph in bodies(node))
 
 
 def restore_weights(light: ModelProto, omitted: Omitted) -> ModelProto:
@@ -178,8 +179,8 @@ def _restore_nodes(graph: GraphProto | FunctionProto, place: str, omitted: Omitt
             if attr.type == AttributeProto.GRAPH:
                 _restore_graph(attr.g, _inner(place, node, attr.name), omitted)
             elif attr.type == AttributeProto.GRAPHS:
-                for i, body in enumerate(attr.graphs):
-                    _restore_graph(body, _inner(place, node, f"{attr.name}[{i}]"), omitted)
+                for i, subgraph in enumerate(attr.graphs):
+                    _restore_graph(subgraph, _inner(place, node, f"{attr.name}[{i}]"), omitted)
             elif node.op_type == "Constant" and attr.name == "value":
                 original = omitted.constants.get((place, node.output[0]))
                 if original is not None:
@@ -187,8 +188,8 @@ def _restore_nodes(graph: GraphProto | FunctionProto, place: str, omitted: Omitt
 
 
 def _inner(place: str, node: NodeProto, label: str) -> str:
-    holder = next((name for name in node.output if name), node.name)
-    return f"{place}/{holder}.{label}"
+    parent = next((name for name in node.output if name), node.name)
+    return f"{place}/{parent}.{label}"
 
 
 def is_large(tensor: TensorProto) -> bool:
@@ -203,6 +204,7 @@ def _stub(source: TensorProto, target: TensorProto, empty: bool) -> None:
     target.metadata_props.extend(source.metadata_props)
     target.dims.extend([0] if empty else source.dims)
     if source.data_type != TensorProto.STRING:
+        # Tools ask which field holds the values; an empty one is an answer.
         target.raw_data = b""
 
 

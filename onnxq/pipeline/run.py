@@ -168,7 +168,7 @@ def _closed(index: GraphIndex, reached: set[str]) -> dict[str, str]:
     for scope in index.scopes:
         if scope in reached or not any(one == scope or one.startswith(scope + "/") for one in working):
             continue
-        holder = index.holder(scope)
+        holder = index.parent(scope)
         op = holder.op_type if holder is not None else ""
         closed[scope] = (
             "calibration never ran this branch, so its ranges are unknown"

@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes of a model."""
+"""The graph that ONNX Runtime runs in place of a model's."""
 
 from __future__ import annotations
 

@@ -86,6 +86,7 @@ class Session:
         register_libraries(options)
         self._label = str(model) if isinstance(model, (str, Path)) else "the model"
         try:
+            # ORT reads these arrays as long as the session lives.
             self._weights = _hand_over_weights(model, options)
             with _Source(model) as source:
                 self._session = ort.InferenceSession(source, options, providers=chosen)
@@ -119,7 +120,7 @@ class Session:
         return Path(self._session.end_profiling())
 
     def _check(self, feeds: Feeds) -> None:
-        """What ORT reports without a name: missing, unknown and wrongly typed inputs."""
+        """Name missing, unknown and wrongly typed inputs, which ORT reports without a name."""
         for name in feeds:
             if name not in self._types:
                 raise DataError(

@@ -39,10 +39,10 @@ class ShapeProbe:
 
 
 def observe_shapes(proto: ModelLike, feeds: Feeds | Iterable[Feeds]) -> dict[TensorId, Shape]:
-    """Shapes of all float tensors of the main graph and of the If bodies that ran, constants left out.
+    """Shapes of all float tensors of the main graph and of the If subgraphs that ran, constants left out.
 
     feeds: one sample or several; each tensor's shape is of the first sample that made it. A tensor missing from the
-    result lies in a branch no sample reached, or in the body of a Loop or Scan.
+    result lies in a branch no sample reached, or in the subgraph of a Loop or Scan.
     """
     index = index_of(proto)
     samples = [cast(Feeds, feeds)] if isinstance(feeds, Mapping) else list(feeds)
@@ -63,6 +63,7 @@ class Shapes:
     def __init__(self, proto: ModelLike, tensors: Iterable[TensorId]) -> None:
         self._proto, self._tensors = proto, tuple(tensors)
         self._probe: ShapeProbe | None = None
+        # With several scopes, values decide which of them run: shapes of one sample say nothing of another.
         self._known: dict[Hashable, dict[TensorId, Shape]] | None = None
         self._graph = ""
         if isinstance(proto, LightModel) and len(index_of(proto).scopes) == 1:
@@ -92,8 +93,8 @@ def float_tensors(index: GraphIndex) -> list[TensorId]:
 
 
 def _looped(index: GraphIndex, scope: str) -> bool:
-    while (holder := index.holder(scope)) is not None:
-        if holder.op_type != "If":
+    while (parent := index.parent(scope)) is not None:
+        if parent.op_type != "If":
             return True
-        scope = holder.scope
+        scope = parent.scope
     return False

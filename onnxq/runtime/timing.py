@@ -109,7 +109,7 @@ def _block(session: Session, feeds: Feeds, runs: int) -> float:
 def node_times(model: ModelLike | str | Path, feeds: Feeds, *, threads: int = 1, runs: int = 20) -> dict[str, float]:
     """Median microseconds of every node of ORT's optimized graph, by the node's name (see `optimized_graph`).
 
-    Nodes that ORT made have names it chose; a node that runs several times in one run (a Loop body) counts each.
+    Nodes that ORT made have names it chose; a node that runs several times in one run (a Loop subgraph) counts each.
     """
     with ScratchFolder() as folder:
         session = Session(model, threads=threads, profile=folder / "profile")

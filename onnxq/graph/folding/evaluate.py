@@ -1,6 +1,6 @@
 """The values of nodes that depend on constants alone, computed by graphsurgeon's fold_constants (ONNX Runtime inside).
 
-What is computed is decided by the caller. graphsurgeon only gets that part, as a model of its own: left to choose, it
+The caller decides which nodes are computed. graphsurgeon only gets that part, as a model of its own: left to choose, it
 would fold RandomNormal (no inputs, so "constant"). One node that ONNX Runtime cannot run keeps it from folding any
 other, and its own remedy (partitioning) then tries the same part again until the stack is full; so the parts are made
 here.
@@ -29,6 +29,7 @@ def evaluate(
     """
     values = _fold(_part(like, nodes, constants, wanted)) if wanted else {}
     if values is None:
+        # One node that cannot run keeps the others from running; alone, each of the rest has its chance.
         alone = {name: _fold(_part(like, nodes, constants, [name])) for name in wanted} if len(wanted) > 1 else {}
         values = {end: value for found in alone.values() if found for end, value in found.items()}
     return {end[: -len(_END)]: value for end, value in values.items()}

@@ -45,10 +45,10 @@ _ROUNDS = 10
 def fold_constants(model: M) -> M:
     """A copy in which whatever does not depend on the inputs is an initializer under its own tensor's name.
 
-    All scopes; bodies that unpack one weight share the result, in the scope around them. Constant nodes become
+    All scopes; subgraphs that unpack one weight share the result, in the scope around them. Constant nodes become
     initializers; readers of Identity(constant) read the constant itself; chains of shape arithmetic fold as far as
     dims are static, by inference from the inputs (value_info in the file may be stale and is not believed). Nodes that
-    make a graph or body output stay, as do Q/DQ, random operators, functions, and whatever would grow the model.
+    make a graph or subgraph output stay, as do Q/DQ, random operators, functions, and whatever would grow the model.
     Raises MissingDependencyError without onnxruntime.
     """
     model = name_nodes(model)
@@ -92,7 +92,7 @@ class _Folding:
         self.bytes: dict[TensorId, int] = {}
 
     def plan(self) -> _Plan:
-        """What can be folded now; nodes that fail or grow too much are left out with what depends on them."""
+        """Find what can be folded now; nodes that fail or grow too much are left out with what depends on them."""
         refused: set[str] = set()
         computed: dict[TensorId, TensorProto] = {}
         while True:
@@ -115,7 +115,7 @@ class _Folding:
             if all(self._is_literal(t) for t in outputs):
                 nodes[node.name] = node
                 continue
-            if node.domain or node.op_type in _NEVER or self.index.bodies(node.name) or not any(node.inputs):
+            if node.domain or node.op_type in _NEVER or self.index.subgraphs(node.name) or not any(node.inputs):
                 continue
             read = [self.index.resolve(name, node.scope) for name in node.inputs if name]
             if self._unpacks(node, read[0]):
@@ -176,7 +176,7 @@ class _Folding:
         return same, list(wanted)
 
     def _unwrapped(self, t: TensorId, nodes: dict[str, NodeRef]) -> TensorId:
-        """What an Identity, or a chain of them, stands for: tied weights must stay one tensor."""
+        """Return the source of an Identity, or of a chain of them: tied weights must stay one tensor."""
         while (maker := self.index.producer(t)) is not None and maker.name in nodes and maker.op_type == "Identity":
             source = self.index.resolve(maker.inputs[0], maker.scope)
             if source is None or t in self.shapes:
@@ -259,7 +259,7 @@ class _Folding:
         return self.bytes[t] if t in self.bytes else self._inferred_bytes(t)
 
     def _inferred_bytes(self, t: TensorId) -> int:
-        """What the tensor takes if its shape is static, else 0."""
+        """Return the tensor's size in bytes if its shape is static, else 0."""
         shape, dtype = self._static_shape(t), self.index.dtype(t)
         if shape is None or not dtype or dtype == TensorProto.STRING:
             return 0
@@ -301,7 +301,7 @@ def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None
                 continue
             if maker is None:
                 editor.remove_initializer(read)
-            elif maker.name not in removed and not index.bodies(maker.name):
+            elif maker.name not in removed and not index.subgraphs(maker.name):
                 outputs = [TensorId(made, maker.scope) for made in maker.outputs if made]
                 if all(editor.is_unread(t) for t in outputs):
                     editor.remove_node(maker.name)
@@ -347,6 +347,6 @@ def _common_scope(index: GraphIndex, scopes: list[str]) -> str:
 
 def _path(index: GraphIndex, scope: str) -> list[str]:
     path = [scope]
-    while (holder := index.holder(path[0])) is not None:
-        path.insert(0, holder.scope)
+    while (parent := index.parent(path[0])) is not None:
+        path.insert(0, parent.scope)
     return path
