@@ -14,7 +14,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from onnxq.graph.index import GraphIndex, index_of
 from onnxq.graph.light import M, ModelLike, WeightStore, bare_proto, copy_store, rebuild
-from onnxq.graph.scopes import walk
+from onnxq.graph.names import choose_name
+from onnxq.graph.scopes import rename_reads, walk
 from onnxq.graph.values import decode_tensor, encode_tensor
 from onnxq.sites import TensorId
 
@@ -90,47 +91,25 @@ def _keep_interface(graph: GraphProto, taken: set[str]) -> None:
     tails: list[NodeProto] = []
     for value in graph.input:
         if value.name not in fixed and value.type.tensor_type.elem_type == TensorProto.FLOAT16:
-            wide = _fresh(f"{value.name}/float32", taken)
-            _rename_reads(graph, value.name, wide)
-            heads.append(_cast(value.name, wide, TensorProto.FLOAT, _fresh(f"{value.name}/Cast", taken)))
+            wide = choose_name(f"{value.name}/float32", taken)
+            rename_reads(graph, {value.name: wide})
+            heads.append(_cast(value.name, wide, TensorProto.FLOAT, choose_name(f"{value.name}/Cast", taken)))
     _widen_types(value for value in graph.input if value.name in fixed)
     for value in graph.output:
         if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
-            wide = _fresh(f"{value.name}/float32", taken)
-            _rename_reads(graph, value.name, wide)
+            wide = choose_name(f"{value.name}/float32", taken)
+            rename_reads(graph, {value.name: wide})
             for node in graph.node:
                 node.output[:] = [wide if name == value.name else name for name in node.output]
-            tails.append(_cast(wide, value.name, TensorProto.FLOAT16, _fresh(f"{value.name}/Cast", taken)))
+            tails.append(_cast(wide, value.name, TensorProto.FLOAT16, choose_name(f"{value.name}/Cast", taken)))
     nodes = [*heads, *graph.node, *tails]
     kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)
 
 
-def _fresh(base: str, taken: set[str]) -> str:
-    name, k = base, 0
-    while name in taken:
-        k += 1
-        name = f"{base}_{k}"
-    taken.add(name)
-    return name
-
-
 def _cast(source: str, target: str, to: int, name: str) -> NodeProto:
     return onnx.helper.make_node("Cast", [source], [target], name=name, to=to)
-
-
-def _rename_reads(graph: GraphProto, old: str, new: str) -> None:
-    """Every read of the main graph's tensor `old`, inner scopes that do not define it themselves included."""
-    for scope, inner in walk(graph):
-        own = {value.name for value in inner.input} | {name for node in inner.node for name in node.output}
-        if scope and old in own:
-            continue
-        for node in inner.node:
-            node.input[:] = [new if name == old else name for name in node.input]
-        if scope:
-            for value in inner.output:
-                value.name = new if value.name == old else value.name
 
 
 def restore_half(model: M, original: ModelLike) -> M:
@@ -157,9 +136,9 @@ def restore_half(model: M, original: ModelLike) -> M:
         if not np.array_equal(narrow.astype(np.float32), wide):
             continue
         name = tensor.name
-        stored = _fresh(source if source != name else f"{name}/float16", taken)
+        stored = choose_name(source if source != name else f"{name}/float16", taken)
         tensor.CopyFrom(encode_tensor(stored, narrow, store=store))
-        casts.append(_cast(stored, name, TensorProto.FLOAT, _fresh(f"{name}/Cast", taken)))
+        casts.append(_cast(stored, name, TensorProto.FLOAT, choose_name(f"{name}/Cast", taken)))
     if casts:
         kept = [NodeProto.FromString(node.SerializeToString()) for node in (*casts, *graph.node)]
         del graph.node[:]

@@ -115,6 +115,10 @@ class LightModel:
         found: Sequence[StringStringEntryProto] = self.proto.metadata_props
         return found
 
+    def list_arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays behind the stubs, by initializer name."""
+        return {tensor.name: self.weights.array(tensor) for tensor in self.graph.initializer if is_stub(tensor)}
+
     def replace(self, proto: ModelProto, store: WeightStore | None = None) -> LightModel:
         """The light model of a graph made from this one; itself for its own. store: has the arrays of new stubs too."""
         return self if proto is self.proto else LightModel(proto, (store or self.weights).copy_for(proto))
@@ -207,10 +211,3 @@ def attach_weights(model: ModelLike) -> ModelProto:
             # raw_data is little endian on every machine.
             tensor.raw_data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     return whole
-
-
-def stub_arrays(model: ModelLike) -> dict[str, NDArray[Any]]:
-    """The arrays behind a light model's stubs, by initializer name; empty for a ModelProto."""
-    if not isinstance(model, LightModel):
-        return {}
-    return {tensor.name: model.weights.array(tensor) for tensor in model.graph.initializer if is_stub(tensor)}

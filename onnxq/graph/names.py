@@ -105,6 +105,16 @@ def _content(node: NodeProto) -> bytes:
     return bytes(bare.SerializeToString(deterministic=True))
 
 
+def choose_name(base: str, taken: set[str]) -> str:
+    """Return `base`, or base_1, base_2 …: the first that is not taken; it is added to `taken`."""
+    name, number = base, 0
+    while name in taken:
+        number += 1
+        name = f"{base}_{number}"
+    taken.add(name)
+    return name
+
+
 def all_names(proto: ModelProto) -> set[str]:
     """Every name the model uses for a tensor, node, value_info or function, in any scope."""
     names: set[str] = {function.name for function in proto.functions}

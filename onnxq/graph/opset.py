@@ -11,8 +11,8 @@ from onnxq.errors import ModelError
 from onnxq.graph.index import opset_of
 from onnxq.graph.light import keep_weights
 from onnxq.graph.load import check_structure
-from onnxq.graph.names import all_names, assign_names, name_nodes
-from onnxq.graph.scopes import bodies, defined_names, label, walk
+from onnxq.graph.names import all_names, assign_names, choose_name, name_nodes
+from onnxq.graph.scopes import defined_names, label, rename_reads, walk
 from onnxq.graph.weights import copy_fields, omit_weights, restore_weights
 
 
@@ -142,13 +142,7 @@ def _new_names(source: GraphProto, graph: GraphProto, taken: set[str]) -> dict[s
     names: dict[str, str] = {}
     for name in (name for node in graph.node for name in (*node.input, *node.output)):
         if name and name in makers and name not in old and name not in names:
-            base = fresh = f"{_owner(name, old, readers)}/{makers[name]}"
-            number = 0
-            while fresh in taken:
-                number += 1
-                fresh = f"{base}_{number}"
-            taken.add(fresh)
-            names[name] = fresh
+            names[name] = choose_name(f"{_owner(name, old, readers)}/{makers[name]}", taken)
     return names
 
 
@@ -170,18 +164,5 @@ def _rename(graph: GraphProto, names: dict[str, str]) -> None:
     for value in graph.output:
         value.name = names.get(value.name, value.name)
     for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
-        for _, subgraph in bodies(node):
-            own = defined_names(subgraph)
-            _rename_reads(subgraph, {old: new for old, new in names.items() if old not in own})
-
-
-def _rename_reads(graph: GraphProto, names: dict[str, str]) -> None:
-    for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        for _, subgraph in bodies(node):
-            own = defined_names(subgraph)
-            _rename_reads(subgraph, {old: new for old, new in names.items() if old not in own})
-    for value in graph.output:
-        value.name = names.get(value.name, value.name)
+    rename_reads(graph, names)

@@ -5,7 +5,7 @@ A subgraph's scope is its parent's scope, node name and attribute: "If_0.else_br
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
@@ -92,6 +92,18 @@ def reads(node: NodeProto) -> list[str]:
     for _, subgraph in bodies(node):
         names.extend(captures(subgraph))
     return names
+
+
+def rename_reads(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Let nodes, also those of subgraphs, read other tensors of this graph, in place: old name -> new."""
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        for _, subgraph in bodies(node):
+            own = defined_names(subgraph)
+            outer = {old: new for old, new in names.items() if old not in own}
+            rename_reads(subgraph, outer)
+            for value in subgraph.output:
+                value.name = outer.get(value.name, value.name)
 
 
 def in_order(nodes: list[T], needs: list[list[str]], makes: list[list[str]], labels: list[str]) -> list[T]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnxq.errors import DataError, ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo
-from onnxq.graph.light import bare_proto, stub_arrays
+from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import names_read
 from onnxq.graph.weights import model_bytes
 from onnxq.nearest import did_you_mean
@@ -143,13 +143,13 @@ class Session:
 
 def _hand_over_weights(model: ModelLike | str | Path, options: Any) -> list[Any]:
     """Give ORT the arrays behind stubs without a copy; the returned values must live as long as the session."""
-    arrays = stub_arrays(model) if isinstance(model, LightModel) else {}
-    if not arrays or not isinstance(model, LightModel):
+    if not isinstance(model, LightModel):
         return []
     # ORT drops initializers that nothing reads before it looks for these.
-    read = names_read(model.graph)
+    arrays, read = model.list_arrays(), names_read(model.graph)
     values = {name: engine().OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items() if name in read}
-    options.add_external_initializers(list(values), list(values.values()))
+    if values:
+        options.add_external_initializers(list(values), list(values.values()))
     return list(values.values())
 
 

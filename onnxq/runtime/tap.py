@@ -17,6 +17,7 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, ModelLike, index_of
 from onnxq.graph.light import bare_proto, rebuild
+from onnxq.graph.names import choose_name
 from onnxq.graph.scopes import bodies, body_scope, walk
 from onnxq.graph.subgraph import remove_unneeded
 from onnxq.graph.weights import omit_weights, restore_weights
@@ -168,12 +169,7 @@ class _Work:
         subgraph.output.append(helper.make_tensor_value_info(name, item.dtype, None))
 
     def _fresh(self, base: str) -> str:
-        name, n = base, 0
-        while name in self.taken:
-            n += 1
-            name = f"{base}_{n}"
-        self.taken.add(name)
-        return name
+        return choose_name(base, self.taken)
 
 
 def _values(graph: GraphProto) -> set[str]:

@@ -17,7 +17,7 @@ from onnxq.graph.editing.export import export_wiring, renamed
 from onnxq.graph.editing.surgeon import gs
 from onnxq.graph.editing.wiring import BODY_TYPES, Held, Scope, import_wiring, leads_to, used
 from onnxq.graph.light import M, bare_proto, copy_store, rebuild
-from onnxq.graph.names import all_names, has_unique_names
+from onnxq.graph.names import all_names, choose_name, has_unique_names
 from onnxq.graph.values import encode_tensor
 from onnxq.nearest import did_you_mean
 from onnxq.sites import Edge, TensorId
@@ -51,12 +51,7 @@ class Editor(Generic[M]):
 
     def fresh(self, base: str) -> str:
         """`base`, or base_1, base_2 …: a name no tensor, node or function of any scope has; it is reserved."""
-        name, number = base, 0
-        while name in self._names:
-            number += 1
-            name = f"{base}_{number}"
-        self._names.add(name)
-        return name
+        return choose_name(base, self._names)
 
     def is_free(self, name: str, scope: str) -> bool:
         """True when a tensor of this name can be made in `scope`: none there, around it, or inside it.
