@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.graph import Editor, GraphIndex, index_of, opset_of
+from onnxq.graph import Editor, GraphIndex, ModelLike, index_of, opset_of
 from onnxq.numerics import clip_bounds, quantize, quantize_weight, saturating_sums, scale_as
 from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.plan.limits import check_numbers, check_specs
@@ -33,7 +33,7 @@ _STORAGE = {
 }
 
 
-def put_biases(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
+def put_biases(proto: ModelLike, plan: Plan) -> ModelLike:
     """The prepared model with the plan's float biases in the place of its own; other readers of those see no change.
 
     Raises PlanError for an input that is not there.
@@ -52,7 +52,7 @@ def put_biases(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
     return editor.export()
 
 
-def emit(proto: onnx.ModelProto, plan: Plan) -> onnx.ModelProto:
+def emit(proto: ModelLike, plan: Plan) -> ModelLike:
     """The prepared model with every pair of the plan in it.
 
     Weights and biases become integer initializers behind a DequantizeLinear; activations get a
@@ -105,7 +105,7 @@ def _slim(plan: Plan) -> str:
     return json.dumps(json.loads(to_json(bare)), ensure_ascii=False, separators=(",", ":"))
 
 
-def _noted(proto: onnx.ModelProto, index: GraphIndex) -> dict[str, object]:
+def _noted(proto: ModelLike, index: GraphIndex) -> dict[str, object]:
     """What the model's metadata says of the bits of nodes that it still has."""
     text = next((entry.value for entry in proto.metadata_props if entry.key == BITS_KEY), "{}")
     names = {node.name for node in index.nodes}
@@ -119,7 +119,9 @@ def _noted(proto: onnx.ModelProto, index: GraphIndex) -> dict[str, object]:
 class _Writer:
     """Writes one site after another into an editor. apart: inputs of nodes that have a site of their own."""
 
-    def __init__(self, editor: Editor, index: GraphIndex, in_integers: frozenset[str], apart: frozenset[Edge]) -> None:
+    def __init__(
+        self, editor: Editor[ModelLike], index: GraphIndex, in_integers: frozenset[str], apart: frozenset[Edge]
+    ) -> None:
         self.editor, self.index, self.in_integers, self.apart = editor, index, in_integers, apart
         # Outputs whose name the dequantized tensor has taken: what their float values are called since.
         self.renamed: dict[TensorId, str] = {}

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from onnxq.data import attended
 from onnxq.errors import VerificationError
+from onnxq.graph import ModelLike
 
 Array = NDArray[np.generic]
 
@@ -141,7 +141,7 @@ def _arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:
             yield place, array
 
 
-def check_interface(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+def check_interface(before: ModelLike, after: ModelLike) -> None:
     """Same inputs and outputs: names, order, types and shapes. VerificationError names the first that differs."""
     fixed = {tensor.name for tensor in before.graph.initializer}
     wanted = [value for value in before.graph.input if value.name not in fixed]

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from onnx import ModelProto
 
 from onnxq.annotate.bits import Numbers, is_quantizer_clip, is_signed, numbers_of
 from onnxq.annotate.find import Chain, chains, is_dequantize, is_quantize
@@ -14,7 +13,7 @@ from onnxq.annotate.notes import Notes, read_notes
 from onnxq.annotate.read import pair_info, without_clip
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import OnnxqError
-from onnxq.graph import Editor, GraphIndex, NodeRef, index_of
+from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, index_of
 from onnxq.plan import Plan, SitePlan, from_json
 from onnxq.planner import KEPT, NOTHING, Existing
 from onnxq.sites import Edge, Site, TensorId
@@ -25,7 +24,7 @@ _REASON = "the model came with this pair"
 _MOVES = frozenset({"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Cast"})
 
 
-def find_existing(proto: ModelProto) -> Existing:
+def find_existing(proto: ModelLike) -> Existing:
     """The pairs of a prepared model whose numbers are constants, and the model without them.
 
     Half a pair, at an operator that computes on integers itself, counts as one. Left in the view, and out of the
@@ -41,7 +40,7 @@ def find_existing(proto: ModelProto) -> Existing:
     return finder.result()
 
 
-def read_plan_note(proto: ModelProto) -> Plan | None:
+def read_plan_note(proto: ModelLike) -> Plan | None:
     """The plan in the model's metadata; None where there is none that can be read."""
     text = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), None)
     try:
@@ -50,7 +49,7 @@ def read_plan_note(proto: ModelProto) -> Plan | None:
         return None
 
 
-def _planned(proto: ModelProto) -> dict[Site, SitePlan]:
+def _planned(proto: ModelLike) -> dict[Site, SitePlan]:
     """The sites of the plan that the model was written from."""
     plan = read_plan_note(proto)
     return {} if plan is None else {site.site: site for site in plan.all_sites}
@@ -238,12 +237,12 @@ def _equal(one: SitePlan, other: SitePlan) -> bool:
     return one.spec == other.spec and one.qparams == other.qparams
 
 
-def _without(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand_ins: Iterable[NodeRef]) -> ModelProto:
+def _without(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand_ins: Iterable[NodeRef]) -> ModelLike:
     """The model in which readers of these tensors read what each was made from; never run, only looked at.
 
     stand_ins: nodes that hand on what they read; those that make outputs, which keep their names, are among them.
     """
-    editor = Editor(index.proto)
+    editor = Editor(index.model)
     for made, source in taken_out.items():
         editor.rewire(made, _trace(taken_out, source).name, consumers=editor.consumers(made), outputs=bool(made.scope))
     for node in stand_ins:
@@ -260,7 +259,7 @@ def _trace(taken_out: Mapping[TensorId, TensorId], tensor: TensorId) -> TensorId
     return tensor
 
 
-def _pass_on(editor: Editor, node: NodeRef, source: str) -> None:
+def _pass_on(editor: Editor[ModelLike], node: NodeRef, source: str) -> None:
     """Make the node one that hands `source` on."""
     editor.set_op(node.name, "Identity")
     editor.replace_input(Edge(node.name, 0, node.scope), source)

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnx import ModelProto
-
 from onnxq.annotate.bits import noted_bits
 from onnxq.annotate.find import Chain
 from onnxq.annotate.model import Origin
 from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.errors import PlanError
+from onnxq.graph import ModelLike
 from onnxq.graph.scopes import walk
 from onnxq.plan import Plan, from_json
 from onnxq.plan.names import part
@@ -60,7 +59,7 @@ class Notes:
         return None
 
 
-def read_notes(proto: ModelProto) -> Notes:
+def read_notes(proto: ModelLike) -> Notes:
     """Everything onnxq noted in the model; `problems` says what could not be read."""
     held = {entry.key: entry.value for entry in proto.metadata_props}
     problems: list[Caution] = []
@@ -101,7 +100,7 @@ def node_names(site: Site) -> tuple[str, str]:
     return part(site, "q_node"), part(site, "dq_node")
 
 
-def _own(proto: ModelProto) -> dict[str, dict[str, str]]:
+def _own(proto: ModelLike) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for _, graph in walk(proto.graph):
         for node in graph.node:

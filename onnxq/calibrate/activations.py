@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-import onnx
-
 from onnxq.calibrate.taps import Array, Taps
 from onnxq.data import Batch, Dataset
 from onnxq.errors import CalibrationError
+from onnxq.graph import ModelLike
 from onnxq.observers import Observer, create
 from onnxq.progress import Progress, Task
 from onnxq.runtime import Feeds
@@ -56,7 +55,7 @@ class Watch:
 
 
 def observe(
-    proto: onnx.ModelProto,
+    proto: ModelLike,
     watch: Watch,
     dataset: Dataset,
     *,
@@ -90,7 +89,7 @@ def observe(
     return taps.refusals
 
 
-def _order(proto: onnx.ModelProto) -> Callable[[TensorId], tuple[str, int, str]]:
+def _order(proto: ModelLike) -> Callable[[TensorId], tuple[str, int, str]]:
     """As the main graph makes them: groups of neighbours need the least of the graph."""
     place = {name: k for k, node in enumerate(proto.graph.node) for name in node.output}
     return lambda tensor: (tensor.scope, place.get(tensor.name, -1) if tensor.scope == "" else 0, tensor.name)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import onnx
-
 from onnxq.calibrate.activations import Want, Watch, observe
 from onnxq.calibrate.constants import bias_numbers, tensor_of, weight_numbers
 from onnxq.data import Dataset
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, index_of
+from onnxq.graph import GraphIndex, ModelLike, index_of
 from onnxq.numerics import qparams_from_range
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.limits import check_numbers
@@ -26,7 +24,7 @@ _MEASURED = (Role.ACTIVATION, Role.OUTPUT)
 
 
 def calibrate(
-    proto: onnx.ModelProto,
+    proto: ModelLike,
     plan: Plan,
     dataset: Dataset | None = None,
     *,

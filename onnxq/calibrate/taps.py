@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxq.data import Batch
 from onnxq.errors import ModelError
-from onnxq.graph import index_of
+from onnxq.graph import ModelLike, index_of
 from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap, trim
 from onnxq.sites import Refusal, TensorId
 
@@ -30,7 +30,7 @@ _WORTH_TRIMMING, _SHARE, _IN_ALL = 2**25, 32, 2**28
 class Taps:
     """A model whose tensors `tensors` are wanted. refusals: those that cannot be led out, with the reason."""
 
-    def __init__(self, proto: onnx.ModelProto, tensors: Sequence[TensorId], memory_limit: int) -> None:
+    def __init__(self, proto: ModelLike, tensors: Sequence[TensorId], memory_limit: int) -> None:
         self._proto, self._index, self._limit = proto, index_of(proto), memory_limit
         whole = tap(proto, tensors, only=True)
         self.refusals: tuple[Refusal, ...] = whole.refusals

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from onnxq.config import DataConfig
 from onnxq.data.dataset import Dataset
@@ -20,7 +19,7 @@ from onnxq.data.spool import named, spool
 from onnxq.data.synthetic import SAMPLES, synthetic
 from onnxq.data.user_code import user_code
 from onnxq.errors import DataError
-from onnxq.graph import ValueInfo
+from onnxq.graph import ModelLike, ValueInfo
 from onnxq.progress import Progress, silent
 
 
@@ -28,7 +27,7 @@ def load_data(
     source: Any,
     inputs: Sequence[ValueInfo],
     config: DataConfig | None = None,
-    model: onnx.ModelProto | None = None,
+    model: ModelLike | None = None,
     *,
     progress: Progress = silent,
 ) -> Dataset:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import onnx
 
 from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Array, kind, shape_text, wanted_dtype
 from onnxq.data.views import CHANNELS
 from onnxq.errors import DataError, ModelError
-from onnxq.graph import ValueInfo
+from onnxq.graph import ModelLike, ValueInfo
 from onnxq.runtime import Session
 
 SAMPLES = 16
@@ -42,7 +41,7 @@ def synthetic(
     samples: int = SAMPLES,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
-    model: onnx.ModelProto | None = None,
+    model: ModelLike | None = None,
 ) -> Dataset:
     """Seeded random samples: floats standard normal, ints 0 or 1 (masks all 1), booleans even.
 

@@ -57,7 +57,7 @@ def check_kernels(
     reference = Reference(inner.index, feeds, threads=threads)
     cutter = Parts(inner.index, reference)
     pieces = {place.tensor: _kernel(cutter, place.tensor, survivors) for _, place in wanted}
-    reference([*pieces, *(tensor for piece in pieces.values() for tensor in cutter.crossing(piece))])
+    reference([*pieces, *(tensor for piece in pieces.values() for tensor in cutter.list_inputs(piece))])
     kernels, levels, share, worst = 0, 0.0, 0.0, math.inf
     spot: Spot | None = None
     for row, place in wanted:
@@ -78,12 +78,12 @@ def check_kernels(
 
 def _kernel(cutter: Parts, tensor: str, stops: frozenset[str]) -> set[str]:
     """The nodes between a tensor ORT computes and those before it that it also computes."""
-    start = cutter.maker(tensor)
+    start = cutter.producer(tensor)
     stack = [start] if start is not None else []
     found = set(stack)
     while stack:
-        for name in cutter.before(stack.pop()):
-            if name not in found and not stops.intersection(cutter.makes(name)):
+        for name in cutter.list_sources(stack.pop()):
+            if name not in found and not stops.intersection(cutter.nodes[name].output):
                 found.add(name)
                 stack.append(name)
     return found
@@ -91,7 +91,7 @@ def _kernel(cutter: Parts, tensor: str, stops: frozenset[str]) -> set[str]:
 
 def _alone(cutter: Parts, row: Row, place: Place, piece: set[str]) -> tuple[Error, float] | None:
     """The error of one piece and the share of values that differ; None when it cannot run by itself."""
-    proto, feeds = cutter.cut(piece, place.tensor)
+    proto, feeds = cutter.cut_fed(piece, place.tensor)
     try:
         mine = Session(proto, optimize=False, threads=1, arena=False).run(feeds)[place.tensor]
         theirs = optimized(proto, feeds)[place.tensor]

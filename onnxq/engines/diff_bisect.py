@@ -90,9 +90,9 @@ def bisect(
     if piece is None:
         return None
     piece = search.shrink(piece)
-    proto, inputs = search.parts.cut(piece, tensor)
+    proto, inputs = search.parts.cut_fed(piece, tensor)
     error = search.tried[frozenset(piece)]
-    order = search.parts.order(piece)
+    order = search.parts.sort(piece)
     found = Bisection(
         run=run,
         against=OFF,
@@ -130,7 +130,7 @@ class _Search:
 
     def grow(self) -> set[str] | None:
         """The first of growing neighbourhoods that parts; None when even everything before the tensor does not."""
-        start = self.parts.maker(self._tensor)
+        start = self.parts.producer(self._tensor)
         if start is None:
             return None
         piece, edge = {start}, [start]
@@ -142,7 +142,7 @@ class _Search:
                 target = max(target * _GROWTH, len(piece) + 1)
             if not edge:
                 return None
-            edge = [name for node in edge for name in self.parts.before(node) if name not in piece]
+            edge = [name for node in edge for name in self.parts.list_sources(node) if name not in piece]
             edge = list(dict.fromkeys(edge))
             piece = piece | set(edge)
 
@@ -150,10 +150,10 @@ class _Search:
         """Leave out nodes, many at a time at first, until none can go: farthest from the output first."""
         size = max(1, len(piece) // 2)
         while True:
-            order = self.parts.order(piece)
+            order = self.parts.sort(piece)
             smaller = None
             for at in range(0, len(order), size):
-                rest = self.parts.needed(piece - set(order[at : at + size]), self._tensor)
+                rest = set(self.parts.list_needed([self._tensor], piece - set(order[at : at + size])))
                 if rest and len(rest) < len(piece) and self.differs(rest):
                     smaller = rest
                     break
@@ -172,7 +172,7 @@ class _Search:
             return key in self.tried
         self.trials += 1
         self._tick()
-        proto, feeds = self.parts.cut(piece, self._tensor)
+        proto, feeds = self.parts.cut_fed(piece, self._tensor)
         try:
             mine = Session(proto, optimize=False, threads=1, arena=False).run(feeds)[self._tensor]
         except ModelError:

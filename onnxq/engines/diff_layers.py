@@ -106,7 +106,7 @@ def _live(index: GraphIndex) -> set[str]:
     tensors = {value.name for value in index.inputs}
     found = set()
     for node in index.nodes:
-        if not node.scope and (index.bodies(node.name) or tensors.intersection(node.inputs)):
+        if not node.scope and (index.subgraphs(node.name) or tensors.intersection(node.inputs)):
             found.add(node.name)
             tensors.update(node.outputs)
     return found

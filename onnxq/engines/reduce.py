@@ -11,88 +11,40 @@ from onnx import ModelProto, helper
 from onnxq.engines.proof import Reduced
 from onnxq.graph import GraphIndex
 from onnxq.graph.scopes import reads
+from onnxq.graph.subgraph import Cutter
 from onnxq.sites import TensorId
 
 Fails = Callable[[ModelProto], bool]
 
 
 class Parts:
-    """Cuts parts out of one model by shapes alone: what a part reads from outside becomes its inputs.
-
-    Nodes that compute constants (weights behind DequantizeLinear) always go with their readers.
-    """
+    """Cuts parts out of one model by shapes alone. Nodes that compute constants always go with their readers."""
 
     def __init__(self, index: GraphIndex) -> None:
         self._index = index
-        graph = index.proto.graph
-        protos = {node.name: node for node in graph.node}
-        self._nodes = {ref.name: protos[ref.name] for ref in index.nodes if not ref.scope}
-        self._maker = {name: node.name for node in graph.node for name in node.output if name}
-        self._fixed = {tensor.name: tensor for tensor in graph.initializer}
-        self._sparse = {tensor.values.name: tensor for tensor in graph.sparse_initializer}
-        self._constant: set[str] = set()
-        for name, node in self._nodes.items():
-            if all(self._is_constant(tensor) for tensor in reads(node)):
-                self._constant.add(name)
-        self.names: tuple[str, ...] = tuple(name for name in self._nodes if name not in self._constant)
-
-    def _is_constant(self, tensor: str) -> bool:
-        return tensor in self._fixed or tensor in self._sparse or self._maker.get(tensor) in self._constant
+        self._cutter = Cutter(index.proto, computed=True)
+        self.names: tuple[str, ...] = tuple(name for name in self._cutter.nodes if name not in self._cutter.constants)
 
     def op(self, name: str) -> str:
         """The operator of a node."""
-        return str(self._nodes[name].op_type)
+        return str(self._cutter.nodes[name].op_type)
 
     def needed(self, last: str, among: Sequence[str]) -> list[str]:
         """Those of the nodes that `last` is computed from."""
-        found, stack, allowed = {last}, [last], set(among)
-        while stack:
-            for tensor in reads(self._nodes[stack.pop()]):
-                maker = self._maker.get(tensor)
-                if maker in allowed and maker not in found:
-                    found.add(maker)
-                    stack.append(maker)
-        return [name for name in among if name in found]
+        return self._cutter.list_needed(self._cutter.nodes[last].output, among)
 
     def cut(self, names: Sequence[str]) -> ModelProto | None:
         """The nodes as a model; None when a tensor that would become an input has no known type or rank."""
-        chosen = set(names)
-        stack = list(names)
-        while stack:  # constants that are computed go along
-            for tensor in reads(self._nodes[stack.pop()]):
-                maker = self._maker.get(tensor)
-                if maker in self._constant and maker not in chosen:
-                    chosen.add(maker)
-                    stack.append(maker)
-        nodes = [node for name, node in self._nodes.items() if name in chosen]
-        made = {name for node in nodes for name in node.output if name}
-        wanted = dict.fromkeys(name for node in nodes for name in reads(node) if name not in made)
-        model = ModelProto()
-        model.ir_version = self._index.proto.ir_version
-        model.opset_import.extend(self._index.proto.opset_import)
-        model.functions.extend(self._index.proto.functions)
-        model.graph.name = "part"
-        model.graph.node.extend(nodes)
-        crossing = [name for name in wanted if name not in self._fixed and name not in self._sparse]
-        model.graph.initializer.extend(self._fixed[name] for name in wanted if name in self._fixed)
-        model.graph.sparse_initializer.extend(self._sparse[name] for name in wanted if name in self._sparse)
-        inputs = [self._info(name) for name in crossing]
-        if None in inputs:
-            return None
-        model.graph.input.extend(info for info in inputs if info is not None)
+        inputs = [self._declare(name) for name in self._cutter.list_inputs(names)]
+        nodes = [self._cutter.nodes[name] for name in self._cutter.sort(names)]
         read = {name for node in nodes for name in reads(node)}
-        outputs = {value.name for value in self._index.proto.graph.output}
-        for node in nodes:
-            if node.name in self._constant:
-                continue
-            for name in node.output:
-                if name and (name not in read or name in outputs):
-                    model.graph.output.append(self._info(name) or onnx.ValueInfoProto(name=name))
-        inner = made - {value.name for value in model.graph.output}
-        model.graph.value_info.extend(info for info in self._index.proto.graph.value_info if info.name in inner)
-        return model
+        ends = {value.name for value in self._index.proto.graph.output}
+        given = [name for node in nodes for name in node.output if name and (name not in read or name in ends)]
+        outputs = [self._declare(name) or onnx.ValueInfoProto(name=name) for name in given]
+        known = [value for value in inputs if value is not None]
+        return self._cutter.cut(names, known, outputs) if len(known) == len(inputs) else None
 
-    def _info(self, name: str) -> onnx.ValueInfoProto | None:
+    def _declare(self, name: str) -> onnx.ValueInfoProto | None:
         tensor = TensorId(name)
         dtype, shape = self._index.dtype(tensor), self._index.shape(tensor)
         if not dtype or shape is None:

@@ -6,12 +6,12 @@ The only user of onnx-graphsurgeon. ModelProto is what stages hand to each other
 from __future__ import annotations
 
 from onnxq.graph.dense import store_densely
-from onnxq.graph.editor import Editor
-from onnxq.graph.fold import fold_constants
+from onnxq.graph.editing.editor import Editor
+from onnxq.graph.folding.fold import fold_constants
 from onnxq.graph.functions import inline_functions
-from onnxq.graph.held import filled, hold, holding
 from onnxq.graph.identity import Fingerprint, fingerprint, graph_digest, structural_ids
 from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, index_of, opset_of
+from onnxq.graph.light import LightModel, ModelLike, WeightStore, attach_weights, strip_weights
 from onnxq.graph.load import Model, load_model
 from onnxq.graph.names import name_nodes
 from onnxq.graph.opset import at_opset, upgrade_opset
@@ -23,16 +23,17 @@ __all__ = [
     "Editor",
     "Fingerprint",
     "GraphIndex",
+    "LightModel",
     "Model",
+    "ModelLike",
     "NodeRef",
     "ValueInfo",
+    "WeightStore",
     "at_opset",
-    "filled",
+    "attach_weights",
     "fingerprint",
     "fold_constants",
     "graph_digest",
-    "hold",
-    "holding",
     "index_of",
     "infer_shapes",
     "inline_functions",
@@ -41,6 +42,7 @@ __all__ = [
     "opset_of",
     "save_model",
     "store_densely",
+    "strip_weights",
     "structural_ids",
     "upgrade_opset",
     "verify",

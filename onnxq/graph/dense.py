@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from onnx import ModelProto, NodeProto, helper
 
-from onnxq.graph.encode import encode_tensor
+from onnxq.graph.light import keep_weights
 from onnxq.graph.scopes import walk
-from onnxq.graph.values import decode_sparse
+from onnxq.graph.values import decode_sparse, encode_tensor
 
 _SPARSE = "sparse_value"
 
 
+@keep_weights
 def store_densely(proto: ModelProto) -> ModelProto:
     """The model itself without sparse weights, else a copy in which they are dense: initializers and Constant nodes.
 
@@ -25,8 +26,8 @@ def store_densely(proto: ModelProto) -> ModelProto:
             graph.initializer.append(encode_tensor(sparse.values.name, decode_sparse(sparse), sparse.values.data_type))
         del graph.sparse_initializer[:]
         for node in filter(_is_sparse, graph.node):
-            held = node.attribute[0].sparse_tensor
-            dense = encode_tensor(node.output[0], decode_sparse(held), held.values.data_type)
+            sparse_value = node.attribute[0].sparse_tensor
+            dense = encode_tensor(node.output[0], decode_sparse(sparse_value), sparse_value.values.data_type)
             node.attribute[0].CopyFrom(helper.make_attribute("value", dense))
     return out
 

@@ -6,30 +6,31 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from onnxq.graph.encode import encode_tensor
 from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.light import M, bare_proto, copy_store, rebuild
 from onnxq.graph.scopes import names_read
-from onnxq.graph.weights import lighten, restore
+from onnxq.graph.values import encode_tensor
+from onnxq.graph.weights import omit_weights, restore_weights
 from onnxq.sites import TensorId
 
 _INTEGERS = frozenset({np.dtype(kind) for kind in (np.int8, np.uint8, np.int16, np.uint16, np.int32)})
 
 
-def weights_dequantized(proto: ModelProto) -> ModelProto:
+def weights_dequantized(model: M) -> M:
     """A copy in which every DequantizeLinear of constants in the main graph is the float32 initializer it makes.
 
     For trials with optimizations off, where ORT would compute them in each run. The values are those that ORT computes;
     blocks, sub-byte types and scales other than float32 stay as they are.
     """
-    index = GraphIndex(proto)
+    index, store = GraphIndex(model), copy_store(model)
     found = {}
     for node in index.nodes:
         value = _value(index, node)
         if value is not None:
-            found[node.name] = encode_tensor(node.outputs[0], value, hold=True)
+            found[node.name] = encode_tensor(node.outputs[0], value, store=store)
     if not found:
-        return proto
-    light, weights = lighten(proto)
+        return model
+    light, weights = omit_weights(bare_proto(model))
     kept = [node for node in light.graph.node if node.name not in found]
     result = ModelProto()
     result.CopyFrom(light)
@@ -39,19 +40,20 @@ def weights_dequantized(proto: ModelProto) -> ModelProto:
     left = [tensor for tensor in light.graph.initializer if tensor.name not in gone]
     del result.graph.initializer[:]
     result.graph.initializer.extend(left)
-    done: ModelProto = restore(result, weights)
+    done = restore_weights(result, weights)
     done.graph.initializer.extend(found.values())
-    return done
+    return rebuild(model, done, store)
 
 
 def _value(index: GraphIndex, node: NodeRef) -> NDArray[np.float32] | None:
     if node.op_type != "DequantizeLinear" or node.domain or node.scope or node.attrs.get("block_size", 0):
         return None
-    held = [index.resolve(name, "") if name else None for name in node.inputs]
-    if held[0] is None or not all(t is None or index.is_constant(t) for t in held) or index.is_output(_made(node)):
+    tensors = [index.resolve(name, "") if name else None for name in node.inputs]
+    constant = tensors[0] is not None and all(t is None or index.is_constant(t) for t in tensors)
+    if not constant or index.is_output(_made(node)):
         return None
-    q, scale = (None if t is None else index.constant(t) for t in held[:2])
-    zero = index.constant(held[2]) if len(held) > 2 and held[2] is not None else None
+    q, scale = (None if t is None else index.constant(t) for t in tensors[:2])
+    zero = index.constant(tensors[2]) if len(tensors) > 2 and tensors[2] is not None else None
     if q is None or scale is None or scale.dtype != np.float32 or q.dtype not in _INTEGERS:
         return None
     if node.attrs.get("output_dtype", 0) not in (0, TensorProto.FLOAT):

@@ -15,12 +15,12 @@ from onnxq.errors import ModelError
 from onnxq.files import note_input
 from onnxq.graph.scopes import bodies
 
-# What the ONNX format knows; ONNX Runtime adds names that begin with "prepacked".
+# Keys of the ONNX format; ONNX Runtime adds names that begin with "prepacked".
 _KEYS = frozenset(("location", "offset", "length", "checksum", "basepath"))
 
 
 def all_tensors(proto: ModelProto) -> Iterator[TensorProto]:
-    """Every TensorProto of the model: initializers, sparse parts and attributes, in bodies and functions too."""
+    """Every TensorProto of the model: initializers, sparse parts and attributes, in subgraphs and functions too."""
     stack: list[GraphProto | FunctionProto] = [proto.graph, *proto.functions]
     while stack:
         graph = stack.pop()
@@ -31,7 +31,7 @@ def all_tensors(proto: ModelProto) -> Iterator[TensorProto]:
                 yield sparse.indices
         for node in graph.node:
             yield from node_tensors(node)
-            stack.extend(body for _, body in bodies(node))
+            stack.extend(subgraph for _, subgraph in bodies(node))
 
 
 def node_tensors(node: NodeProto) -> Iterator[TensorProto]:

@@ -10,11 +10,13 @@ from onnx import ModelProto
 
 from onnxq.errors import ModelError
 from onnxq.graph.index import opset_of
+from onnxq.graph.light import keep_weights
 from onnxq.graph.names import assign_names, has_unique_names
 from onnxq.graph.scopes import all_graphs
-from onnxq.graph.weights import lighten, restore
+from onnxq.graph.weights import omit_weights, restore_weights
 
 
+@keep_weights
 def inline_functions(proto: ModelProto) -> ModelProto:
     """A copy without model-local functions: every call, in every scope, replaced by the function's nodes.
 
@@ -25,7 +27,7 @@ def inline_functions(proto: ModelProto) -> ModelProto:
         copy = ModelProto()
         copy.CopyFrom(proto)
         return copy
-    light, payload = lighten(proto, functions=False)
+    light, omitted = omit_weights(proto, functions=False)
     _write_defaults(light)
     own = opset_of(proto)
     foreign = any(
@@ -52,7 +54,7 @@ def inline_functions(proto: ModelProto) -> ModelProto:
     inlined.graph.value_info.extend(kept)
     if not has_unique_names(inlined):
         assign_names(inlined)
-    return restore(inlined, payload)
+    return restore_weights(inlined, omitted)
 
 
 def _drop_repeats(proto: ModelProto) -> None:

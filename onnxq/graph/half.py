@@ -12,10 +12,11 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from onnxq.graph.encode import encode_tensor
 from onnxq.graph.index import GraphIndex, index_of
-from onnxq.graph.scopes import walk
-from onnxq.graph.values import decode_tensor
+from onnxq.graph.light import M, ModelLike, WeightStore, bare_proto, copy_store, rebuild
+from onnxq.graph.names import choose_name
+from onnxq.graph.scopes import rename_reads, walk
+from onnxq.graph.values import decode_tensor, encode_tensor
 from onnxq.sites import TensorId
 
 _COMPUTE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -23,7 +24,7 @@ _COMPUTE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _WORTH = 1024
 
 
-def computes_in_half(proto: ModelProto) -> bool:
+def computes_in_half(proto: ModelLike) -> bool:
     """True when some Conv, Gemm or MatMul reads float16 (types as declared or inferred)."""
     index = GraphIndex(proto)
     for node in index.nodes:
@@ -35,35 +36,35 @@ def computes_in_half(proto: ModelProto) -> bool:
     return False
 
 
-def widen_half(proto: ModelProto) -> ModelProto:
-    """A copy that computes in float32 what `proto` computes in float16; inputs and outputs keep their types.
+def widen_half(model: M) -> M:
+    """A copy that computes in float32 what `model` computes in float16; inputs and outputs keep their types.
 
     Graph inputs and outputs of type float16 get a Cast named `<tensor>/Cast`.
     """
-    out = ModelProto()
-    out.CopyFrom(proto)
+    out, store = ModelProto(), copy_store(model)
+    out.CopyFrom(bare_proto(model))
     taken = {name for _, graph in walk(out.graph) for node in graph.node for name in (*node.output, node.name)}
     for scope, graph in walk(out.graph):
-        _widen_constants(graph, not scope)
+        _widen_constants(graph, store if not scope else None)
         for node in graph.node:
             _widen_node(node)
         del graph.value_info[:]
         if scope:
             _widen_types((*graph.input, *graph.output))
     _keep_interface(out.graph, taken)
-    return out
+    return rebuild(model, out, store)
 
 
-def _widen_constants(graph: GraphProto, main: bool) -> None:
+def _widen_constants(graph: GraphProto, store: WeightStore | None) -> None:
     for tensor in graph.initializer:
-        _widen_tensor(tensor, hold=main)
+        _widen_tensor(tensor, store)
     for sparse in graph.sparse_initializer:
         _widen_tensor(sparse.values)
 
 
-def _widen_tensor(tensor: TensorProto, *, hold: bool = False) -> None:
+def _widen_tensor(tensor: TensorProto, store: WeightStore | None = None) -> None:
     if tensor.data_type == TensorProto.FLOAT16:
-        wide = encode_tensor(tensor.name, decode_tensor(tensor).astype(np.float32), hold=hold)
+        wide = encode_tensor(tensor.name, decode_tensor(tensor, store).astype(np.float32), store=store)
         wide.metadata_props.extend(tensor.metadata_props)
         tensor.CopyFrom(wide)
 
@@ -90,50 +91,28 @@ def _keep_interface(graph: GraphProto, taken: set[str]) -> None:
     tails: list[NodeProto] = []
     for value in graph.input:
         if value.name not in fixed and value.type.tensor_type.elem_type == TensorProto.FLOAT16:
-            wide = _fresh(f"{value.name}/float32", taken)
-            _rename_reads(graph, value.name, wide)
-            heads.append(_cast(value.name, wide, TensorProto.FLOAT, _fresh(f"{value.name}/Cast", taken)))
+            wide = choose_name(f"{value.name}/float32", taken)
+            rename_reads(graph, {value.name: wide})
+            heads.append(_cast(value.name, wide, TensorProto.FLOAT, choose_name(f"{value.name}/Cast", taken)))
     _widen_types(value for value in graph.input if value.name in fixed)
     for value in graph.output:
         if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
-            wide = _fresh(f"{value.name}/float32", taken)
-            _rename_reads(graph, value.name, wide)
+            wide = choose_name(f"{value.name}/float32", taken)
+            rename_reads(graph, {value.name: wide})
             for node in graph.node:
                 node.output[:] = [wide if name == value.name else name for name in node.output]
-            tails.append(_cast(wide, value.name, TensorProto.FLOAT16, _fresh(f"{value.name}/Cast", taken)))
+            tails.append(_cast(wide, value.name, TensorProto.FLOAT16, choose_name(f"{value.name}/Cast", taken)))
     nodes = [*heads, *graph.node, *tails]
     kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)
 
 
-def _fresh(base: str, taken: set[str]) -> str:
-    name, k = base, 0
-    while name in taken:
-        k += 1
-        name = f"{base}_{k}"
-    taken.add(name)
-    return name
-
-
 def _cast(source: str, target: str, to: int, name: str) -> NodeProto:
     return onnx.helper.make_node("Cast", [source], [target], name=name, to=to)
 
 
-def _rename_reads(graph: GraphProto, old: str, new: str) -> None:
-    """Every read of the main graph's tensor `old`, inner scopes that do not define it themselves included."""
-    for scope, inner in walk(graph):
-        own = {value.name for value in inner.input} | {name for node in inner.node for name in node.output}
-        if scope and old in own:
-            continue
-        for node in inner.node:
-            node.input[:] = [new if name == old else name for name in node.input]
-        if scope:
-            for value in inner.output:
-                value.name = new if value.name == old else value.name
-
-
-def restore_half(proto: ModelProto, original: ModelProto) -> ModelProto:
+def restore_half(model: M, original: ModelLike) -> M:
     """Store float32 initializers as float16 behind a Cast where the original did and the values are the same.
 
     Only the main graph's larger initializers: a quantized model must not grow by the weights that stayed float.
@@ -141,9 +120,9 @@ def restore_half(proto: ModelProto, original: ModelProto) -> ModelProto:
     """
     held = _half_initializers(original)
     if not held:
-        return proto
-    out = ModelProto()
-    out.CopyFrom(proto)
+        return model
+    out, store = ModelProto(), copy_store(model)
+    out.CopyFrom(bare_proto(model))
     graph = out.graph
     taken = {name for _, inner in walk(graph) for node in inner.node for name in (*node.output, node.name)}
     taken |= {tensor.name for _, inner in walk(graph) for tensor in inner.initializer}
@@ -152,23 +131,23 @@ def restore_half(proto: ModelProto, original: ModelProto) -> ModelProto:
         source = held.get(tensor.name)
         if source is None or tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims, dtype=np.int64) < _WORTH:
             continue
-        wide = decode_tensor(tensor)
+        wide = decode_tensor(tensor, store)
         narrow = wide.astype(np.float16)
         if not np.array_equal(narrow.astype(np.float32), wide):
             continue
         name = tensor.name
-        stored = _fresh(source if source != name else f"{name}/float16", taken)
-        tensor.CopyFrom(encode_tensor(stored, narrow, hold=True))
-        casts.append(_cast(stored, name, TensorProto.FLOAT, _fresh(f"{name}/Cast", taken)))
+        stored = choose_name(source if source != name else f"{name}/float16", taken)
+        tensor.CopyFrom(encode_tensor(stored, narrow, store=store))
+        casts.append(_cast(stored, name, TensorProto.FLOAT, choose_name(f"{name}/Cast", taken)))
     if casts:
         kept = [NodeProto.FromString(node.SerializeToString()) for node in (*casts, *graph.node)]
         del graph.node[:]
         graph.node.extend(kept)
-    return out
+    return rebuild(model, out, store)
 
 
-def _half_initializers(original: ModelProto) -> dict[str, str]:
-    """float32 tensor name -> the float16 initializer it comes from: itself, or what a Cast reads."""
+def _half_initializers(original: ModelLike) -> dict[str, str]:
+    """Map float32 tensors to the float16 initializer each comes from: itself, or the one a Cast reads."""
     half = {tensor.name for tensor in original.graph.initializer if tensor.data_type == TensorProto.FLOAT16}
     found = {name: name for name in half}
     index = index_of(original)

@@ -15,17 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import TensorProto
 
-from onnxq.graph.held import remembered
 from onnxq.graph.index import GraphIndex, NodeRef, index_of
+from onnxq.graph.light import LightModel, ModelLike, bare_proto, store_of
 from onnxq.graph.names import has_unique_names, name_nodes
 from onnxq.graph.scopes import function_id
 from onnxq.graph.values import decode_tensor
 from onnxq.sites import TensorId
 
 _ROUNDS = 2
-_DIGESTS = 4
 # Factors of a Resize and the like, which shapes follow from.
 _SIZES = 8
 # Integer constants up to this many entries are structure (axes, shapes, pads); larger ones are weights.
@@ -41,8 +40,8 @@ class Fingerprint:
     weights: str
 
 
-def fingerprint(proto: ModelProto) -> Fingerprint:
-    """What tells a network, and its weights, from others; the same for every export of the same network."""
+def fingerprint(proto: ModelLike) -> Fingerprint:
+    """Hash a network's structure, and its weights; the same for every export of the same network."""
     index = _indexed(proto)
     ids = _refine(index)
     structure = [ids[TensorId(name, node.scope)] for node in index.nodes for name in node.outputs if name]
@@ -58,32 +57,27 @@ def fingerprint(proto: ModelProto) -> Fingerprint:
     return Fingerprint(_hash(*sorted(structure), *interface, *functions), _hash(*sorted(values)))
 
 
-def structural_ids(proto: ModelProto) -> dict[TensorId, str]:
-    """An id for every tensor of every scope (functions are opaque): equal for the same tensor of another export.
+def structural_ids(model: ModelLike | GraphIndex) -> dict[TensorId, str]:
+    """Return an id for every tensor of every scope (functions are opaque): equal for the same tensor of another export.
 
     Tensors that are exact mirror images of each other share one. A changed operator or shape upstream or downstream
     changes an id; retrained weights do not.
     """
-    return _refine(_indexed(proto))
+    return _refine(model if isinstance(model, GraphIndex) else _indexed(model))
 
 
-def graph_digest(proto: ModelProto) -> str:
-    """What the graph computes but for the values of floating-point weights, under its own names: a digest.
+def graph_digest(model: LightModel) -> str:
+    """Hash what the graph computes under its own names, without the values of floating-point weights.
 
     Much cheaper than a fingerprint, and for models of one run only.
     """
-    memo = remembered("digest")
-    if memo is not None and id(proto) in memo:
-        return str(memo[id(proto)][1])
-    found = _graph_digest(proto)
-    if memo is not None:
-        memo[id(proto)] = (proto, found)
-        if len(memo) > _DIGESTS:
-            del memo[next(iter(memo))]
-    return found
+    if "digest" not in model.facts:
+        model.facts["digest"] = _hash_graph(model)
+    return str(model.facts["digest"])
 
 
-def _graph_digest(proto: ModelProto) -> str:
+def _hash_graph(model: ModelLike) -> str:
+    proto, store = bare_proto(model), store_of(model)
     digest = hashlib.sha256()
     graph = proto.graph
     for part in (*graph.node, *graph.input, *graph.output, *proto.opset_import, *proto.functions):
@@ -91,32 +85,24 @@ def _graph_digest(proto: ModelProto) -> str:
     for tensor in graph.initializer:
         digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode())
         if tensor.data_type not in _FLOATING or np.prod(tensor.dims, dtype=np.int64) <= _SIZES:
-            digest.update(decode_tensor(tensor).tobytes() if tensor.data_type != TensorProto.STRING else b"")
+            digest.update(decode_tensor(tensor, store).tobytes() if tensor.data_type != TensorProto.STRING else b"")
     return digest.hexdigest()
 
 
-def _indexed(proto: ModelProto) -> GraphIndex:
-    return index_of(proto if has_unique_names(proto) else name_nodes(proto))
+def _indexed(proto: ModelLike) -> GraphIndex:
+    return index_of(proto if has_unique_names(bare_proto(proto)) else name_nodes(proto))
 
 
 def _refine(index: GraphIndex) -> dict[TensorId, str]:
-    memo = remembered("structure")
-    if memo is not None and id(index) in memo:
-        return dict(memo[id(index)][1])
-    colours = _colours(index)
-    if memo is not None:
-        memo.clear()
-        memo[id(index)] = (index, dict(colours))
-    return colours
-
-
-def _colours(index: GraphIndex) -> dict[TensorId, str]:
-    colours: dict[TensorId, str] = {}
-    for _ in range(_ROUNDS):
-        made = _forward(index, colours)
-        becomes = _backward(index, made)
-        colours = {t: _hash(colour, becomes[t]) for t, colour in made.items()}
-    return colours
+    if index.colours is None:
+        colours: dict[TensorId, str] = {}
+        for _ in range(_ROUNDS):
+            made = _forward(index, colours)
+            becomes = _backward(index, made)
+            colours = {t: _hash(colour, becomes[t]) for t, colour in made.items()}
+        index.colours = colours
+    # A copy: the index keeps its own.
+    return dict(index.colours)
 
 
 def _forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[TensorId, str]:
@@ -134,9 +120,9 @@ def _forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[TensorId, st
 
     for node in index.nodes:
         parts = [_operator(node), *(colour(name, node.scope) for name in node.inputs)]
-        for label, body in index.bodies(node.name):
+        for label, subgraph in index.subgraphs(node.name):
             parts.append(label)
-            parts.extend(colour(name, body) for name in index.scope_outputs(body))
+            parts.extend(colour(name, subgraph) for name in index.scope_outputs(subgraph))
         made = _hash(*parts)
         for k, name in enumerate(node.outputs):
             t = TensorId(name, node.scope)
@@ -149,7 +135,7 @@ def _forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[TensorId, st
 
 
 def _leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> str:
-    """A constant, or the input of a body, which is known by its holder's inputs and its own position."""
+    """A constant, or the input of a subgraph, which is known by its parent's inputs and its own position."""
     if index.is_constant(t):
         shape = index.shape(t) or ()
         content: bytes | memoryview = b""
@@ -157,14 +143,14 @@ def _leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> str:
             array = index.constant(t)
             content = _content(array) if array is not None and array.dtype.kind in "iub" else b""
         return _hash("constant", str(index.dtype(t)), repr(shape), content)
-    holder = index.holder(t.scope)
+    parent = index.parent(t.scope)
     names = index.scope_inputs(t.scope)
-    if holder is None or t.name not in names:
+    if parent is None or t.name not in names:
         return "unknown"
-    outer = (index.resolve(name, holder.scope) for name in holder.inputs)
+    outer = (index.resolve(name, parent.scope) for name in parent.inputs)
     label = t.scope.rpartition(".")[2]
     return _hash(
-        "body", _operator(holder), label, str(names.index(t.name)), *(colours.get(o, "") if o else "" for o in outer)
+        "body", _operator(parent), label, str(names.index(t.name)), *(colours.get(o, "") if o else "" for o in outer)
     )
 
 
@@ -181,9 +167,9 @@ def _backward(index: GraphIndex, made: dict[TensorId, str]) -> dict[TensorId, st
         for k, t in enumerate(read):
             if t is not None:
                 uses[t].append(_hash(fate, str(k), *around))
-        for label, body in index.bodies(node.name):
-            for k, name in enumerate(index.scope_outputs(body)):
-                t = index.resolve(name, body)
+        for label, subgraph in index.subgraphs(node.name):
+            for k, name in enumerate(index.scope_outputs(subgraph)):
+                t = index.resolve(name, subgraph)
                 if t is not None:
                     uses[t].append(_hash(fate, label, str(k)))
     return {t: _total(uses[t]) for t in made}

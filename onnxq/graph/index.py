@@ -1,6 +1,6 @@
-"""GraphIndex: everything the other rooms ask of a model, by name and scope, answered without searching.
+"""GraphIndex: look-ups of nodes, tensors, types and constants by name and scope, without searching.
 
-Read-only. Built once per ModelProto, which must not change while the index is in use.
+Read-only. Built once per model, which must not change while the index is in use.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import GraphProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.graph.held import remembered
+from onnxq.graph.light import LightModel, ModelLike, bare_proto, store_of
 from onnxq.graph.names import has_unique_names
 from onnxq.graph.scopes import bodies, body_scope, function_id, topological
 from onnxq.graph.values import (
@@ -42,10 +42,10 @@ class ValueInfo:
 
 @dataclass(frozen=True)
 class NodeRef:
-    """What one node is. inputs and outputs keep "" where an optional one is left out.
+    """One node. inputs and outputs keep "" where an optional one is left out.
 
-    attrs: int, float, str, tuples of these, or read-only arrays, decoded when asked for; bodies are not among them.
-    order: position in the order the model runs in, all scopes together (a body's nodes come before the body's holder).
+    attrs: int, float, str, tuples of these, or read-only arrays, decoded when asked for; subgraphs are not among them.
+    order: position in the order the model runs in, all scopes together (a subgraph's nodes come before its parent).
     """
 
     name: str
@@ -59,22 +59,24 @@ class NodeRef:
 
 
 class GraphIndex:
-    """Look-ups over the main graph and the bodies of If/Loop/Scan. Function bodies are opaque (see inline_functions).
+    """Look-ups over the main graph and the subgraphs of If/Loop/Scan. Functions are opaque (see inline_functions).
 
     Raises ModelError when nodes are unnamed or share a name (see name_nodes), or form a cycle.
     """
 
-    def __init__(self, proto: ModelProto) -> None:
+    def __init__(self, model: ModelLike) -> None:
+        proto = bare_proto(model)
         if not has_unique_names(proto):
             raise ModelError(
                 "the model", "has unnamed nodes or nodes that share a name", "call name_nodes first", code="Q117"
             )
         self.proto = proto
+        self._weights = store_of(model)
         self.opset: int = opset_of(proto)
         self.functions: tuple[str, ...] = tuple(function_id(function) for function in proto.functions)
-        self._parent: dict[str, str] = {}
-        self._holder: dict[str, str] = {}
-        self._bodies: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+        self._outer: dict[str, str] = {}
+        self._parent_node: dict[str, str] = {}
+        self._subgraphs: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         self._graphs: dict[str, GraphProto] = {}
         self._defined: dict[str, set[str]] = {}
         self._nodes: dict[str, NodeRef] = {}
@@ -85,6 +87,8 @@ class GraphIndex:
         self._captured: set[TensorId] = set()
         self._initializers: dict[TensorId, TensorProto | SparseTensorProto] = {}
         self._types: dict[TensorId, tuple[int, Dims | None]] = {}
+        # Set by identity.py: what a tensor is made of and becomes, computed once for all who ask.
+        self.colours: dict[TensorId, str] | None = None
         self._decoded: dict[TensorId, NDArray[Any]] = {}
         self._visit(proto.graph, "")
         self.nodes: tuple[NodeRef, ...] = tuple(self._nodes.values())
@@ -95,6 +99,12 @@ class GraphIndex:
             ValueInfo(value.name, *declared_type(value)) for value in proto.graph.input if value.name not in stored
         )
         self.outputs: tuple[ValueInfo, ...] = tuple(self._info(value.name) for value in proto.graph.output)
+
+    @property
+    def model(self) -> ModelLike:
+        """The model: a light one with the same arrays where a light one was indexed."""
+        # Not the very object: that holds this index, and a cycle would keep the arrays until Python looks for cycles.
+        return self.proto if self._weights is None else LightModel(self.proto, self._weights)
 
     def node(self, name: str) -> NodeRef:
         """The node of this name. Raises ModelError with the nearest names."""
@@ -112,7 +122,7 @@ class GraphIndex:
         while tensor and at is not None:
             if tensor in self._defined.get(at, ()):
                 return TensorId(tensor, at)
-            at = self._parent.get(at)
+            at = self._outer.get(at)
         return None
 
     def producer(self, t: TensorId) -> NodeRef | None:
@@ -125,11 +135,11 @@ class GraphIndex:
         return tuple(self._consumers.get(t, ()))
 
     def is_output(self, t: TensorId) -> bool:
-        """True when the tensor is an output of the graph or body it is defined in."""
+        """True when the tensor is an output of the graph or subgraph it is defined in."""
         return t in self._outputs
 
     def captured(self, t: TensorId) -> bool:
-        """True when an inner scope reads the tensor, as a node input or as that body's output."""
+        """True when an inner scope reads the tensor, as a node input or as that subgraph's output."""
         return t in self._captured
 
     def is_constant(self, t: TensorId) -> bool:
@@ -141,14 +151,15 @@ class GraphIndex:
         source = self._constant_source(t)
         if source is None:
             return None
-        origin, held = source
+        origin, stored = source
         if origin not in self._decoded:
-            if isinstance(held, NodeProto):
-                value = constant_value(held)
+            if isinstance(stored, NodeProto):
+                value = constant_value(stored)
                 if value is None:  # pragma: no cover - _constant_source asked for the attribute already
                     return None
             else:
-                value = decode_tensor(held) if isinstance(held, TensorProto) else decode_sparse(held)
+                sparse = isinstance(stored, SparseTensorProto)
+                value = decode_sparse(stored) if sparse else decode_tensor(stored, self._weights)
             self._decoded[origin] = value
         return self._decoded[origin]
 
@@ -160,21 +171,21 @@ class GraphIndex:
         """The declared or inferred onnx.TensorProto dtype, 0 when unknown."""
         return self._types.get(t, (0, None))[0]
 
-    def holder(self, scope: str) -> NodeRef | None:
-        """The node whose body this scope is; None for the main graph."""
-        name = self._holder.get(scope)
+    def parent(self, scope: str) -> NodeRef | None:
+        """The node whose subgraph this scope is; None for the main graph."""
+        name = self._parent_node.get(scope)
         return None if name is None else self._nodes[name]
 
-    def bodies(self, node: str) -> tuple[tuple[str, str], ...]:
-        """(label, scope) of the bodies a node holds, sorted by label; () for most nodes."""
-        return tuple(sorted(self._bodies.get(node, ())))
+    def subgraphs(self, node: str) -> tuple[tuple[str, str], ...]:
+        """(label, scope) of the subgraphs a node holds, sorted by label; () for most nodes."""
+        return tuple(sorted(self._subgraphs.get(node, ())))
 
     def scope_inputs(self, scope: str) -> tuple[str, ...]:
-        """The input names of a body (or of the main graph)."""
+        """The input names of a subgraph (or of the main graph)."""
         return tuple(value.name for value in self._graph(scope).input)
 
     def scope_outputs(self, scope: str) -> tuple[str, ...]:
-        """The output names of a body (or of the main graph); a body's may be captured from outside."""
+        """The output names of a subgraph (or of the main graph); a subgraph's may be captured from outside."""
         return tuple(value.name for value in self._graph(scope).output)
 
     def _graph(self, scope: str) -> GraphProto:
@@ -187,12 +198,12 @@ class GraphIndex:
         self._graphs[scope] = graph
         self._define(graph, scope)
         for node in topological(graph):
-            for label, body in bodies(node):
+            for label, subgraph in bodies(node):
                 inner = body_scope(scope, node.name, label)
-                self._parent[inner] = scope
-                self._holder[inner] = node.name
-                self._bodies[node.name].append((label, inner))
-                self._visit(body, inner)
+                self._outer[inner] = scope
+                self._parent_node[inner] = node.name
+                self._subgraphs[node.name].append((label, inner))
+                self._visit(subgraph, inner)
             self._add(node, scope)
         for value in graph.output:
             found = self.resolve(value.name, scope)
@@ -219,13 +230,13 @@ class GraphIndex:
                 self._learn(TensorId(value.name, scope), *declared_type(value))
 
     def _store(
-        self, key: TensorId, held: TensorProto | SparseTensorProto, dtype: int, dims: Dims, overridable: set[str]
+        self, key: TensorId, stored: TensorProto | SparseTensorProto, dtype: int, dims: Dims, overridable: set[str]
     ) -> None:
         self._defined[key.scope].add(key.name)
         self._types[key] = (dtype, dims)
         # ORT folds an initializer into nothing when the caller may feed another value for it.
         if key.name not in overridable or key.scope:
-            self._initializers[key] = held
+            self._initializers[key] = stored
 
     def _learn(self, key: TensorId, dtype: int, shape: Dims | None) -> None:
         old_dtype, old_shape = self._types.get(key, (0, None))
@@ -279,24 +290,17 @@ class GraphIndex:
         return ValueInfo(name, self.dtype(key), self.shape(key))
 
 
-# As many indices are remembered; a model that is left behind is not looked at again.
-_INDICES = 6
+def index_of(model: ModelLike) -> GraphIndex:
+    """Return the index of a model that is changed no more: of a light one, that made before."""
+    if not isinstance(model, LightModel):
+        return GraphIndex(model)
+    if "index" not in model.facts:
+        model.facts["index"] = GraphIndex(model)
+    index: GraphIndex = model.facts["index"]
+    return index
 
 
-def index_of(proto: ModelProto) -> GraphIndex:
-    """The index of a model that is changed no more: inside `holding()` the one made before, if there is one."""
-    memo = remembered("index")
-    if memo is None:
-        return GraphIndex(proto)
-    found = memo.pop(id(proto), None) or GraphIndex(proto)
-    # The index holds the model, so that no other can have its id.
-    memo[id(proto)] = found
-    if len(memo) > _INDICES:
-        del memo[next(iter(memo))]
-    return found
-
-
-def opset_of(proto: ModelProto, domain: str = "") -> int:
+def opset_of(proto: ModelLike, domain: str = "") -> int:
     """The version of a domain the model imports ("" and "ai.onnx" are the same one); 0 when it does not."""
     same = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
     return next((entry.version for entry in proto.opset_import if entry.domain in same), 0)

@@ -1,4 +1,4 @@
-"""Reading a model: from a file nobody vouches for to a checked, self-contained ModelProto in memory."""
+"""Reading a model: from an untrusted file to a checked, self-contained ModelProto in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxq.files import read_input
 from onnxq.graph.external import all_tensors, is_external, load_external
 from onnxq.graph.index import opset_of
 from onnxq.graph.scopes import topological, walk
-from onnxq.graph.weights import check_tensors, lighten
+from onnxq.graph.weights import check_tensors, omit_weights
 from onnxq.nearest import nearest
 from onnxq.sites import Caution
 
@@ -76,6 +76,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
     check_tensors(proto, subject)
     _check_inputs(proto)
     _check_types(proto, subject)
+    # Before the checker, which refuses nodes out of order.
     notes = (*_plain_initializers(proto), *_sort(proto))
     if check:
         check_structure(proto, subject)
@@ -84,7 +85,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
 
 def check_structure(proto: ModelProto, subject: str) -> None:
     """onnx.checker on the model without its weights (so that size is no matter). Raises ModelError."""
-    light, _ = lighten(proto, empty=True)
+    light, _ = omit_weights(proto, empty=True)
     _declare_unknown(light)
     try:
         onnx.checker.check_model(light)
@@ -153,7 +154,7 @@ def _file_bytes(path: Path) -> bytes:
     return data
 
 
-# What people hand over instead of a model, told by how it begins.
+# Files that are often given in place of a model: offset and first bytes, cause, fix.
 _IMPOSTORS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"version https://git-lfs", "is a Git LFS pointer, not the model itself", "run: git lfs pull"),
     (4, b"ORTM", "is an ORT-format model, which cannot be edited", "give the .onnx it was made from"),

@@ -1,9 +1,9 @@
 """Node names that hold: stable, unique, and never made from a position.
 
-A node keeps its own name when no other node of the model (bodies and functions included) has it. Otherwise its name is
-"<first output tensor>/<op type>", which survives reordering and other nodes coming and going; where two nodes would
-meet in that (sibling bodies may reuse tensor names) the scope goes in front, and what still meets is numbered in the
-order of the nodes' own content.
+A node keeps its own name when no other node of the model (subgraphs and functions included) has it. Otherwise its name
+is "<first output tensor>/<op type>", which survives reordering and other nodes coming and going; where two nodes would
+have the same one (sibling subgraphs may reuse tensor names) the scope goes in front, and names that are still the same
+are numbered in the order of the nodes' own content.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
-from onnxq.graph.scopes import bodies, body_scope, function_id
+from onnxq.graph.light import keep_weights
+from onnxq.graph.scopes import all_graphs, bodies, body_scope, function_id
 
 
+@keep_weights
 def name_nodes(proto: ModelProto) -> ModelProto:
     """A copy in which every node of every scope has a unique, deterministic name (idempotent)."""
     named = ModelProto()
@@ -32,19 +34,19 @@ def has_unique_names(proto: ModelProto) -> bool:
 
 
 def assign_names(proto: ModelProto) -> None:
-    """What name_nodes does, in place."""
+    """Give every node of every scope a unique, deterministic name, in place."""
     counts = _name_counts(proto)
     taken = {name for name, count in counts.items() if name and count == 1}
     levels: list[_Holder] = [_Holder("", proto.graph)]
     levels.extend(_Holder(function_id(function), function) for function in proto.functions)
-    # Outside in, one nesting level at a time: a body's scope contains its holder's final name.
+    # Outside in, one nesting level at a time: a subgraph's scope contains its parent's final name.
     while levels:
         _name_level(levels, counts, taken)
         levels = [
-            _Holder(body_scope(holder.scope, node.name, label), body)
-            for holder in levels
-            for node in holder.graph.node
-            for label, body in bodies(node)
+            _Holder(body_scope(parent.scope, node.name, label), subgraph)
+            for parent in levels
+            for node in parent.graph.node
+            for label, subgraph in bodies(node)
         ]
 
 
@@ -60,8 +62,8 @@ def _name_counts(proto: ModelProto) -> Counter[str]:
     while stack:
         node = stack.pop()
         counts[node.name] += 1
-        for _, body in bodies(node):
-            stack.extend(body.node)
+        for _, subgraph in bodies(node):
+            stack.extend(subgraph.node)
     return counts
 
 
@@ -101,3 +103,29 @@ def _content(node: NodeProto) -> bytes:
     bare.CopyFrom(node)
     bare.ClearField("name")
     return bytes(bare.SerializeToString(deterministic=True))
+
+
+def choose_name(base: str, taken: set[str]) -> str:
+    """Return `base`, or base_1, base_2 …: the first that is not taken; it is added to `taken`."""
+    name, number = base, 0
+    while name in taken:
+        number += 1
+        name = f"{base}_{number}"
+    taken.add(name)
+    return name
+
+
+def all_names(proto: ModelProto) -> set[str]:
+    """Every name the model uses for a tensor, node, value_info or function, in any scope."""
+    names: set[str] = {function.name for function in proto.functions}
+    for _, graph in all_graphs(proto):
+        if isinstance(graph, GraphProto):
+            for values in (graph.input, graph.output, graph.value_info, graph.initializer):
+                names.update(value.name for value in values)
+            names.update(sparse.values.name for sparse in graph.sparse_initializer)
+        else:
+            names.update((*graph.input, *graph.output))
+        for node in graph.node:
+            names.update((node.name, *node.input, *node.output))
+    names.discard("")
+    return names

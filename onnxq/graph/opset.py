@@ -9,18 +9,20 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnxq.errors import ModelError
 from onnxq.graph.index import opset_of
+from onnxq.graph.light import keep_weights
 from onnxq.graph.load import check_structure
-from onnxq.graph.names import name_nodes
-from onnxq.graph.opset_names import settle_names
-from onnxq.graph.scopes import label, walk
-from onnxq.graph.weights import copy_fields, lighten, restore
+from onnxq.graph.names import all_names, assign_names, choose_name, name_nodes
+from onnxq.graph.scopes import defined_names, label, rename_reads, walk
+from onnxq.graph.weights import copy_fields, omit_weights, restore_weights
 
 
+@keep_weights
 def at_opset(proto: ModelProto, minimum: int) -> ModelProto:
     """The model itself when it is as new as `minimum`, else upgraded; raises what `upgrade_opset` raises."""
     return proto if opset_of(proto) >= minimum else upgrade_opset(proto, minimum)
 
 
+@keep_weights
 def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     """A copy at opset `minimum`, or at its own when that is as new. Nodes are named first if they are not.
 
@@ -31,7 +33,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     opset = opset_of(named)
     if not opset or opset >= minimum:
         return named
-    light, payload = lighten(named)
+    light, omitted = omit_weights(named)
     bare = ModelProto()
     copy_fields(light, bare, ("functions",))
     try:
@@ -44,8 +46,8 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     result.ir_version = max(named.ir_version, helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True))
     result.graph.CopyFrom(converted.graph)
     _reattach(light, result)
-    settle_names(light, result)
-    full = restore(result, payload)
+    _settle_names(light, result)
+    full = restore_weights(result, omitted)
     try:
         check_structure(full, f"the model at opset {minimum}")
     except ModelError as error:
@@ -62,7 +64,7 @@ def _imports(proto: ModelProto, minimum: int) -> list[onnx.OperatorSetIdProto]:
 
 
 def _reattach(before: ModelProto, after: ModelProto) -> None:
-    """What the converter drops: names and metadata, doc strings, annotations, declared types, sparse weights."""
+    """Put back what the converter drops: names, metadata, doc strings, annotations, declared types, sparse weights."""
     graphs = dict(walk(before.graph))
     for scope, graph in walk(after.graph):
         source = graphs[scope]
@@ -113,3 +115,54 @@ def _unconvertible(proto: ModelProto, opset: int, minimum: int, error: Exception
         f"export it at opset {minimum}",
         code="Q109",
     )
+
+
+def _settle_names(before: ModelProto, after: ModelProto) -> None:
+    """Rename, in place, the tensors of `after` that `before` does not have in the same scope; name unnamed nodes.
+
+    The converter numbers its tensors ("_v_5") anew in every subgraph, so that one may hide another of an outer scope,
+    and leaves its nodes unnamed. Here they are called after the node they serve: "conv1/Constant". The nodes of
+    `before` must have kept their names.
+    """
+    taken = all_names(before)
+    graphs = dict(walk(before.graph))
+    for scope, graph in walk(after.graph):
+        _rename(graph, _new_names(graphs[scope], graph, taken))
+    assign_names(after)
+
+
+def _new_names(source: GraphProto, graph: GraphProto, taken: set[str]) -> dict[str, str]:
+    old = defined_names(source)
+    makers = {tensor.name: "Constant" for tensor in graph.initializer}
+    makers.update((name, node.op_type) for node in graph.node for name in node.output)
+    readers: dict[str, NodeProto] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, node)
+    names: dict[str, str] = {}
+    for name in (name for node in graph.node for name in (*node.input, *node.output)):
+        if name and name in makers and name not in old and name not in names:
+            names[name] = choose_name(f"{_owner(name, old, readers)}/{makers[name]}", taken)
+    return names
+
+
+def _owner(name: str, old: set[str], readers: dict[str, NodeProto]) -> str:
+    """The named node that reads the tensor, or the first tensor of the original model that is made from it."""
+    while (reader := readers.get(name)) is not None:
+        if reader.name:
+            return reader.name
+        made = next((output for output in reader.output if output in old), "")
+        if made or not reader.output:
+            return made or name
+        name = reader.output[0]
+    return name
+
+
+def _rename(graph: GraphProto, names: dict[str, str]) -> None:
+    for tensor in graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+    for value in graph.output:
+        value.name = names.get(value.name, value.name)
+    for node in graph.node:
+        node.output[:] = [names.get(name, name) for name in node.output]
+    rename_reads(graph, names)

@@ -10,10 +10,9 @@ from onnx import ModelProto, TensorProto
 
 from onnxq.errors import OutputError
 from onnxq.files import is_stream, replacing
-from onnxq.graph.encode import encode_tensor
-from onnxq.graph.held import filled
-from onnxq.graph.values import decode_tensor
-from onnxq.graph.weights import is_large, lighten, locate_initializers, model_bytes, restore
+from onnxq.graph.light import ModelLike, attach_weights
+from onnxq.graph.values import decode_tensor, encode_tensor
+from onnxq.graph.weights import is_large, locate_initializers, model_bytes, omit_weights, restore_weights
 
 # protobuf's limit on one message, less what names and nodes may take.
 _ONE_FILE = 2**31 - 2**24
@@ -22,7 +21,7 @@ _ALIGNMENT = 4096
 
 
 def save_model(
-    proto: ModelProto,
+    model: ModelLike,
     path: str | Path,
     *,
     external: bool | None = None,
@@ -35,7 +34,7 @@ def save_model(
     inputs: files that are never written over.
     Raises OutputError when the file is there already (unless overwrite), cannot be written, or the disk is full.
     """
-    path, proto = Path(path), filled(proto)
+    path, proto = Path(path), attach_weights(model)
     targets = [path]
     if external is None:
         external = model_bytes(proto) > _ONE_FILE
@@ -76,10 +75,10 @@ def check_data_name(target: Path) -> None:
 
 def _spill(proto: ModelProto, file: BinaryIO, location: str) -> ModelProto:
     """Write the large initializers to `file`; returns the model that refers to them."""
-    light, payload = lighten(proto)
+    light, omitted = omit_weights(proto)
     offset = 0
     for key, stub in locate_initializers(light):
-        tensor = payload.initializers.get(key)
+        tensor = omitted.initializers.get(key)
         if tensor is None or tensor.data_type == TensorProto.STRING:
             continue
         raw = tensor.raw_data or encode_tensor(tensor.name, decode_tensor(tensor), tensor.data_type).raw_data
@@ -92,5 +91,5 @@ def _spill(proto: ModelProto, file: BinaryIO, location: str) -> ModelProto:
         for entry, value in (("location", location), ("offset", str(offset)), ("length", str(len(raw)))):
             stub.external_data.add(key=entry, value=value)
         offset += len(raw)
-        del payload.initializers[key]
-    return restore(light, payload)
+        del omitted.initializers[key]
+    return restore_weights(light, omitted)

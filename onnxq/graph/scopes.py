@@ -1,11 +1,11 @@
-"""Scopes: the main graph "" and the bodies of If/Loop/Scan inside it, and the order nodes run in.
+"""Scopes: the main graph "" and the subgraphs of If/Loop/Scan inside it, and the order nodes run in.
 
-A body's scope is its holder's scope, node name and attribute: "If_0.else_branch/Loop_3.body".
+A subgraph's scope is its parent's scope, node name and attribute: "If_0.else_branch/Loop_3.body".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
-    """The bodies a node holds as (attribute label, graph); a list attribute's members are labelled name[i]."""
+    """Yield a node's subgraphs as (attribute label, graph); a list attribute's members are labelled name[i]."""
     for attr in node.attribute:
         if attr.type == AttributeProto.GRAPH:
             yield attr.name, attr.g
@@ -26,37 +26,37 @@ def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
 
 
 def body_scope(scope: str, node_name: str, label: str) -> str:
-    """The scope of the body `label` of node `node_name`, which itself lies in `scope`."""
+    """Return the scope of subgraph `label` of the node `node_name`, which itself lies in `scope`."""
     return f"{scope}/{node_name}.{label}" if scope else f"{node_name}.{label}"
 
 
 def walk(graph: GraphProto, scope: str = "") -> Iterator[tuple[str, GraphProto]]:
-    """Every (scope, graph) from the outside in, holders in file order."""
+    """Yield every (scope, graph) from the outside in, parents in file order."""
     yield scope, graph
     for node in graph.node:
-        for label, body in bodies(node):
-            yield from walk(body, body_scope(scope, node.name, label))
+        for label, subgraph in bodies(node):
+            yield from walk(subgraph, body_scope(scope, node.name, label))
 
 
 def all_graphs(proto: ModelProto) -> Iterator[tuple[str, GraphProto | FunctionProto]]:
-    """Every graph of the model and every function with its bodies; a function's scope is "domain::name"."""
+    """Yield every graph of the model, and every function with its subgraphs; a function's scope is "domain::name"."""
     yield from walk(proto.graph)
     for function in proto.functions:
         scope = function_id(function)
         yield scope, function
         for node in function.node:
-            for label, body in bodies(node):
-                yield from walk(body, body_scope(scope, node.name, label))
+            for label, subgraph in bodies(node):
+                yield from walk(subgraph, body_scope(scope, node.name, label))
 
 
 def function_id(function: FunctionProto) -> str:
-    """How a model-local function is called: "domain::name", with its overload when it has one."""
+    """Return a function's identity: "domain::name", with its overload when it has one."""
     text = f"{function.domain}::{function.name}"
     return f"{text}:{function.overload}" if function.overload else text
 
 
 def defined_names(graph: GraphProto) -> set[str]:
-    """The tensors that come to be in this very scope: inputs, initializers, node outputs."""
+    """Return the tensors defined in this very scope: inputs, initializers, node outputs."""
     names = {value.name for value in graph.input}
     names.update(tensor.name for tensor in graph.initializer)
     names.update(sparse.values.name for sparse in graph.sparse_initializer)
@@ -66,7 +66,7 @@ def defined_names(graph: GraphProto) -> set[str]:
 
 
 def captures(graph: GraphProto) -> list[str]:
-    """The tensors a body reads from outside (nested bodies and its own outputs included), each once, in order."""
+    """Return the tensors a subgraph reads from outside (nested ones and outputs included), once each, in order."""
     own = defined_names(graph)
     found: dict[str, None] = {}
     for node in graph.node:
@@ -77,30 +77,43 @@ def captures(graph: GraphProto) -> list[str]:
 
 
 def names_read(graph: GraphProto) -> set[str]:
-    """Every name that a node of the graph or of a body in it reads, or that one of them gives out."""
+    """Return every name that a node of the graph or of a subgraph in it reads, or that is an output of one of them."""
     found = {value.name for value in graph.output}
     for node in graph.node:
         found.update(node.input)
-        for _, body in bodies(node):
-            found |= names_read(body)
+        for _, subgraph in bodies(node):
+            found |= names_read(subgraph)
     return found
 
 
 def reads(node: NodeProto) -> list[str]:
-    """The tensors a node needs before it can run: its inputs and what its bodies capture."""
+    """Return the tensors a node needs before it can run: its inputs and the captures of its subgraphs."""
     names = [name for name in node.input if name]
-    for _, body in bodies(node):
-        names.extend(captures(body))
+    for _, subgraph in bodies(node):
+        names.extend(captures(subgraph))
     return names
 
 
+def rename_reads(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Let nodes, also those of subgraphs, read other tensors of this graph, in place: old name -> new."""
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        for _, subgraph in bodies(node):
+            own = defined_names(subgraph)
+            outer = {old: new for old, new in names.items() if old not in own}
+            rename_reads(subgraph, outer)
+            for value in subgraph.output:
+                value.name = outer.get(value.name, value.name)
+
+
 def in_order(nodes: list[T], needs: list[list[str]], makes: list[list[str]], labels: list[str]) -> list[T]:
-    """The nodes sorted so that producers come first, otherwise as they stood (a sorted list comes back as it is).
+    """Sort nodes so that producers come first, otherwise in the given order (a sorted list comes back as it is).
 
     Raises ModelError naming a node when they form a cycle. Iterative: deep chains must not exhaust the stack.
     """
     producer = {name: i for i, outputs in enumerate(makes) for name in outputs if name}
-    state = bytearray(len(nodes))  # 0 untouched, 1 on the stack, 2 placed
+    # 0 untouched, 1 on the stack, 2 placed.
+    state = bytearray(len(nodes))
     order: list[int] = []
     for start in range(len(nodes)):
         stack = [start]
@@ -133,7 +146,7 @@ def topological(graph: GraphProto) -> list[NodeProto]:
 
 
 def label(node: NodeProto) -> str:
-    """What to call a node in a message, named or not."""
+    """Return a name for a node in messages, whether it has one or not."""
     if node.name:
         return node.name
     made = next((name for name in node.output if name), "")

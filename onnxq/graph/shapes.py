@@ -5,10 +5,12 @@ from __future__ import annotations
 import onnx
 from onnx import GraphProto, ModelProto
 
+from onnxq.graph.light import keep_weights
 from onnxq.graph.scopes import walk
-from onnxq.graph.weights import lighten
+from onnxq.graph.weights import omit_weights
 
 
+@keep_weights
 def infer_shapes(proto: ModelProto) -> ModelProto:
     """A copy with value_info for what onnx.shape_inference (with data propagation) finds out.
 
@@ -16,7 +18,8 @@ def infer_shapes(proto: ModelProto) -> ModelProto:
     """
     result = ModelProto()
     result.CopyFrom(proto)
-    light, _ = lighten(proto)
+    # Shape inference serializes the model; weights would make that slow, and fail over 2 GB.
+    light, _ = omit_weights(proto)
     try:
         inferred = onnx.shape_inference.infer_shapes(light, check_type=False, strict_mode=False, data_prop=True)
     except Exception:  # an operator's own inference function may raise anything; the model may run all the same

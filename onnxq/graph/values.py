@@ -1,4 +1,4 @@
-"""Decoding what protobuf holds: attributes, constant tensors, types."""
+"""Between protobuf and numpy: tensors both ways, attributes, constants, declared types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto, numpy_helper
 
 from onnxq.errors import ModelError
-from onnxq.graph.held import held_array, is_held
+from onnxq.graph.light import WeightStore
+from onnxq.graph.weights import BITS, is_stub
 
 Dims = tuple[int | str | None, ...]
 
@@ -27,14 +28,17 @@ _CONSTANT_DTYPES: dict[str, int] = {
 }
 
 
-# Bytes; protobuf stops there.
+# Bytes: protobuf's limit on one message.
 _MAX_DENSE = 2**31
 
 
-def decode_tensor(tensor: TensorProto) -> NDArray[Any]:
-    """The tensor as a read-only array; bfloat16, float8, sub-byte types as ml_dtypes. Raises ModelError if corrupt."""
-    if is_held(tensor):
-        return held_array(tensor)
+def decode_tensor(tensor: TensorProto, store: WeightStore | None = None) -> NDArray[Any]:
+    """Return the tensor as a read-only array; bfloat16, float8, sub-byte types as ml_dtypes.
+
+    store: of the model the tensor belongs to, for stubs. Raises ModelError for a damaged tensor.
+    """
+    if store is not None and is_stub(tensor):
+        return store.array(tensor)
     try:
         array = numpy_helper.to_array(tensor)
     except Exception as error:
@@ -43,6 +47,52 @@ def decode_tensor(tensor: TensorProto) -> NDArray[Any]:
     array = np.asarray(array)
     array.setflags(write=False)
     return array
+
+
+def encode_tensor(
+    name: str, array: NDArray[Any], dtype: int | None = None, *, store: WeightStore | None = None
+) -> TensorProto:
+    """Return a TensorProto named `name`, for the main graph a stub where `store` takes the array.
+
+    dtype: an onnx.TensorProto type, by default the array's own. store: keeps large arrays, which must not change then.
+    Sub-byte integers are given as ordinary integers and packed little end first (the ONNX spec of raw_data). Raises
+    ModelError when a value does not fit the type.
+    """
+    array = np.asarray(array)
+    if dtype is None:
+        dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    tensor = TensorProto(name=name, data_type=dtype, dims=array.shape)
+    if dtype == TensorProto.STRING:
+        tensor.string_data.extend(text if isinstance(text, bytes) else str(text).encode() for text in array.ravel())
+        return tensor
+    target = onnx.helper.tensor_dtype_to_np_dtype(dtype)
+    stored = array if array.dtype == target else _cast(name, array, target)
+    if store is not None and store.put(tensor, stored):
+        return tensor
+    if dtype in BITS:
+        tensor.raw_data = _pack(stored, BITS[dtype])
+    else:
+        tensor.raw_data = np.ascontiguousarray(stored, dtype=target.newbyteorder("<")).tobytes()
+    return tensor
+
+
+def _cast(name: str, array: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
+    stored = array.astype(target)
+    if not np.array_equal(stored.astype(array.dtype), array, equal_nan=array.dtype.kind == "f"):
+        raise ModelError(name, f"its values do not fit {target.name}", "saturate or round them first", code="Q117")
+    return stored
+
+
+def _pack(array: NDArray[Any], bits: int) -> bytes:
+    per_byte, mask = 8 // bits, (1 << bits) - 1
+    # ml_dtypes' sub-byte types take a byte each in memory; the low bits are the value.
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & mask
+    padded = np.zeros((flat.size + per_byte - 1) // per_byte * per_byte, dtype=np.uint8)
+    padded[: flat.size] = flat
+    packed = np.zeros(padded.size // per_byte, dtype=np.uint8)
+    for k in range(per_byte):
+        packed |= padded[k::per_byte] << (bits * k)
+    return packed.tobytes()
 
 
 def decode_sparse(sparse: SparseTensorProto) -> NDArray[Any]:
@@ -73,10 +123,10 @@ def decode_sparse(sparse: SparseTensorProto) -> NDArray[Any]:
 
 def constant_attribute(node: NodeProto) -> AttributeProto | None:
     """The attribute that holds a Constant node's value; None when it refers to a function's attribute."""
-    held = ("value", "sparse_value", *_CONSTANT_DTYPES)
+    names = ("value", "sparse_value", *_CONSTANT_DTYPES)
     attr: AttributeProto
     for attr in node.attribute:
-        if attr.name in held and not attr.ref_attr_name:
+        if attr.name in names and not attr.ref_attr_name:
             return attr
     return None
 
@@ -154,7 +204,7 @@ def attribute_value(attr: AttributeProto) -> Any:
 
 
 class Attributes(Mapping[str, Any]):
-    """A node's attributes, decoded when asked for; bodies and references to a function's attributes are left out."""
+    """A node's attributes, decoded when asked for; subgraphs and references to a function's attributes are left out."""
 
     def __init__(self, node: NodeProto) -> None:
         self._raw = {

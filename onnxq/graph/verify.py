@@ -1,4 +1,4 @@
-"""What a legal graph is, checked: names, order, quantize/dequantize pairs, then onnx.checker."""
+"""The check that a graph is legal: names, order, quantize/dequantize pairs, then onnx.checker."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from onnx import ModelProto
 
 from onnxq.errors import ModelError, VerificationError
 from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.light import ModelLike, bare_proto
 from onnxq.graph.load import check_structure
 from onnxq.graph.scopes import bodies, body_scope, defined_names, label, reads, walk
 from onnxq.sites import TensorId
@@ -18,7 +19,7 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 _DOMAINS = ("", "com.microsoft")
 
 
-def verify(proto: ModelProto, *, kept: Collection[str] = ()) -> None:
+def verify(model: ModelLike, *, kept: Collection[str] = ()) -> None:
     """Raise VerificationError, naming the node, unless the graph is legal.
 
     Node names are unique and not empty; tensors are made before they are read, once, and by one node; a QuantizeLinear
@@ -26,9 +27,10 @@ def verify(proto: ModelProto, *, kept: Collection[str] = ()) -> None:
     as the axis has entries; no edge is quantized twice in a row with the same numbers; onnx.checker agrees.
     kept: names of nodes exempt from the rules about pairs, because the model came with them.
     """
+    proto = bare_proto(model)
     _check_order(proto)
     try:
-        index = GraphIndex(proto)
+        index = GraphIndex(model)
         for node in index.nodes:
             if node.domain in _DOMAINS and node.name not in kept:
                 if node.op_type in (QUANTIZE, DEQUANTIZE):
@@ -99,7 +101,7 @@ def _quantized_again(index: GraphIndex, node: NodeRef) -> bool:
 
 
 def _difference(index: GraphIndex, a: NodeRef, b: NodeRef) -> str:
-    """What two nodes of a pair disagree in: "scale", "zero point", "axis", "block_size", or ""."""
+    """Name the first difference between two nodes of a pair: "scale", "zero point", "axis", "block_size", or ""."""
     for k, what in ((1, "scale"), (2, "zero point")):
         if not _same_input(index, a, b, k):
             return what

@@ -1,7 +1,8 @@
-"""Weights set aside, so that tools which serialize the model or copy it stay fast and work over 2 GB.
+"""Weights left out while a tool of onnx works on the graph, so that it stays fast and takes models over 2 GB.
 
-`lighten` gives the model with the bytes of its large tensors left out (names, dtypes and dims stay), `restore` puts
-them back. Places are told by tensor names, which no tool changes: a body by the first output of the node that holds it.
+`omit_weights` gives the model without the bytes of its large tensors (names, dtypes and dims stay), `restore_weights`
+puts them back. Tensors are found again by name and graph, a subgraph by the first output of its parent node: no tool
+changes these.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from onnxq.errors import ModelError
 from onnxq.graph.external import all_tensors, is_external
-from onnxq.graph.held import is_held
 from onnxq.graph.scopes import bodies, function_id
 
-# Shapes, axes and the like: tools look at their values, so they stay.
+# Bytes. Shapes, axes and pads are smaller: tools look at their values, so they stay.
 SMALL_BYTES = 4096
+# Location of a stub of light.py. A path without a file extension in a folder: no exporter writes this one.
+STUB_LOCATION = "onnxq/held"
 
 
 @dataclass(frozen=True, eq=False)
-class Payload:
+class Omitted:
     """The original tensors that were left out, by (place, tensor name) and by (place, output of the Constant)."""
 
     initializers: dict[tuple[str, str], TensorProto] = field(default_factory=dict)
@@ -47,8 +49,13 @@ BITS: dict[int, int] = {number: _SUB_BYTE[name] for name, number in TensorProto.
 
 
 def model_bytes(proto: ModelProto) -> int:
-    """The bytes of all tensors together, but for those held beside the model: what serializing it makes, nearly."""
-    return sum(tensor_bytes(tensor) for tensor in all_tensors(proto) if not is_held(tensor))
+    """The bytes of all tensors together, stubs left out: about the size of the serialized model."""
+    return sum(tensor_bytes(tensor) for tensor in all_tensors(proto) if not is_stub(tensor))
+
+
+def is_stub(tensor: TensorProto) -> bool:
+    """True for a tensor whose values lie in the WeightStore of its model (see light.py)."""
+    return is_external(tensor) and any(entry.value == STUB_LOCATION for entry in tensor.external_data)
 
 
 def check_tensors(proto: ModelProto, subject: str) -> None:
@@ -72,120 +79,121 @@ def check_tensors(proto: ModelProto, subject: str) -> None:
             )
 
 
-def lighten(proto: ModelProto, *, empty: bool = False, functions: bool = True) -> tuple[ModelProto, Payload]:
+def omit_weights(proto: ModelProto, *, empty: bool = False, functions: bool = True) -> tuple[ModelProto, Omitted]:
     """The model without its large tensors' bytes, built without ever copying them, and those tensors.
 
     empty: also give them dims [0], which onnx.checker accepts as a tensor without data. functions: functions too.
     """
-    payload = Payload()
+    omitted = Omitted()
     light = ModelProto()
     copy_fields(proto, light, ("graph", "functions"))
-    _light_graph(proto.graph, light.graph, "", payload, empty)
+    _light_graph(proto.graph, light.graph, "", omitted, empty)
     for function in proto.functions:
         target = light.functions.add()
         if not functions:
             target.CopyFrom(function)
             continue
         copy_fields(function, target, ("node",))
-        _light_nodes(function, target, function_id(function), payload, empty)
-    return light, payload
+        _light_nodes(function, target, function_id(function), omitted, empty)
+    return light, omitted
 
 
-def _light_graph(source: GraphProto, target: GraphProto, place: str, payload: Payload, empty: bool) -> None:
+def _light_graph(source: GraphProto, target: GraphProto, place: str, omitted: Omitted, empty: bool) -> None:
     copy_fields(source, target, ("node", "initializer"))
     for tensor in source.initializer:
         if is_large(tensor):
-            payload.initializers[place, tensor.name] = tensor
+            omitted.initializers[place, tensor.name] = tensor
             _stub(tensor, target.initializer.add(), empty)
         else:
             target.initializer.add().CopyFrom(tensor)
-    _light_nodes(source, target, place, payload, empty)
+    _light_nodes(source, target, place, omitted, empty)
 
 
 def _light_nodes(
     source: GraphProto | FunctionProto,
     target: GraphProto | FunctionProto,
     place: str,
-    payload: Payload,
+    omitted: Omitted,
     empty: bool,
 ) -> None:
     for node in source.node:
         copy = target.node.add()
         copy_fields(node, copy, ("attribute",))
         for attr in node.attribute:
-            _light_attribute(node, attr, copy.attribute.add(), place, payload, empty)
+            _light_attribute(node, attr, copy.attribute.add(), place, omitted, empty)
 
 
 def _light_attribute(
-    node: NodeProto, attr: AttributeProto, copy: AttributeProto, place: str, payload: Payload, empty: bool
+    node: NodeProto, attr: AttributeProto, copy: AttributeProto, place: str, omitted: Omitted, empty: bool
 ) -> None:
     copy_fields(attr, copy, ("t", "g", "graphs"))
     if attr.type == AttributeProto.GRAPH:
-        _light_graph(attr.g, copy.g, _inner(place, node, attr.name), payload, empty)
+        _light_graph(attr.g, copy.g, _inner(place, node, attr.name), omitted, empty)
     elif attr.type == AttributeProto.GRAPHS:
-        for i, body in enumerate(attr.graphs):
-            _light_graph(body, copy.graphs.add(), _inner(place, node, f"{attr.name}[{i}]"), payload, empty)
+        for i, subgraph in enumerate(attr.graphs):
+            _light_graph(subgraph, copy.graphs.add(), _inner(place, node, f"{attr.name}[{i}]"), omitted, empty)
     elif attr.HasField("t"):
         if node.op_type == "Constant" and attr.name == "value" and is_large(attr.t):
-            payload.constants[place, node.output[0]] = attr.t
+            omitted.constants[place, node.output[0]] = attr.t
             _stub(attr.t, copy.t, empty)
         else:
             copy.t.CopyFrom(attr.t)
 
 
 def locate_initializers(proto: ModelProto) -> Iterator[tuple[tuple[str, str], TensorProto]]:
-    """Every initializer under the key a Payload has for it."""
+    """Every initializer under the key a Omitted has for it."""
     waiting: list[tuple[str, GraphProto | FunctionProto]] = [("", proto.graph)]
     waiting.extend((function_id(function), function) for function in proto.functions)
     while waiting:
         place, graph = waiting.pop()
         if isinstance(graph, GraphProto):
             yield from (((place, tensor.name), tensor) for tensor in graph.initializer)
-        waiting.extend((_inner(place, node, label), body) for node in graph.node for label, body in bodies(node))
+        for node in graph.node:
+            waiting.extend((_inner(place, node, label), subgraph) for label, subgraph in bodies(node))
 
 
-def restore(light: ModelProto, payload: Payload) -> ModelProto:
-    """A full model from a light one: every tensor of the payload that is still there gets its bytes back.
+def restore_weights(light: ModelProto, omitted: Omitted) -> ModelProto:
+    """A full model from a light one: every tensor of the omitted that is still there gets its bytes back.
 
     The light model may have been edited, as long as its tensors keep their names.
     """
     full = ModelProto()
     full.CopyFrom(light)
-    _restore_graph(full.graph, "", payload)
+    _restore_graph(full.graph, "", omitted)
     for function in full.functions:
-        _restore_nodes(function, function_id(function), payload)
+        _restore_nodes(function, function_id(function), omitted)
     return full
 
 
-def _restore_graph(graph: GraphProto, place: str, payload: Payload) -> None:
+def _restore_graph(graph: GraphProto, place: str, omitted: Omitted) -> None:
     for tensor in graph.initializer:
-        original = payload.initializers.get((place, tensor.name))
+        original = omitted.initializers.get((place, tensor.name))
         if original is not None:
             tensor.CopyFrom(original)
-    _restore_nodes(graph, place, payload)
+    _restore_nodes(graph, place, omitted)
 
 
-def _restore_nodes(graph: GraphProto | FunctionProto, place: str, payload: Payload) -> None:
+def _restore_nodes(graph: GraphProto | FunctionProto, place: str, omitted: Omitted) -> None:
     for node in graph.node:
         for attr in node.attribute:
             if attr.type == AttributeProto.GRAPH:
-                _restore_graph(attr.g, _inner(place, node, attr.name), payload)
+                _restore_graph(attr.g, _inner(place, node, attr.name), omitted)
             elif attr.type == AttributeProto.GRAPHS:
-                for i, body in enumerate(attr.graphs):
-                    _restore_graph(body, _inner(place, node, f"{attr.name}[{i}]"), payload)
+                for i, subgraph in enumerate(attr.graphs):
+                    _restore_graph(subgraph, _inner(place, node, f"{attr.name}[{i}]"), omitted)
             elif node.op_type == "Constant" and attr.name == "value":
-                original = payload.constants.get((place, node.output[0]))
+                original = omitted.constants.get((place, node.output[0]))
                 if original is not None:
                     attr.t.CopyFrom(original)
 
 
 def _inner(place: str, node: NodeProto, label: str) -> str:
-    holder = next((name for name in node.output if name), node.name)
-    return f"{place}/{holder}.{label}"
+    parent = next((name for name in node.output if name), node.name)
+    return f"{place}/{parent}.{label}"
 
 
 def is_large(tensor: TensorProto) -> bool:
-    """True for a tensor that `lighten` leaves out."""
+    """True for a tensor that `omit_weights` leaves out."""
     return is_external(tensor) or tensor_bytes(tensor) > SMALL_BYTES
 
 
@@ -196,6 +204,7 @@ def _stub(source: TensorProto, target: TensorProto, empty: bool) -> None:
     target.metadata_props.extend(source.metadata_props)
     target.dims.extend([0] if empty else source.dims)
     if source.data_type != TensorProto.STRING:
+        # Tools ask which field holds the values; an empty one is an answer.
         target.raw_data = b""
 
 

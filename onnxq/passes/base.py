@@ -7,10 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
-from onnx import ModelProto
-
 from onnxq.config import Config
-from onnxq.graph import GraphIndex, Model, structural_ids
+from onnxq.graph import GraphIndex, Model, ModelLike, structural_ids
 from onnxq.passes.journal import Outcome, PassReport, Promotion
 from onnxq.passes.mixed_precision.request import AccuracyRequest
 from onnxq.passes.samples import Samples
@@ -44,8 +42,8 @@ class State:
     it treated. scalings: the record by which the plan equalizes the model again.
     """
 
-    named: ModelProto
-    model: ModelProto
+    named: ModelLike
+    model: ModelLike
     source: Model | None = None
     rewrites: tuple[str, ...] = ()
     plan: Plan | None = None
@@ -72,7 +70,7 @@ class State:
 class FloatReference:
     """The float model that equalized ones are compared with."""
 
-    model: ModelProto
+    model: ModelLike
 
     @cached_property
     def ids(self) -> dict[TensorId, str]:
@@ -99,7 +97,7 @@ class RunContext:
     progress: Progress = silent
     memory_limit: int | None = None
     journal: list[PassReport] = field(default_factory=list)
-    scores: dict[int, tuple[ModelProto, float | None]] = field(default_factory=dict)
+    scores: dict[int, tuple[ModelLike, float | None]] = field(default_factory=dict)
 
     @property
     def base(self) -> FloatReference:
@@ -156,7 +154,7 @@ class Pass:
     retry: Run | None = None
 
 
-def rewriting(function: Callable[[ModelProto, RunContext], tuple[ModelProto, PassReport]]) -> Run:
+def rewriting(function: Callable[[ModelLike, RunContext], tuple[ModelLike, PassReport]]) -> Run:
     """The function of a model as a pass's `run`."""
 
     def run(ctx: RunContext, state: State) -> tuple[State, PassReport]:

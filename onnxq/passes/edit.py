@@ -7,9 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from numpy.typing import NDArray
-from onnx import ModelProto
 
-from onnxq.graph import Editor, NodeRef
+from onnxq.graph import Editor, ModelLike, NodeRef
 from onnxq.graph.scopes import walk
 from onnxq.passes.view import View
 from onnxq.sites import Edge, TensorId
@@ -18,16 +17,16 @@ from onnxq.sites import Edge, TensorId
 class Edit:
     """One import, edits in the vocabulary of passes, one export."""
 
-    def __init__(self, proto: ModelProto) -> None:
+    def __init__(self, proto: ModelLike) -> None:
         self._proto = proto
         self._rewritten: set[str] = set()
 
     @cached_property
-    def _editor(self) -> Editor:
+    def _editor(self) -> Editor[ModelLike]:
         """Made at the first edit: most passes find nothing to do in most models."""
         return Editor(self._proto)
 
-    def export(self) -> ModelProto:
+    def export(self) -> ModelLike:
         """The edited model, without the nodes and initializers that nothing depends on any more."""
         self._editor.remove_unused()
         proto = self._editor.export()
@@ -101,7 +100,7 @@ class Edit:
         self._editor.replace_input(edge, self.constant(edge.scope, base, value))
 
 
-def _trim(proto: ModelProto, names: set[str]) -> None:
+def _trim(proto: ModelLike, names: set[str]) -> None:
     """Drop the trailing empty inputs of rewritten nodes: an operator may take fewer inputs than the one it replaces."""
     for _, graph in walk(proto.graph):
         for node in graph.node:

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import onnx
 
 from onnxq.data import Dataset
-from onnxq.graph import holding
+from onnxq.graph import ModelLike
 from onnxq.graph.dequantized import weights_dequantized
 from onnxq.passes.assembly.model import paired, realise
 from onnxq.passes.base import State
@@ -34,7 +33,7 @@ _PERFECT_DB = 80.0
 class Recorded:
     """A float model that runs each sample once: further rounds over the same samples give what the first one gave."""
 
-    def __init__(self, proto: onnx.ModelProto) -> None:
+    def __init__(self, proto: ModelLike) -> None:
         self.proto = proto
         self._session: Session | None = None
         self._kept: list[dict[str, Array]] = []
@@ -64,7 +63,7 @@ class _Known:
     """By the identity of models and plans, which are held so that nothing else takes their place."""
 
     floats: OrderedDict[int, Recorded] = field(default_factory=OrderedDict)
-    errors: OrderedDict[tuple[int, int], tuple[onnx.ModelProto, Plan, tuple[OutputError, ...]]] = field(
+    errors: OrderedDict[tuple[int, int], tuple[ModelLike, Plan, tuple[OutputError, ...]]] = field(
         default_factory=OrderedDict
     )
 
@@ -72,7 +71,7 @@ class _Known:
 _known: WeakKeyDictionary[Dataset, _Known] = WeakKeyDictionary()
 
 
-def recorded(proto: onnx.ModelProto, held: Dataset) -> Recorded:
+def recorded(proto: ModelLike, held: Dataset) -> Recorded:
     """The float model on these samples, in their order, which must stay the same from round to round."""
     floats = _known.setdefault(held, _Known()).floats
     if id(proto) not in floats:
@@ -88,14 +87,10 @@ def judged_as_run(plan: Plan) -> bool:
 
 
 def trial_session(state: State, plan: Plan) -> Session:
-    """The model that the plan gives, to be run as the file says, or as users run it where the two may part.
-
-    Its weights are let go of with the session.
-    """
-    with holding():
-        if judged_as_run(plan):
-            return Session(realise(state, plan))
-        return Session(weights_dequantized(paired(state, plan)), optimize=False)
+    """The model that the plan gives, to be run as the file says, or as users run it where the two may part."""
+    if judged_as_run(plan):
+        return Session(realise(state, plan))
+    return Session(weights_dequantized(paired(state, plan)), optimize=False)
 
 
 def plan_errors(state: State, plan: Plan, held: Dataset, *, progress: Progress = silent) -> tuple[OutputError, ...]:

@@ -9,13 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from onnxq.data.scripts import find_function
 from onnxq.data.user_code import user_code
 from onnxq.errors import ConfigError, DataError
 from onnxq.files import ScratchFolder
-from onnxq.graph import save_model
+from onnxq.graph import ModelLike, save_model
 from onnxq.runtime import Feeds, Session
 from onnxq.verify import Array
 
@@ -27,7 +25,7 @@ class MetricModel:
     It lives as long as the call.
     """
 
-    def __init__(self, proto: onnx.ModelProto, folder: Path, *, optimize: bool, threads: int) -> None:
+    def __init__(self, proto: ModelLike, folder: Path, *, optimize: bool, threads: int) -> None:
         self._proto, self._folder, self._optimize, self._threads = proto, folder, optimize, threads
 
     @cached_property
@@ -87,7 +85,7 @@ class Metric:
     name: str
     function: Callable[[MetricModel], float]
 
-    def __call__(self, proto: onnx.ModelProto, *, optimize: bool = True, threads: int = 1) -> float:
+    def __call__(self, proto: ModelLike, *, optimize: bool = True, threads: int = 1) -> float:
         """The metric of one model. Raises DataError when the function raises or gives no finite number."""
         with ScratchFolder() as folder, user_code(self.name):
             value: Any = self.function(MetricModel(proto, folder, optimize=optimize, threads=threads))

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto
+from onnx import TensorProto
 
-from onnxq.graph import NodeRef, index_of
+from onnxq.graph import ModelLike, NodeRef, index_of
 from onnxq.sites import Edge, TensorId
 
 # ORT's CPU provider has most kernels for these only; a chain of double may run where its single node does not.
@@ -31,7 +31,7 @@ _LEAST_RANK = {
 class View:
     """A GraphIndex with the vocabulary of patterns."""
 
-    def __init__(self, proto: ModelProto) -> None:
+    def __init__(self, proto: ModelLike) -> None:
         self.index = index_of(proto)
 
     def tensor(self, node: NodeRef, k: int) -> TensorId | None:

@@ -11,7 +11,7 @@ from onnxq.annotate import find_existing
 from onnxq.config import Config
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.files import read_text
-from onnxq.graph import GraphIndex, fingerprint, holding
+from onnxq.graph import GraphIndex, fingerprint
 from onnxq.nearest import did_you_mean
 from onnxq.passes.assembly.model import realise
 from onnxq.passes.base import RunContext, State
@@ -56,7 +56,6 @@ def _with_own_numbers(plan: Plan, existing: Existing) -> Plan:
     return replace(plan, existing=tuple(sites))
 
 
-@holding()
 def apply(
     model: str | Path | onnx.ModelProto,
     plan: Plan | str | Path,

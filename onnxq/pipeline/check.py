@@ -6,10 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import onnx
-
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex
+from onnxq.graph import GraphIndex, ModelLike
 from onnxq.plan import Plan
 from onnxq.report import Latency, OpCount, OutputCheck
 from onnxq.runtime import Session, cpu_kind, latency
@@ -27,8 +25,8 @@ class Trial:
 
 
 def try_out(
-    before: onnx.ModelProto,
-    after: onnx.ModelProto,
+    before: ModelLike,
+    after: ModelLike,
     samples: Iterable[Mapping[str, Array]],
     *,
     threads: int = 0,
@@ -85,9 +83,7 @@ def _unchecked(reference: Session, checks: Sequence[OutputCheck], samples: int) 
     )
 
 
-def time_both(
-    before: onnx.ModelProto, after: onnx.ModelProto, feeds: Mapping[str, Array], *, threads: int = 1
-) -> Latency:
+def time_both(before: ModelLike, after: ModelLike, feeds: Mapping[str, Array], *, threads: int = 1) -> Latency:
     """Interleaved medians of float and int8 on one sample."""
     found = latency({"float": before, "int8": after}, feeds, threads=threads)
     slow, fast = found["float"], found["int8"]

@@ -6,11 +6,9 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import onnx
-
 from onnxq import targets
 from onnxq.annotate import find_saturating
-from onnxq.graph import Model, filled, index_of, name_nodes
+from onnxq.graph import Model, ModelLike, attach_weights, index_of, name_nodes
 from onnxq.passes.base import RunContext, State
 from onnxq.passes.journal import Promotion, Shortage
 from onnxq.pipeline import check
@@ -30,7 +28,7 @@ _TIMING_SECONDS = 4.0
 _UNCHECKED = "nothing was checked against the float model: no samples were given"
 
 
-def finish(ctx: RunContext, state: State, model: onnx.ModelProto, *, source: object) -> Result:
+def finish(ctx: RunContext, state: State, model: ModelLike, *, source: object) -> Result:
     """Check the finished model and write the account; the check decides whether a request is met."""
     assert state.source is not None
     plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
@@ -46,7 +44,7 @@ def finish(ctx: RunContext, state: State, model: onnx.ModelProto, *, source: obj
             else:
                 with ctx.timers.run("time", "timing float and quantized model, about 8 s"):
                     timing = check.time_both(state.named, model, samples.first, threads=config.verify.threads or 1)
-    model = filled(model)
+    model = attach_weights(model)
     if budget.over():
         budget.note("the run", Shortage.EXCEEDED, seconds=budget.spent())
     account = Report(
@@ -85,7 +83,7 @@ def finish(ctx: RunContext, state: State, model: onnx.ModelProto, *, source: obj
     return Result(model, plan, account, state.source.files)
 
 
-def _check(ctx: RunContext, state: State, model: onnx.ModelProto, *, optimized: bool) -> check.Trial:
+def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) -> check.Trial:
     """Float and quantized model on the samples held back, as far as the budget goes."""
     held = ctx.data.test
     with ctx.progress("running float and quantized model", len(held)) as task:
@@ -109,7 +107,7 @@ def unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
     return (Caution("W115", warning),)
 
 
-def _saturating(model: onnx.ModelProto, trial: check.Trial | None) -> str:
+def _saturating(model: ModelLike, trial: check.Trial | None) -> str:
     """Which weights can explain that ONNX Runtime's optimizations change the answers; "" where they do not."""
     drifted = any(one.sqnr_db[1] < one.sqnr_db[0] - DRIFT_DB for one in (trial.outputs if trial else ()))
     return saturation_summary(find_saturating(index_of(name_nodes(model)))) if drifted else ""

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
 
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.errors import OnnxqError
+from onnxq.graph import ModelLike
 from onnxq.passes.assembly.model import realise
 from onnxq.passes.base import State
 from onnxq.plan import Plan
@@ -32,7 +32,7 @@ _ROUNDS = 9
 class _Trial:
     name: str
     chosen: frozenset[str]
-    model: onnx.ModelProto
+    model: ModelLike
     sqnr_db: float
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-import onnx
 
 from onnxq import targets
 from onnxq.annotate import already_quantized, find_operators
@@ -13,8 +12,8 @@ from onnxq.annotate.find import chains
 from onnxq.errors import VerificationError
 from onnxq.graph import (
     Model,
+    ModelLike,
     at_opset,
-    hold,
     index_of,
     infer_shapes,
     inline_functions,
@@ -22,6 +21,7 @@ from onnxq.graph import (
     name_nodes,
     opset_of,
     store_densely,
+    strip_weights,
 )
 from onnxq.graph.half import computes_in_half, widen_half
 from onnxq.passes.base import State
@@ -63,14 +63,14 @@ def load(
     """
     with progress("reading the model"):
         model = load_model(source)  # type: ignore[arg-type]
-        named = name_nodes(hold(model.proto))
+        named = name_nodes(strip_weights(model.proto))
     with progress("simplifying the graph"):
         return _rewrite(model, named, skip, only, target, [] if journal is None else journal)
 
 
 def _rewrite(
     model: Model,
-    named: onnx.ModelProto,
+    named: ModelLike,
     skip: Iterable[str],
     only: Iterable[str] | None,
     target: str,
@@ -96,7 +96,7 @@ def _rewrite(
     reports.extend(more)
     journal.extend(reports)
     changed = tuple(report.name for report in reports if report.changed)
-    return State(named, infer_shapes(hold(proto)), source=model, rewrites=changed)
+    return State(named, infer_shapes(strip_weights(proto)), source=model, rewrites=changed)
 
 
 def prove_equal(

@@ -13,7 +13,7 @@ from onnxq.config import Config, check_number
 from onnxq.data import load_data
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import ConfigError, PlanError
-from onnxq.graph import GraphIndex, fingerprint, name_nodes
+from onnxq.graph import GraphIndex, ModelLike, fingerprint, name_nodes
 from onnxq.passes.assembly.model import realise
 from onnxq.passes.base import RunContext, State
 from onnxq.passes.equalization.replay import replay_scalings
@@ -101,7 +101,7 @@ def _profile(
 
 def _both(
     model: ModelSource, quantized: ModelSource | None, plan: Plan | str | Path | None, progress: Progress
-) -> tuple[State, onnx.ModelProto]:
+) -> tuple[State, ModelLike]:
     """The float model as the quantized one was made from it, and the quantized one."""
     if quantized is None:
         given = read_plan(plan) if plan is not None else None

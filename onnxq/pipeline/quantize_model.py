@@ -16,7 +16,7 @@ from onnxq.config import Config, check_limits, check_number, load_config, set_op
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError, ModelError
 from onnxq.files import readable
-from onnxq.graph import GraphIndex, holding, index_of
+from onnxq.graph import GraphIndex, index_of
 from onnxq.numerics.blas import one_blas_thread
 from onnxq.passes.assembly.model import realise
 from onnxq.passes.base import FloatReference, RunContext, Stage, State
@@ -168,7 +168,7 @@ def _closed(index: GraphIndex, reached: set[str]) -> dict[str, str]:
     for scope in index.scopes:
         if scope in reached or not any(one == scope or one.startswith(scope + "/") for one in working):
             continue
-        holder = index.holder(scope)
+        holder = index.parent(scope)
         op = holder.op_type if holder is not None else ""
         closed[scope] = (
             "calibration never ran this branch, so its ranges are unknown"
@@ -178,7 +178,6 @@ def _closed(index: GraphIndex, reached: set[str]) -> dict[str, str]:
     return closed
 
 
-@holding()
 @one_blas_thread()
 def quantize(
     model: str | Path | onnx.ModelProto,

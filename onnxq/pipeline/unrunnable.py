@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import onnx
-
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
+from onnxq.graph import ModelLike
 from onnxq.graph.scopes import walk
 from onnxq.passes.assembly.model import realise
 from onnxq.passes.base import RunContext, State
@@ -38,7 +37,7 @@ def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOp
     return None
 
 
-def _names_other_domains(proto: onnx.ModelProto) -> bool:
+def _names_other_domains(proto: ModelLike) -> bool:
     return any(node.domain not in _USUAL_DOMAINS for _, graph in walk(proto.graph) for node in graph.node)
 
 

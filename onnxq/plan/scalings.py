@@ -18,8 +18,8 @@ _ADDED = "bias_absorption"
 class Scaling:
     """What a pass did to the channels of one tensor.
 
-    name: the pass. "cross_layer_equalization": the tensor is multiplied by the factors in what makes it, and its readers
-        divide by them.
+    name: the pass. "cross_layer_equalization": the tensor is multiplied by the factors in what makes it, and divided
+        by them in its readers.
         "smoothquant": it is divided on the way to the layers that read it, whose weights are multiplied.
         "bias_absorption": it is lowered by them in what makes it, and the biases of its readers make up for that.
     factors: float32 [channels]. anchor: the tensor's structural id in the prepared model before any such rewrite.

@@ -9,7 +9,7 @@ from functools import cached_property
 import onnx
 
 from onnxq.config import Config
-from onnxq.graph import Fingerprint, GraphIndex, fingerprint, index_of, structural_ids
+from onnxq.graph import Fingerprint, GraphIndex, ModelLike, fingerprint, index_of, structural_ids
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner.choose import Choice, choose, choose_weights, strategies
 from onnxq.planner.choose_all import choose_all
@@ -29,7 +29,7 @@ class Draft:
     index: of `proto`; `units.index` is of the same model without the pairs it came with.
     """
 
-    proto: onnx.ModelProto
+    proto: ModelLike
     index: GraphIndex
     config: Config
     units: Units
@@ -85,7 +85,7 @@ class Draft:
 
 
 def draft(
-    proto: onnx.ModelProto,
+    proto: ModelLike,
     config: Config,
     *,
     shapes: Shapes | None = None,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onnx import ModelProto
-
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.plan import SitePlan
 from onnxq.sites import Edge, TensorId
 
@@ -30,7 +28,7 @@ class Existing:
     weighted: nodes that read an integer constant through its DequantizeLinear, also behind what only moves it.
     """
 
-    view: ModelProto | None = None
+    view: ModelLike | None = None
     by_tensor: Mapping[TensorId, SitePlan] = field(default_factory=dict)
     by_edge: Mapping[Edge, SitePlan] = field(default_factory=dict)
     constants: tuple[SitePlan, ...] = ()

@@ -31,7 +31,7 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
     Raises PlanError naming the first site that is not there, stands twice, or does not fit what it names; or when the
     weights changed unasked.
     """
-    anchors = _Anchors(index, structural_ids(index.proto), plan.lasting)
+    anchors = _Anchors(index, structural_ids(index), plan.lasting)
     found, moved = _find_sites(plan, index, anchors)
     moved |= {site.site: site.site for site in plan.existing}
     edges = _EdgeMap(index, anchors, plan)

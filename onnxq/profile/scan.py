@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import onnx
-
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
+from onnxq.graph import ModelLike
 from onnxq.nearest import did_you_mean
 from onnxq.profile.measure import Setting, measure
 from onnxq.profile.model import KINDS, GroupCost, OutputCost, Profile, Reach, decibel
@@ -96,8 +95,8 @@ def stretches(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[Group]:
 
 
 def profile_pairs(
-    float_model: onnx.ModelProto,
-    quantized: onnx.ModelProto,
+    float_model: ModelLike,
+    quantized: ModelLike,
     samples: Dataset,
     *,
     kinds: Iterable[str] = KINDS,

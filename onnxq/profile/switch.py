@@ -19,8 +19,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxq.annotate.find import Chain, chains
 from onnxq.annotate.notes import read_notes
 from onnxq.annotate.read import pair_info
-from onnxq.graph import GraphIndex, inline_functions, name_nodes
-from onnxq.graph.scopes import reads, topological, walk
+from onnxq.graph import GraphIndex, ModelLike, inline_functions, name_nodes
+from onnxq.graph.light import bare_proto, rebuild
+from onnxq.graph.scopes import walk
+from onnxq.graph.subgraph import assemble_model, remove_unneeded
 from onnxq.runtime import Feeds, Session
 from onnxq.sites import Edge, Refusal, Role, TensorId
 
@@ -61,7 +63,7 @@ class Switchboard:
         return self.session.run({**feeds, **held})
 
 
-def switchboard(float_model: ModelProto, quantized: ModelProto, *, threads: int = 0) -> Switchboard:
+def switchboard(float_model: ModelLike, quantized: ModelLike, *, threads: int = 0) -> Switchboard:
     """Put everything that `quantized` rounds behind switches.
 
     float_model: the same network, nodes named alike where constants are to be switched: what off means is read from it.
@@ -94,14 +96,14 @@ def switchboard(float_model: ModelProto, quantized: ModelProto, *, threads: int 
 class _Work:
     real: GraphIndex
     index: GraphIndex
-    source: ModelProto
+    source: ModelLike
     switches: list[Switch] = field(default_factory=list)
     fixed: list[Refusal] = field(default_factory=list)
     on: dict[str, Array] = field(default_factory=dict)
     off: dict[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.proto: ModelProto = onnx.ModelProto.FromString(self.source.SerializeToString())
+        self.proto = ModelProto.FromString(bare_proto(self.source).SerializeToString())
         self.by_name = {node.name: node for _, graph in walk(self.proto.graph) for node in graph.node}
         self.branches: dict[str, NodeProto] = {}
         self.known = {node.name for node in self.real.nodes}
@@ -257,7 +259,7 @@ class _Work:
         maker = None if tensor is None else self.index.producer(tensor)
         return maker.name if maker is not None and maker.op_type == "MatMul" else name
 
-    def finished(self) -> ModelProto:
+    def finished(self) -> ModelLike:
         """The model with the branches in place, and nothing in it that no output needs."""
         for _, graph in walk(self.proto.graph):
             nodes = [self.branches.get(node.name, node) for node in graph.node]
@@ -265,12 +267,12 @@ class _Work:
             graph.node.extend(nodes)
         # From the inside out: what a body no longer reads, its holder need not make.
         for _, graph in reversed(list(walk(self.proto.graph))):
-            _prune(graph)
+            remove_unneeded(graph)
         used = {value.name for value in self.index.inputs} | _read(self.proto)
         kept = [value for value in self.proto.graph.input if value.name in used]
         del self.proto.graph.input[:]
         self.proto.graph.input.extend(kept)
-        return self.proto
+        return rebuild(self.source, self.proto)
 
     def _fresh(self, base: str) -> str:
         name, n = base, 0
@@ -309,24 +311,8 @@ def _dequantized(index: GraphIndex, chain: Chain) -> Array | None:
         made.attribute.extend(helper.make_attribute(key, value) for key, value in node.attrs.items())
         nodes.append(made)
     out = chain.last.outputs[0]
-    graph = helper.make_graph(nodes, "constant", [], [onnx.ValueInfoProto(name=out)], list(tensors.values()))
-    proto = helper.make_model(graph, opset_imports=list(index.proto.opset_import), ir_version=index.proto.ir_version)
+    proto = assemble_model(index.proto, nodes, (), [onnx.ValueInfoProto(name=out)], tensors)
     return np.asarray(Session(proto, optimize=False).run({})[out])
-
-
-def _prune(graph: onnx.GraphProto) -> None:
-    needed = {value.name for value in graph.output}
-    kept = []
-    for node in reversed(topological(graph)):
-        if needed.intersection(node.output):
-            needed.update(reads(node))
-            kept.append(node)
-    kept.reverse()
-    tensors = [tensor for tensor in graph.initializer if tensor.name in needed]
-    del graph.node[:]
-    del graph.initializer[:]
-    graph.node.extend(kept)
-    graph.initializer.extend(tensors)
 
 
 def _read(proto: ModelProto) -> set[str]:

@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes of a model."""
+"""The graph that ONNX Runtime runs in place of a model's."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 import onnx
 
 from onnxq.files import ScratchFolder
-from onnxq.graph import filled
+from onnxq.graph import ModelLike, attach_weights
 from onnxq.runtime.session import Session
 
 
-def optimized_graph(model: onnx.ModelProto | str | Path, *, layout: bool = True) -> onnx.ModelProto:
+def optimized_graph(model: ModelLike | str | Path, *, layout: bool = True) -> onnx.ModelProto:
     """The graph ORT runs at its highest optimization level on this CPU: fused and integer kernels by op type.
 
     layout: False stops before tensors are laid out anew (NCHWc, NHWC): the same fusions, and every tensor that
     survives them still has its own name and axes.
     For looking at, not for shipping: it is bound to the machine. Raises ModelError when ORT refuses the model.
     """
-    whole = filled(model) if isinstance(model, onnx.ModelProto) else model
+    whole = model if isinstance(model, (str, Path)) else attach_weights(model)
     with ScratchFolder() as folder:
         path = folder / "optimized.onnx"
         Session(whole, layout=layout, threads=1, save_optimized=path)

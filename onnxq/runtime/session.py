@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from onnxq.errors import DataError, ModelError
 from onnxq.files import ScratchFolder
-from onnxq.graph import ValueInfo
-from onnxq.graph.held import held_initializers
+from onnxq.graph import LightModel, ModelLike, ValueInfo
+from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import names_read
 from onnxq.graph.weights import model_bytes
 from onnxq.nearest import did_you_mean
@@ -49,7 +49,7 @@ _LARGE = 2**31 - 2**24
 class Session:
     """One model, ready to run.
 
-    model: a ModelProto or a path. optimize: all of ORT's graph optimizations, or none (the file as it says).
+    model: a model or a path. optimize: all of ORT's graph optimizations, or none (the file as it says).
     layout: False leaves out the last of them, which only change how tensors lie in memory.
     threads: 0 takes ORT's default, all cores. providers: None takes the CPU. arena: False hands every buffer back
     as soon as it is free (lower peak memory, slower small runs). shapes_first: run Shape nodes as early as possible.
@@ -61,7 +61,7 @@ class Session:
 
     def __init__(
         self,
-        model: onnx.ModelProto | str | Path,
+        model: ModelLike | str | Path,
         *,
         optimize: bool = True,
         layout: bool = True,
@@ -84,9 +84,10 @@ class Session:
             profile=profile,
         )
         register_libraries(options)
-        self._label = "the model" if isinstance(model, onnx.ModelProto) else str(model)
+        self._label = str(model) if isinstance(model, (str, Path)) else "the model"
         try:
-            self._weights = _weights(model, options)
+            # ORT reads these arrays as long as the session lives.
+            self._weights = _hand_over_weights(model, options)
             with _Source(model) as source:
                 self._session = ort.InferenceSession(source, options, providers=chosen)
         except faults() as error:
@@ -119,7 +120,7 @@ class Session:
         return Path(self._session.end_profiling())
 
     def _check(self, feeds: Feeds) -> None:
-        """What ORT reports without a name: missing, unknown and wrongly typed inputs."""
+        """Name missing, unknown and wrongly typed inputs, which ORT reports without a name."""
         for name in feeds:
             if name not in self._types:
                 raise DataError(
@@ -140,34 +141,33 @@ class Session:
                 )
 
 
-def _weights(model: onnx.ModelProto | str | Path, options: Any) -> list[Any]:
-    """Hand ORT the arrays behind stubs, without a copy: they must live as long as the session."""
-    if not isinstance(model, onnx.ModelProto):
-        return []
-    held = held_initializers(model)
-    if not held:
+def _hand_over_weights(model: ModelLike | str | Path, options: Any) -> list[Any]:
+    """Give ORT the arrays behind stubs without a copy; the returned values must live as long as the session."""
+    if not isinstance(model, LightModel):
         return []
     # ORT drops initializers that nothing reads before it looks for these.
-    read = names_read(model.graph)
-    values = {name: engine().OrtValue.ortvalue_from_numpy(array) for name, array in held.items() if name in read}
-    options.add_external_initializers(list(values), list(values.values()))
+    arrays, read = model.list_arrays(), names_read(model.graph)
+    values = {name: engine().OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items() if name in read}
+    if values:
+        options.add_external_initializers(list(values), list(values.values()))
     return list(values.values())
 
 
 class _Source:
-    """What ORT is given: bytes, a path, or for models too large for protobuf a file that goes away again."""
+    """The model as ORT takes it: bytes, a path, or for models too large for protobuf a file that is removed again."""
 
-    def __init__(self, model: onnx.ModelProto | str | Path) -> None:
+    def __init__(self, model: ModelLike | str | Path) -> None:
         self.model = model
         self._folder: ScratchFolder | None = None
 
     def __enter__(self) -> bytes | str:
-        if not isinstance(self.model, onnx.ModelProto):
+        if isinstance(self.model, (str, Path)):
             if not Path(self.model).is_file():
                 raise ModelError(str(self.model), "there is no such file", code="Q101")
             return str(self.model)
-        if model_bytes(self.model) < _LARGE:
-            return bytes(self.model.SerializeToString())
+        proto = bare_proto(self.model)
+        if model_bytes(proto) < _LARGE:
+            return bytes(proto.SerializeToString())
         from onnxq.graph import save_model
 
         self._folder = ScratchFolder()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import cast
 
-from onnx import ModelProto, TensorProto
+from onnx import TensorProto
 
-from onnxq.graph import GraphIndex, graph_digest, index_of
-from onnxq.graph.held import remembered
+from onnxq.graph import GraphIndex, LightModel, ModelLike, graph_digest, index_of
 from onnxq.runtime.session import Feeds, Session
 from onnxq.runtime.tap import Probe, Tapped, tap
 from onnxq.sites import TensorId
@@ -23,7 +22,7 @@ _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT1
 class ShapeProbe:
     """A session that tells the shapes of some tensors for given feeds."""
 
-    def __init__(self, proto: ModelProto, tensors: Iterable[TensorId], *, threads: int = 0) -> None:
+    def __init__(self, proto: ModelLike, tensors: Iterable[TensorId], *, threads: int = 0) -> None:
         tapped: Tapped = tap(proto, tensors, only=True, probe=_SHAPE)
         self._outputs = tapped.outputs
         self._session: Session | None = None
@@ -39,11 +38,11 @@ class ShapeProbe:
         return {tensor: shape for tensor, shape in found.items() if shape != (-1,)}
 
 
-def observe_shapes(proto: ModelProto, feeds: Feeds | Iterable[Feeds]) -> dict[TensorId, Shape]:
-    """Shapes of all float tensors of the main graph and of the If bodies that ran, constants left out.
+def observe_shapes(proto: ModelLike, feeds: Feeds | Iterable[Feeds]) -> dict[TensorId, Shape]:
+    """Shapes of all float tensors of the main graph and of the If subgraphs that ran, constants left out.
 
     feeds: one sample or several; each tensor's shape is of the first sample that made it. A tensor missing from the
-    result lies in a branch no sample reached, or in the body of a Loop or Scan.
+    result lies in a branch no sample reached, or in the subgraph of a Loop or Scan.
     """
     index = index_of(proto)
     samples = [cast(Feeds, feeds)] if isinstance(feeds, Mapping) else list(feeds)
@@ -56,21 +55,24 @@ def observe_shapes(proto: ModelProto, feeds: Feeds | Iterable[Feeds]) -> dict[Te
 
 
 class Shapes:
-    """Shapes of some tensors for given feeds; inside `holding()` those seen before of the same graph, for feeds alike.
+    """Shapes of some tensors for given feeds; of a light model those seen before of the same graph, for feeds alike.
 
-    Alike: of the same shapes. Where bodies may run or not every sample is run.
+    Alike: of the same shapes. Where subgraphs may run or not every sample is run.
     """
 
-    def __init__(self, proto: ModelProto, tensors: Iterable[TensorId]) -> None:
+    def __init__(self, proto: ModelLike, tensors: Iterable[TensorId]) -> None:
         self._proto, self._tensors = proto, tuple(tensors)
         self._probe: ShapeProbe | None = None
-        self._memo = remembered("shapes") if len(index_of(proto).scopes) == 1 else None
-        self._graph = "" if self._memo is None else graph_digest(proto)
+        # With several scopes, values decide which of them run: shapes of one sample say nothing of another.
+        self._known: dict[Hashable, dict[TensorId, Shape]] | None = None
+        self._graph = ""
+        if isinstance(proto, LightModel) and len(index_of(proto).scopes) == 1:
+            self._known, self._graph = proto.weights.observed, graph_digest(proto)
 
     def of(self, feeds: Feeds) -> dict[TensorId, Shape]:
         """Shapes of the tensors that came to be."""
         key = (self._graph, tuple((name, value.shape) for name, value in sorted(feeds.items())))
-        known = None if self._memo is None else self._memo.setdefault(key, {})
+        known = None if self._known is None else self._known.setdefault(key, {})
         if known is not None and all(tensor in known for tensor in self._tensors):
             return {tensor: known[tensor] for tensor in self._tensors}
         if self._probe is None:
@@ -91,8 +93,8 @@ def float_tensors(index: GraphIndex) -> list[TensorId]:
 
 
 def _looped(index: GraphIndex, scope: str) -> bool:
-    while (holder := index.holder(scope)) is not None:
-        if holder.op_type != "If":
+    while (parent := index.parent(scope)) is not None:
+        if parent.op_type != "If":
             return True
-        scope = holder.scope
+        scope = parent.scope
     return False

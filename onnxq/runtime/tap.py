@@ -1,4 +1,4 @@
-"""Taps: a copy of a model whose inner tensors are outputs too, those inside bodies led out through their holders.
+"""Taps: a copy of a model whose inner tensors are outputs too, those of subgraphs led out through their parents.
 
 If      the other branch gives a dummy (by default zero-size), so a branch that did not run can be told
 Loop    the values of all iterations come out stacked along a new first axis; they must have one shape
@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex, index_of
-from onnxq.graph.scopes import bodies, body_scope, reads, topological, walk
-from onnxq.graph.weights import lighten, restore
+from onnxq.graph import GraphIndex, ModelLike, index_of
+from onnxq.graph.light import bare_proto, rebuild
+from onnxq.graph.names import choose_name
+from onnxq.graph.scopes import bodies, body_scope, walk
+from onnxq.graph.subgraph import remove_unneeded
+from onnxq.graph.weights import omit_weights, restore_weights
 from onnxq.nearest import did_you_mean
 from onnxq.sites import Refusal, TensorId
 
@@ -27,14 +30,14 @@ _SCAN_LISTS = ("scan_output_axes", "scan_output_directions")
 class Tapped(NamedTuple):
     """proto: for ORT only (its new outputs have no declared type). outputs: the output that carries each tensor."""
 
-    proto: ModelProto
+    proto: ModelLike
     outputs: dict[TensorId, str]
     refusals: tuple[Refusal, ...]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What is led out of a tensor: itself, or what `op_type` makes of it.
+    """The value given for a tapped tensor: itself, or the result of the operator `op_type` on it.
 
     dtype: of the result, 0 for the tensor's own. absent: the dummy of a branch that does not run.
     """
@@ -48,20 +51,20 @@ class Probe:
 VALUE = Probe()
 
 
-def tap(proto: ModelProto, tensors: Iterable[TensorId], *, only: bool = False, probe: Probe = VALUE) -> Tapped:
+def tap(model: ModelLike, tensors: Iterable[TensorId], *, only: bool = False, probe: Probe = VALUE) -> Tapped:
     """A copy of the model that gives these tensors as outputs too; with `only`, instead of its own outputs.
 
-    Tensors that cannot be led out (bodies of unknown operators, an If inside a Loop, unknown types) come back as
+    Tensors that cannot be led out (subgraphs of unknown operators, an If inside a Loop, unknown types) come back as
     refusals. Raises ModelError for a tensor the model does not have. Nodes must be named (see name_nodes).
     """
-    index = index_of(proto)
+    index, proto = index_of(model), bare_proto(model)
     wanted = list(dict.fromkeys(tensors))
     known = {scope: _values(graph) for scope, graph in walk(proto.graph)}
     for tensor in wanted:
         if tensor.name not in known.get(tensor.scope, ()):
             near = did_you_mean(tensor.name, known.get(tensor.scope, ()))
             raise ModelError(str(tensor), "the model has no such tensor", near, code="Q116")
-    copy, weights = lighten(proto)
+    copy, weights = omit_weights(proto)
     work = _Work(index, probe, set().union(*known.values(), (node.name for node in index.nodes)))
     for tensor in wanted:
         work.by_scope.setdefault(tensor.scope, []).append(tensor)
@@ -74,11 +77,11 @@ def tap(proto: ModelProto, tensors: Iterable[TensorId], *, only: bool = False, p
             present.add(item.name)
             copy.graph.output.append(ValueInfoProto(name=item.name))
     if only:
-        _prune(copy.graph)
+        # ORT computes every node, needed or not.
+        remove_unneeded(copy.graph)
     found = {item.tensor: item.name for item in lifted}
-    return Tapped(
-        restore(copy, weights), {tensor: found[tensor] for tensor in wanted if tensor in found}, tuple(work.refusals)
-    )
+    tapped = rebuild(model, restore_weights(copy, weights))
+    return Tapped(tapped, {tensor: found[tensor] for tensor in wanted if tensor in found}, tuple(work.refusals))
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,12 @@ class _Work:
         """Everything wanted in this scope and below it, as tensors of this scope."""
         found = []
         for node in list(graph.node):
-            for label, body in bodies(node):
+            for label, subgraph in bodies(node):
                 inner = body_scope(scope, node.name, label)
                 if not any(one == inner or one.startswith(inner + "/") for one in self.by_scope):
                     continue
-                for item in self.lift(body, inner):
-                    out = self._through(node, label, body, item, inner)
+                for item in self.lift(subgraph, inner):
+                    out = self._through(node, label, subgraph, item, inner)
                     found.extend([out] if out is not None else [])
         for tensor in self.by_scope.get(scope, ()):
             own = self._own(graph, tensor)
@@ -128,8 +131,8 @@ class _Work:
         graph.node.append(helper.make_node(self.probe.op_type, [tensor.name], [name], name=self._fresh(f"{name}/node")))
         return _Lifted(tensor, name, dtype)
 
-    def _through(self, node: NodeProto, label: str, body: GraphProto, item: _Lifted, scope: str) -> _Lifted | None:
-        """Lead an item out of one body of `node`."""
+    def _through(self, node: NodeProto, label: str, subgraph: GraphProto, item: _Lifted, scope: str) -> _Lifted | None:
+        """Lead an item out of one subgraph of `node`."""
         reason = self._obstacle(node, item)
         if reason:
             self.refusals.append(Refusal(str(item.tensor), f"{reason} ({scope})", rule="tap", code="R107"))
@@ -137,10 +140,12 @@ class _Work:
         for other_label, other in bodies(node):
             if other_label != label:
                 self._dummy(other, item)
-        while len(node.output) < len(body.output) - int(node.op_type == "Loop"):
+        # Trailing outputs may be left out of a node, but the one to be added is found by its position.
+        while len(node.output) < len(subgraph.output) - int(node.op_type == "Loop"):
             node.output.append(self._fresh(f"{item.name}/unused"))
-        body.output.append(helper.make_tensor_value_info(item.name, item.dtype, None))
+        subgraph.output.append(helper.make_tensor_value_info(item.name, item.dtype, None))
         for attr in node.attribute:
+            # These lists have an entry for every scan output.
             if node.op_type == "Scan" and attr.name in _SCAN_LISTS:
                 attr.ints.append(0)
         name = self._fresh(f"{item.name}/{node.op_type}")
@@ -154,38 +159,17 @@ class _Work:
             return "it exists in some iterations only" if item.conditional else ""
         return f"the body of a {node.op_type} cannot be observed from outside"
 
-    def _dummy(self, body: GraphProto, item: _Lifted) -> None:
+    def _dummy(self, subgraph: GraphProto, item: _Lifted) -> None:
         name = self._fresh(f"{item.name}/absent")
         absent = self.probe.absent
         value = TensorProto(name=name, data_type=item.dtype, dims=[len(absent)])
         if absent:
             value = numpy_helper.from_array(np.asarray(absent, helper.tensor_dtype_to_np_dtype(item.dtype)), name)
-        body.node.append(helper.make_node("Constant", [], [name], name=self._fresh(f"{name}/node"), value=value))
-        body.output.append(helper.make_tensor_value_info(name, item.dtype, None))
+        subgraph.node.append(helper.make_node("Constant", [], [name], name=self._fresh(f"{name}/node"), value=value))
+        subgraph.output.append(helper.make_tensor_value_info(name, item.dtype, None))
 
     def _fresh(self, base: str) -> str:
-        name, n = base, 0
-        while name in self.taken:
-            n += 1
-            name = f"{base}_{n}"
-        self.taken.add(name)
-        return name
-
-
-def _prune(graph: GraphProto) -> None:
-    """Drop what no output needs: ORT would compute it all the same."""
-    needed = {value.name for value in graph.output}
-    kept: list[NodeProto] = []
-    for node in reversed(topological(graph)):
-        if needed.intersection(node.output):
-            needed.update(reads(node))
-            kept.append(node)
-    kept.reverse()
-    tensors = [tensor for tensor in graph.initializer if tensor.name in needed]
-    del graph.node[:]
-    del graph.initializer[:]
-    graph.node.extend(kept)
-    graph.initializer.extend(tensors)
+        return choose_name(base, self.taken)
 
 
 def _values(graph: GraphProto) -> set[str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-import onnx
 
 from onnxq.files import ScratchFolder
+from onnxq.graph import ModelLike
 from onnxq.runtime.session import Feeds, Session
 
 # One measurement lasts at least this long: the clock and Python then weigh nothing.
@@ -40,7 +40,7 @@ class Latency:
 
 
 def latency(
-    models: Mapping[str, onnx.ModelProto | str | Path],
+    models: Mapping[str, ModelLike | str | Path],
     feeds: Feeds,
     *,
     threads: int = 1,
@@ -106,12 +106,10 @@ def _block(session: Session, feeds: Feeds, runs: int) -> float:
     return (time.perf_counter() - start) / runs
 
 
-def node_times(
-    model: onnx.ModelProto | str | Path, feeds: Feeds, *, threads: int = 1, runs: int = 20
-) -> dict[str, float]:
+def node_times(model: ModelLike | str | Path, feeds: Feeds, *, threads: int = 1, runs: int = 20) -> dict[str, float]:
     """Median microseconds of every node of ORT's optimized graph, by the node's name (see `optimized_graph`).
 
-    Nodes that ORT made have names it chose; a node that runs several times in one run (a Loop body) counts each.
+    Nodes that ORT made have names it chose; a node that runs several times in one run (a Loop subgraph) counts each.
     """
     with ScratchFolder() as folder:
         session = Session(model, threads=threads, profile=folder / "profile")

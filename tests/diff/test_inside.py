@@ -119,13 +119,13 @@ def test_a_part_is_a_model_that_computes_the_same() -> None:
 
     parts = Parts(GraphIndex(proto), given)
     inside = {"r/DequantizeLinear", "w1/DequantizeLinear", "node_b"}
-    model, inputs = parts.cut(inside, "b")
+    model, inputs = parts.cut_fed(inside, "b")
     onnx.checker.check_model(model)
     assert list(inputs) == ["r/quantized"]
     assert set(asked) == {"r/quantized", "b"}
     np.testing.assert_array_equal(Session(model, optimize=False, threads=1).run(inputs)["b"], values["b"])
-    assert parts.needed({*inside, "node_y"}, "b") == inside
-    assert parts.crossing(inside) == ["r/quantized"]
+    assert parts.list_needed(["b"], {*inside, "node_y"}) == parts.sort(inside)
+    assert parts.list_inputs(inside) == ["r/quantized"]
 
 
 def test_every_kernel_of_a_sound_model_agrees_alone(quantized_cnn: onnx.ModelProto) -> None:

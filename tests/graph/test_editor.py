@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto, checker, helper, numpy_helper
 
 from onnxq.errors import ModelError
 from onnxq.graph import Editor, GraphIndex, name_nodes, verify
-from onnxq.graph.encode import encode_tensor
+from onnxq.graph.values import encode_tensor
 from onnxq.sites import Edge, TensorId
 from tests.graph.kit import assert_same, branches, compute, model
 

@@ -11,8 +11,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 import onnxq
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, fold_constants, name_nodes, verify
-from onnxq.graph.encode import encode_tensor
-from onnxq.graph.unpack import unpack
+from onnxq.graph.folding.unpack import unpack
+from onnxq.graph.values import encode_tensor
 from onnxq.sites import TensorId
 from tests.graph.kit import all_nodes, assert_same, compute, model, models, shuffled
 

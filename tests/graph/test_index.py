@@ -10,8 +10,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
-from onnxq.graph.encode import encode_tensor
 from onnxq.graph.scopes import topological, walk
+from onnxq.graph.values import encode_tensor
 from onnxq.sites import Edge, TensorId
 from tests.graph.kit import all_nodes, model, models, shuffled
 
@@ -67,10 +67,10 @@ def test_a_body_gives_out_an_outer_tensor() -> None:
 def test_bodies_come_before_their_holder_and_after_what_they_read(nested: GraphIndex) -> None:
     assert [node.name for node in nested.nodes] == ["up", "n1", "deep", "n2", "n3", "if", "end"]
     assert [node.order for node in nested.nodes] == list(range(7))
-    holder = nested.holder("if.then_branch/deep.then_branch")
+    holder = nested.parent("if.then_branch/deep.then_branch")
     assert holder is not None
     assert holder.name == "deep"
-    assert nested.bodies("deep") == (
+    assert nested.subgraphs("deep") == (
         ("else_branch", "if.then_branch/deep.else_branch"),
         ("then_branch", "if.then_branch/deep.then_branch"),
     )

@@ -25,7 +25,7 @@ from onnxq.graph import (
     load_model,
     name_nodes,
 )
-from onnxq.graph.encode import encode_tensor
+from onnxq.graph.values import encode_tensor
 from tests.graph.kit import compute, model
 
 W = np.arange(2000, dtype=np.float32).reshape(4, 500)

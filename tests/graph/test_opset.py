@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
 from onnxq.graph import load_model, name_nodes, opset_of, upgrade_opset, verify
-from onnxq.graph.encode import encode_tensor
+from onnxq.graph.values import encode_tensor
 from tests.graph.kit import all_nodes, assert_same, compute, model, models
 
 F = np.float32

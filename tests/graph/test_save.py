@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxq.errors import OutputError
 from onnxq.graph import load_model, save_model
-from onnxq.graph.weights import lighten, restore
+from onnxq.graph.weights import omit_weights, restore_weights
 from tests.graph.kit import model, models
 
 W = np.random.default_rng(0).standard_normal((4, 5000)).astype(np.float32)
@@ -172,6 +172,6 @@ def test_light_models_get_their_weights_back(proto: ModelProto) -> None:
         for attr in node.attribute:
             weight = np.full(2000, k if attr.name == "then_branch" else -k, np.float32)
             attr.g.initializer.append(numpy_helper.from_array(weight, "same"))
-    light, payload = lighten(heavy)
+    light, payload = omit_weights(heavy)
     assert len(light.SerializeToString()) < 20000
-    assert restore(light, payload) == heavy
+    assert restore_weights(light, payload) == heavy

@@ -43,7 +43,7 @@ def with_pairs(proto: ModelProto, wanted: frozenset[str]) -> tuple[ModelProto, d
 class _Writer:
     """Writes what stands in the place of one node. names: the float operator's is added."""
 
-    def __init__(self, editor: Editor, index: GraphIndex, node: NodeRef, names: dict[str, str]) -> None:
+    def __init__(self, editor: Editor[Any], index: GraphIndex, node: NodeRef, names: dict[str, str]) -> None:
         self.editor, self.index, self.node, self.names = editor, index, node, names
 
     def input(self, position: int) -> str:

@@ -72,7 +72,7 @@ def _ancestors(index: GraphIndex, tensor: str) -> set[str]:
         if node is None or node.name in found:
             continue
         found.add(node.name)
-        scopes = [scope for _, scope in index.bodies(node.name)]
+        scopes = [scope for _, scope in index.subgraphs(node.name)]
         inner = [one for one in index.nodes if any(one.scope == s or one.scope.startswith(s + "/") for s in scopes)]
         found.update(one.name for one in inner)
         for reader in (node, *inner):

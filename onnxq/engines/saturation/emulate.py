@@ -113,7 +113,7 @@ def _scale(index: GraphIndex, operand: Operand) -> NDArray[np.float32] | None:
 class _Writer:
     """Writes the nodes of one product."""
 
-    def __init__(self, editor: Editor, index: GraphIndex, operand: Operand) -> None:
+    def __init__(self, editor: Editor[Any], index: GraphIndex, operand: Operand) -> None:
         self.editor, self.index, self.operand = editor, index, operand
         self.node, self.scope = operand.node, operand.node.scope
         self.conv = operand.node.op_type == "Conv"

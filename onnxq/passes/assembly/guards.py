@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnx import ModelProto
-
-from onnxq.graph import NodeRef
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
 from onnxq.passes.view import View
@@ -44,7 +42,7 @@ _TRANSPARENT = frozenset(
 _REACH = 6
 
 
-def guard_float(proto: ModelProto, nodes: Sequence[str]) -> tuple[ModelProto, PassReport]:
+def guard_float(proto: ModelLike, nodes: Sequence[str]) -> tuple[ModelLike, PassReport]:
     """A copy in which ORT leaves these nodes float.
 
     For each of them, every computed input that comes from a DequantizeLinear (also through Reshape, Transpose, MaxPool

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnx import ModelProto
-
-from onnxq.graph import NodeRef, infer_shapes
+from onnxq.graph import ModelLike, NodeRef, infer_shapes
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
 from onnxq.passes.view import View, is_float
 from onnxq.sites import Refusal
 
 
-def unfuse_matmul_bias(proto: ModelProto, nodes: Sequence[str]) -> tuple[ModelProto, PassReport]:
+def unfuse_matmul_bias(proto: ModelLike, nodes: Sequence[str]) -> tuple[ModelLike, PassReport]:
     """A copy in which ORT keeps these MatMuls as MatMuls: their bias [N] becomes [1, .., N], or is subtracted negated.
 
     For MatMuls that will be quantized without a pair on their output; left float or with a pair behind, Gemm is fine.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from onnxq.emit import emit, put_biases
-from onnxq.graph import at_opset, verify
+from onnxq.graph import ModelLike, at_opset, verify
 from onnxq.graph.half import restore_half
 from onnxq.passes.assembly.guards import guard_float
 from onnxq.passes.assembly.matmul_bias import unfuse_matmul_bias
@@ -15,12 +15,12 @@ from onnxq.sites import Role
 from onnxq.targets import target
 
 
-def paired(state: State, plan: Plan) -> onnx.ModelProto:
+def paired(state: State, plan: Plan) -> ModelLike:
     """The plan's pairs alone, for trials with optimizations off: all else that `realise` writes changes no value."""
     return emit(_with_biases(state, plan), plan)
 
 
-def realise(state: State, plan: Plan) -> onnx.ModelProto:
+def realise(state: State, plan: Plan) -> ModelLike:
     """Write the plan's pairs, with what the target needs around them, and check that the graph is legal."""
     proto = _with_biases(state, plan)
     if target(plan.target).quantizes_alone:
@@ -33,11 +33,11 @@ def realise(state: State, plan: Plan) -> onnx.ModelProto:
     return proto
 
 
-def _with_biases(state: State, plan: Plan) -> onnx.ModelProto:
+def _with_biases(state: State, plan: Plan) -> ModelLike:
     return put_biases(at_opset(state.model, plan.opset), plan)
 
 
-def _as_declared(proto: onnx.ModelProto, original: onnx.ModelProto) -> onnx.ModelProto:
+def _as_declared(proto: ModelLike, original: ModelLike) -> ModelLike:
     """Only the types the model declared itself: inferred ones let ORT fuse more, and not for the better."""
     declared = {value.name for value in original.graph.value_info}
     kept = [value for value in proto.graph.value_info if value.name in declared]

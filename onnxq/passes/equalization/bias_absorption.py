@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from onnxq.errors import PlanError
-from onnxq.graph import NodeRef
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.affine_core import Array64, rounded
 from onnxq.passes.edit import Edit
 from onnxq.passes.equalization.bias_absorption_core import absorbed, shifts
@@ -41,7 +40,7 @@ class Source:
     readers: tuple[tuple[Linear, int], ...]
 
 
-def sources(proto: ModelProto) -> tuple[Source, ...]:
+def sources(proto: ModelLike) -> tuple[Source, ...]:
     """Every tensor that may be lowered, in the order the model runs."""
     return tuple(_sources(View(proto)))
 
@@ -119,12 +118,12 @@ def _unpadded(reader: Linear, maker: Linear) -> bool:
     return bool(inputs == maker.channels and same)
 
 
-def shift_axes(proto: ModelProto) -> dict[TensorId, int]:
+def shift_axes(proto: ModelLike) -> dict[TensorId, int]:
     """The channel axis of each tensor that `chosen_shifts` wants the values of."""
     return {one.tensor: one.op.channel_axis for one in sources(proto)}
 
 
-def chosen_shifts(proto: ModelProto, low: Mapping[TensorId, Array64], high: Mapping[TensorId, Array64]) -> Shifts:
+def chosen_shifts(proto: ModelLike, low: Mapping[TensorId, Array64], high: Mapping[TensorId, Array64]) -> Shifts:
     """What to lower tensors by, [channels] each; {} where nothing is gained. low, high: of each channel on samples."""
     out = {}
     for one in sources(proto):
@@ -136,7 +135,7 @@ def chosen_shifts(proto: ModelProto, low: Mapping[TensorId, Array64], high: Mapp
     return out
 
 
-def with_shifts(proto: ModelProto, given: Shifts) -> ModelProto:
+def with_shifts(proto: ModelLike, given: Shifts) -> ModelLike:
     """The model with these tensors lowered, and all that reads them made up for it.
 
     Raises PlanError for a tensor that cannot be lowered this way.

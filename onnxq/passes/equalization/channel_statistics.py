@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from onnxq.calibrate import DEFAULT_MEMORY_LIMIT
 from onnxq.calibrate.taps import Taps
 from onnxq.data import Batch, Dataset, attended
+from onnxq.graph import ModelLike
 from onnxq.passes.equalization.smoothquant_core import Seen
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds
@@ -22,7 +22,7 @@ _LOOK_AHEAD = 16
 
 
 def observe_channels(
-    proto: ModelProto,
+    proto: ModelLike,
     axes: Mapping[TensorId, int],
     dataset: Dataset,
     *,

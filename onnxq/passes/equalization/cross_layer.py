@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from onnxq.errors import PlanError
+from onnxq.graph import ModelLike
 from onnxq.passes.affine_core import Array64, rounded
 from onnxq.passes.edit import Edit
 from onnxq.passes.equalization.channels import Channels, Op, find_channels
@@ -27,20 +27,20 @@ Factors = Mapping[TensorId, NDArray[np.float32]]
 _WORTH = 1.05
 
 
-def wanted_values(proto: ModelProto) -> tuple[TensorId, ...]:
+def wanted_values(proto: ModelLike) -> tuple[TensorId, ...]:
     """The tensors whose largest values per channel `equalizing_factors` uses: those of groups that weights say
     too little about."""
     found = find_channels(View(proto))
     return tuple(t for t, labels in found.labels.items() if bool((found.free & ~found.rectified)[labels].any()))
 
 
-def channel_axes(proto: ModelProto) -> Mapping[TensorId, int]:
+def channel_axes(proto: ModelLike) -> Mapping[TensorId, int]:
     """The channel axis of each of `wanted_values`."""
     found = find_channels(View(proto))
     return {t: found.axes[t] for t in wanted_values(proto)}
 
 
-def equalizing_factors(proto: ModelProto, largest: Mapping[TensorId, Array64] | None = None) -> Factors:
+def equalizing_factors(proto: ModelLike, largest: Mapping[TensorId, Array64] | None = None) -> Factors:
     """What the outputs of linear operators are to be multiplied by, [channels] each; {} where nothing is to be gained.
 
     largest: max |x_c| over samples of `wanted_values`, [channels] each; without it only weights decide, and joined
@@ -81,7 +81,7 @@ def _written(found: Channels, factors: Array64) -> Factors:
     return out
 
 
-def equalized(proto: ModelProto, factors: Factors) -> tuple[ModelProto, tuple[str, ...]]:
+def equalized(proto: ModelLike, factors: Factors) -> tuple[ModelLike, tuple[str, ...]]:
     """The model with these outputs multiplied, and all that reads them divided; a line for each operator that changed.
 
     Raises PlanError for a tensor that cannot take the factors, or that joins another which is given other ones.

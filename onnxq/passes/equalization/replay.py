@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, index_of, infer_shapes, structural_ids
+from onnxq.graph import GraphIndex, ModelLike, index_of, infer_shapes, structural_ids
 from onnxq.passes.base import State
 from onnxq.passes.equalization.bias_absorption import with_shifts
 from onnxq.passes.equalization.cross_layer import equalized
@@ -21,7 +20,7 @@ from onnxq.sites import TensorId
 Factors = Mapping[TensorId, NDArray[np.float32]]
 CROSS_LAYER, ABSORPTION, SMOOTHQUANT = "cross_layer_equalization", "bias_absorption", "smoothquant"
 # In the order in which they are found and repeated.
-_WRITERS: dict[str, Callable[[ModelProto, Factors], ModelProto]] = {
+_WRITERS: dict[str, Callable[[ModelLike, Factors], ModelLike]] = {
     CROSS_LAYER: lambda proto, factors: equalized(proto, factors)[0],
     ABSORPTION: with_shifts,
     SMOOTHQUANT: smoothed,
@@ -40,7 +39,7 @@ def write_factors(ids: Mapping[TensorId, str], state: State, name: str, factors:
     return replace(state, model=_write(state.model, name, factors), scalings=(*state.scalings, *found))
 
 
-def _write(proto: ModelProto, name: str, factors: Factors) -> ModelProto:
+def _write(proto: ModelLike, name: str, factors: Factors) -> ModelLike:
     single = {tensor: np.asarray(s, np.float32) for tensor, s in factors.items()}
     return infer_shapes(_WRITERS[name](proto, single))
 

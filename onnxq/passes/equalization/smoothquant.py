@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from onnxq.errors import PlanError
-from onnxq.graph import NodeRef
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.numerics import SumOrder
 from onnxq.passes.affine_core import rounded
 from onnxq.passes.edit import Edit
@@ -125,7 +124,7 @@ def _values(view: View, joined: NodeRef, channels: int) -> Linear | None:
     return op if told and fits else None
 
 
-def quantized_groups(proto: ModelProto, plan: Plan) -> tuple[Group, ...]:
+def quantized_groups(proto: ModelLike, plan: Plan) -> tuple[Group, ...]:
     """The groups whose activation and weights the plan quantizes, all of them, where 1/s has a place to go."""
     view = View(proto)
     paired = frozenset(site.site for site in plan.sites if isinstance(site.site, TensorId))
@@ -167,7 +166,7 @@ def _orders(site: SitePlan) -> tuple[SumOrder, ...]:
     return ((1, 0),) if site.sum_orders else ()
 
 
-def smoothing_factors(proto: ModelProto, plan: Plan, seen: Mapping[TensorId, Seen]) -> Smoothing:
+def smoothing_factors(proto: ModelLike, plan: Plan, seen: Mapping[TensorId, Seen]) -> Smoothing:
     """Choose s for each of the plan's groups by the error of their outputs, or leave it.
 
     plan: without numbers; it says what is quantized and how. seen: of each group's tensor.
@@ -216,7 +215,7 @@ def _name(home: NodeRef | Linear) -> str:
     return home.node.name if isinstance(home, Linear) else home.name
 
 
-def smoothed(proto: ModelProto, factors: Factors) -> ModelProto:
+def smoothed(proto: ModelLike, factors: Factors) -> ModelLike:
     """The model with these tensors divided by their factors on the way to the layers, whose weights are multiplied.
 
     Raises PlanError for a tensor that no layer reads so, or with another number of channels.

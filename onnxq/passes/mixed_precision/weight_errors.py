@@ -11,7 +11,8 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.data import attended
-from onnxq.graph import GraphIndex, at_opset
+from onnxq.graph import GraphIndex, ModelLike, at_opset
+from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import bodies
 from onnxq.numerics import dequantize, fake_quant_weight
 from onnxq.passes.rounding.operators import Operator, operators
@@ -33,7 +34,7 @@ class _Place:
 
 
 def isolated_errors(
-    proto: onnx.ModelProto,
+    proto: ModelLike,
     plan: Plan,
     fitted: Sequence[Feeds],
     judged: Iterable[Feeds],
@@ -70,9 +71,9 @@ def isolated_errors(
     return errors
 
 
-def _opened(proto: onnx.ModelProto, found: Sequence[Operator]) -> tuple[onnx.ModelProto, dict[Edge, _Place]]:
+def _opened(proto: ModelLike, found: Sequence[Operator]) -> tuple[ModelLike, dict[Edge, _Place]]:
     """A copy whose weights and biases of these operators are read from inputs of the model."""
-    copy = onnx.ModelProto.FromString(proto.SerializeToString())
+    copy = onnx.ModelProto.FromString(bare_proto(proto).SerializeToString())
     nodes = {node.name: node for node in _nodes(copy.graph)}
     places: dict[Edge, _Place] = {}
     for one in found:
@@ -86,7 +87,7 @@ def _opened(proto: onnx.ModelProto, found: Sequence[Operator]) -> tuple[onnx.Mod
             node.input[edge.index] = place.name
             copy.graph.input.append(onnx.helper.make_tensor_value_info(place.name, 1, place.usual.shape))
             places[edge] = place
-    return copy, places
+    return rebuild(proto, copy), places
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:

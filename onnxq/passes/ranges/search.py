@@ -19,7 +19,8 @@ import onnx
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import tensor_of
 from onnxq.data import attended
-from onnxq.graph import GraphIndex, NodeRef, at_opset, index_of
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, at_opset, index_of
+from onnxq.graph.subgraph import assemble_model
 from onnxq.passes.ranges.core import WORTH, Array, Ranges, chosen, noise, power, rounded
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.rounding.layerwise import Walk
@@ -49,7 +50,7 @@ class Ranged:
 
 
 def choose_ranges(
-    proto: onnx.ModelProto, plan: Plan, samples: Iterable[Feeds], judges: Iterable[Feeds], *, progress: Progress
+    proto: ModelLike, plan: Plan, samples: Iterable[Feeds], judges: Iterable[Feeds], *, progress: Progress
 ) -> Ranged:
     """The plan with the best of several ranges at every activation that has a scale to itself.
 
@@ -79,7 +80,7 @@ def choose_ranges(
     return Ranged(done, {site: name for site, (name, _) in taken.items()})
 
 
-def _with(proto: onnx.ModelProto, plan: Plan, taken: Mapping[Site, QParams]) -> Plan:
+def _with(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams]) -> Plan:
     """The plan with these numbers, and those that follow from them made anew."""
     if not taken:
         return plan
@@ -178,25 +179,23 @@ class _State:
     def _alone(self, node: NodeRef, k: int) -> Runner:
         """The node as a model of its own: its output for a sample with another value at input k."""
         others: dict[str, list[Array]] = {}
-        proto = self.index.proto
-        model = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
-        model.graph.name = "alone"
         held = [self.index.resolve(name, node.scope) if name else None for name in node.inputs]
         names = ["" if tensor is None else f"in{at}" for at, tensor in enumerate(held)]
         attrs = {name: node.attrs[name] for name in node.attrs}
-        model.graph.node.append(onnx.helper.make_node(node.op_type, names, ["out"], **attrs))
-        model.graph.output.append(onnx.ValueInfoProto(name="out"))
+        inputs, stored = [], {}
         for at, tensor in enumerate(held):
             if tensor is None:
                 continue
             constant = self.index.constant(tensor) if at != k else None
             if constant is not None:
-                model.graph.initializer.append(onnx.numpy_helper.from_array(constant, names[at]))
+                stored[names[at]] = onnx.numpy_helper.from_array(constant, names[at])
                 continue
-            model.graph.input.append(onnx.helper.make_tensor_value_info(names[at], onnx.TensorProto.FLOAT, None))
+            inputs.append(onnx.helper.make_tensor_value_info(names[at], onnx.TensorProto.FLOAT, None))
             if at != k:
                 others[names[at]] = list(self.walk.values(tensor))
-        session = Session(model, optimize=False)
+        alone = onnx.helper.make_node(node.op_type, names, ["out"], **attrs)
+        part = assemble_model(self.index.proto, [alone], inputs, [onnx.ValueInfoProto(name="out")], stored)
+        session = Session(part, optimize=False)
 
         def run(sample: int, value: Array) -> Array:
             feeds = {names[k]: value, **{name: every[sample] for name, every in others.items()}}

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import TensorProto
 
-from onnxq.graph import NodeRef
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.algebra import Poly, Tail, Used, bases, close, polynomial, walk
@@ -53,7 +53,7 @@ class _Single:
     domain: str = ""
 
 
-def activations(proto: ModelProto, ctx: RunContext) -> tuple[ModelProto, PassReport]:
+def activations(proto: ModelLike, ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every chain that computes one of the functions above, in any spelling, replaced by its node."""
     return apply_replacements(proto, "activations", lambda view: _find(view, ctx.config.target))
 

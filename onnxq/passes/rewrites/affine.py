@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
 
+from onnxq.graph import ModelLike
 from onnxq.passes.affine_core import Array64, rounded, scale_outputs, sum_inputs
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
@@ -29,12 +29,12 @@ from onnxq.sites import Refusal
 _BATCHNORM = frozenset({"BatchNormalization"})
 
 
-def batchnorm(proto: ModelProto, _ctx: RunContext) -> tuple[ModelProto, PassReport]:
+def batchnorm(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every BatchNormalization that alone reads a linear operator with constant weights."""
     return _behind(proto, "batchnorm", _BATCHNORM)
 
 
-def scalars(proto: ModelProto, ctx: RunContext) -> tuple[ModelProto, PassReport]:
+def scalars(proto: ModelLike, ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every scalar or per-channel Mul, Div, Add, Sub behind a linear operator, and scalar ones in front of one."""
     # A BatchNormalization behind such arithmetic comes into reach only now.
     kinds = ARITHMETIC if "batchnorm" in ctx.skip else ARITHMETIC | _BATCHNORM
@@ -43,7 +43,7 @@ def scalars(proto: ModelProto, ctx: RunContext) -> tuple[ModelProto, PassReport]
     return proto, PassReport("scalars", behind.changed + front.changed, behind.skipped + front.skipped)
 
 
-def _behind(proto: ModelProto, name: str, kinds: frozenset[str]) -> tuple[ModelProto, PassReport]:
+def _behind(proto: ModelLike, name: str, kinds: frozenset[str]) -> tuple[ModelLike, PassReport]:
     view = View(proto)
     edit, changed, skipped = Edit(proto), [], []
     for node in view.index.nodes:
@@ -99,7 +99,7 @@ def _write(view: View, edit: Edit, op: Linear, weight: NDArray[Any], bias: NDArr
         edit.attrs(holder, {"beta": 1.0})  # the bias now holds it
 
 
-def _in_front(proto: ModelProto) -> tuple[ModelProto, PassReport]:
+def _in_front(proto: ModelLike) -> tuple[ModelLike, PassReport]:
     view = View(proto)
     edit, changed, skipped = Edit(proto), [], []
     for node in view.index.nodes:

@@ -6,9 +6,8 @@ They hide patterns (x · Sigmoid(1·x)) and, between pairs, cost a float kernel.
 from __future__ import annotations
 
 import numpy as np
-from onnx import ModelProto
 
-from onnxq.graph import NodeRef
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
@@ -19,7 +18,7 @@ from onnxq.sites import TensorId
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 
 
-def dead(proto: ModelProto, _ctx: RunContext) -> tuple[ModelProto, PassReport]:
+def dead(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every such node bypassed, then what nobody reads removed."""
     view, edit, changed = View(proto), Edit(proto), []
     alias: dict[TensorId, TensorId] = {}

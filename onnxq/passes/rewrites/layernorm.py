@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
 
-from onnxq.graph import NodeRef
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.replace import Replacement, apply_replacements
@@ -23,7 +22,7 @@ from onnxq.passes.view import View, is_float
 from onnxq.sites import TensorId
 
 
-def layernorm(proto: ModelProto, _ctx: RunContext) -> tuple[ModelProto, PassReport]:
+def layernorm(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every written-out layer normalization over trailing axes with a constant gamma, replaced by its node."""
     return apply_replacements(proto, "layernorm", _find)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import ModelProto
 
-from onnxq.graph import NodeRef
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
@@ -27,7 +26,7 @@ class _Match:
     amounts: tuple[int, ...]
 
 
-def pad(proto: ModelProto, _ctx: RunContext) -> tuple[ModelProto, PassReport]:
+def pad(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every Pad of zeros along spatial axes that only Convs read."""
     view = View(proto)
     matches = [match for node in view.index.nodes if (match := _match(view, node)) is not None]

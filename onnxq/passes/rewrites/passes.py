@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from onnx import ModelProto
-
 from onnxq.config import Config
 from onnxq.errors import ConfigError
-from onnxq.graph import GraphIndex, fold_constants, hold, infer_shapes, name_nodes
+from onnxq.graph import GraphIndex, ModelLike, fold_constants, infer_shapes, name_nodes, strip_weights
 from onnxq.graph.scopes import walk
 from onnxq.nearest import did_you_mean
 from onnxq.passes.base import Pass, RunContext, Stage, State, rewriting
@@ -24,9 +22,9 @@ from onnxq.passes.rewrites.residual import residual
 from onnxq.passes.runner import run_stage
 
 
-def compute_constants(proto: ModelProto, _ctx: RunContext) -> tuple[ModelProto, PassReport]:
+def compute_constants(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Compute what can be computed now: weights behind Cast or Transpose, shape chains, Pad amounts."""
-    folded = infer_shapes(hold(fold_constants(proto)))
+    folded = infer_shapes(strip_weights(fold_constants(proto)))
     left = {node.name for node in GraphIndex(folded).nodes}
     gone = [node for node in GraphIndex(proto).nodes if node.name not in left]
     return folded, PassReport("constants", tuple(f"{node.name}: {node.op_type} computed" for node in gone))
@@ -55,11 +53,11 @@ REWRITES: tuple[Pass, ...] = tuple(
 class Rewritten(NamedTuple):
     """A float-equivalent model, and the report of each pass that ran, in order."""
 
-    proto: ModelProto
+    proto: ModelLike
     reports: tuple[PassReport, ...]
 
 
-def rewrite_model(proto: ModelProto, *, skip: frozenset[str] = frozenset(), target: str = "ort") -> Rewritten:
+def rewrite_model(proto: ModelLike, *, skip: frozenset[str] = frozenset(), target: str = "ort") -> Rewritten:
     """A float-equivalent model ready for calibration for `target`, and the reports; `proto` is not changed.
 
     skip: names of rewrites to leave out. target: "ort" turns chains into the single nodes ORT is fast with; any other
@@ -77,7 +75,7 @@ def rewrite_model(proto: ModelProto, *, skip: frozenset[str] = frozenset(), targ
     return Rewritten(_drop_inferred_types(state.model, named), tuple(ctx.journal))
 
 
-def _drop_inferred_types(proto: ModelProto, source: ModelProto) -> ModelProto:
+def _drop_inferred_types(proto: ModelLike, source: ModelLike) -> ModelLike:
     """Without the types that were inferred on the way, save those of operators onnx cannot infer.
 
     Engines fuse by what they know: types that the file did not tell them must not change what they make of it.

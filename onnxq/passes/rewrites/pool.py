@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
 
-from onnxq.graph import NodeRef
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
@@ -18,7 +17,7 @@ from onnxq.passes.view import SINGLE, View
 from onnxq.sites import TensorId
 
 
-def pool(proto: ModelProto, _ctx: RunContext) -> tuple[ModelProto, PassReport]:
+def pool(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every such ReduceMean over a float [N, C, spatial...] tensor of known rank."""
     view = View(proto)
     matches = [(node, x) for node in view.index.nodes if (x := pooled(view, node)) is not None]

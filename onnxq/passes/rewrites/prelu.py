@@ -7,16 +7,15 @@ PRelu, 0.14 with LeakyRelu, 0.18 with Max; int8 with pairs on both sides 0.71, 0
 from __future__ import annotations
 
 import numpy as np
-from onnx import ModelProto
 
-from onnxq.graph import NodeRef
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
 from onnxq.passes.view import SINGLE, View
 
 
-def prelu(proto: ModelProto, _ctx: RunContext) -> tuple[ModelProto, PassReport]:
+def prelu(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every PRelu whose slope is constant and does not raise the rank of its input."""
     view = View(proto)
     edit, changed = Edit(proto), []

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from onnxq.errors import OnnxqError
-from onnxq.graph import NodeRef, infer_shapes, opset_of, upgrade_opset
+from onnxq.graph import ModelLike, NodeRef, infer_shapes, opset_of, upgrade_opset
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
 from onnxq.passes.view import View
@@ -41,7 +40,7 @@ class Replacement:
 Finder = Callable[[View], list[Replacement]]
 
 
-def apply_replacements(proto: ModelProto, name: str, find: Finder) -> tuple[ModelProto, PassReport]:
+def apply_replacements(proto: ModelLike, name: str, find: Finder) -> tuple[ModelLike, PassReport]:
     """Apply all that a finder finds. What needs a newer opset than the model can be raised to is left and reported."""
     matches = find(View(proto))
     proto, failure = _raised(proto, matches)
@@ -66,7 +65,7 @@ def apply_replacements(proto: ModelProto, name: str, find: Finder) -> tuple[Mode
     return edit.export(), PassReport(name, tuple(changed), skipped)
 
 
-def _raised(proto: ModelProto, matches: list[Replacement]) -> tuple[ModelProto, str]:
+def _raised(proto: ModelLike, matches: list[Replacement]) -> tuple[ModelLike, str]:
     """The model at the highest opset its matches need and it can be converted to, and why not higher."""
     failure = ""
     needed = {match.opset for match in matches if not match.domain and opset_of(proto) < match.opset <= NEWEST}

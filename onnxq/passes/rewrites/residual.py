@@ -7,16 +7,14 @@ Sum). Sum of two tensors is the same addition, bit for bit, and no fusion looks 
 
 from __future__ import annotations
 
-from onnx import ModelProto
-
-from onnxq.graph import NodeRef
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
 from onnxq.passes.view import SINGLE, View
 
 
-def residual(proto: ModelProto, ctx: RunContext) -> tuple[ModelProto, PassReport]:
+def residual(proto: ModelLike, ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every Add of two computed tensors that a LayerNormalization reads."""
     view = View(proto)
     matches = [node for node in view.index.nodes if _is_residual(view, node)] if ctx.config.target == "ort" else []

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
+from onnxq.graph import ModelLike
 from onnxq.numerics import keep_sums
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.planner.sums import count_saturating
@@ -53,7 +53,7 @@ class Handed:
 class Rounder(Protocol):
     """What `register` takes."""
 
-    def __call__(self, proto: onnx.ModelProto, plan: Plan, samples: Sequence[Feeds]) -> Iterable[Handed]:
+    def __call__(self, proto: ModelLike, plan: Plan, samples: Sequence[Feeds]) -> Iterable[Handed]:
         """Blocks in the order the model runs. proto: not to be changed."""
 
 

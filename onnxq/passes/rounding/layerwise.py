@@ -14,8 +14,9 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import ModelError
-from onnxq.graph import infer_shapes
-from onnxq.graph.scopes import bodies, reads, topological
+from onnxq.graph import ModelLike, infer_shapes
+from onnxq.graph.scopes import bodies, reads
+from onnxq.graph.subgraph import Cutter
 from onnxq.runtime import Feeds, Session, tap
 from onnxq.sites import TensorId
 
@@ -32,10 +33,10 @@ class Walk:
     Raises ModelError where a tensor between two pieces is no array (a sequence).
     """
 
-    def __init__(self, proto: onnx.ModelProto, feeds: Sequence[Feeds], changes: Changes) -> None:
-        self._proto, self.changes = proto, changes
-        self._nodes = topological(proto.graph)
-        self._constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    def __init__(self, proto: ModelLike, feeds: Sequence[Feeds], changes: Changes) -> None:
+        self.changes = changes
+        self._cutter = Cutter(proto)
+        self._nodes = list(self._cutter.nodes.values())
         self._holder: dict[str, int] = {}
         self._last: dict[str, int] = {}
         for k, node in enumerate(self._nodes):
@@ -88,40 +89,33 @@ class Walk:
         for live in self._live:
             yield session.run({v.name: live[v.name] for v in session.inputs}, [name])[name]
 
-    def _piece(self, part: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> onnx.ModelProto:
+    def _piece(self, part: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> ModelLike:
         """Some nodes of the main graph as a model of their own."""
-        made = {name for node in part for name in node.output}
-        needed = dict.fromkeys(name for node in part for name in reads(node) if name not in made)
-        piece = onnx.ModelProto(ir_version=self._proto.ir_version, opset_import=self._proto.opset_import)
-        graph = piece.graph
-        graph.name = "piece"
-        for node in part:
-            copy = graph.node.add()
-            copy.CopyFrom(node)
-            self._change(copy, graph)
-        # NOTE: a changed constant may leave the model's own one unread; ORT drops it.
-        for name in needed:
-            if name in self._constants:
-                graph.initializer.add().CopyFrom(self._constants[name])
-            elif name in self._live[0]:
-                kind = onnx.helper.np_dtype_to_tensor_dtype(self._live[0][name].dtype)
-                graph.input.append(onnx.helper.make_tensor_value_info(name, kind, None))
-        graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
-        return piece
+        names = [node.name for node in part]
+        changed: dict[str, onnx.NodeProto] = {}
+        tensors: dict[str, onnx.TensorProto] = {}
+        for node in part if self.changes else ():
+            changed[node.name] = onnx.NodeProto.FromString(node.SerializeToString())
+            self._change(changed[node.name], tensors)
+        live = [(name, self._live[0][name]) for name in self._cutter.list_inputs(names) if name in self._live[0]]
+        kinds = ((name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype)) for name, value in live)
+        inputs = [onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in kinds]
+        outputs = [onnx.ValueInfoProto(name=name) for name in wanted]
+        return self._cutter.cut(names, inputs, outputs, changed=changed, tensors=tensors)
 
-    def _change(self, node: onnx.NodeProto, graph: onnx.GraphProto) -> None:
+    def _change(self, node: onnx.NodeProto, tensors: dict[str, onnx.TensorProto]) -> None:
         """Let the node, and those in its bodies, read the changed constants."""
         for k in range(max(len(node.input), 3)):
             value = self.changes.get((node.name, k))
             if value is not None:
                 name = f"{node.name}/in{k}/changed"
-                graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(value, np.float32), name))
+                tensors[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(value, np.float32), name)
                 while len(node.input) <= k:
                     node.input.append("")
                 node.input[k] = name
         for _, body in bodies(node):
             for inner in body.node:
-                self._change(inner, graph)
+                self._change(inner, tensors)
 
 
 def _held(node: onnx.NodeProto) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from onnxq.graph import GraphIndex, at_opset, filled
+from onnxq.graph import GraphIndex, at_opset, attach_weights
 from onnxq.passes.base import Pass, RunContext, Stage, State, Trial
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import answers_worse, mean_db
@@ -73,7 +73,7 @@ def round_externally(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     for name, rounder in registered().items():
         asked = kept = 0
         begun, moved = reached, ""
-        for block in rounder(filled(state.model), plan, list(few.samples())):
+        for block in rounder(attach_weights(state.model), plan, list(few.samples())):
             asked += 1
             tried, changes = taken(plan, block)
             now = mean_db(state, tried, ctx.data.validation, progress=ctx.progress)

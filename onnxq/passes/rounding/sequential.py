@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from onnxq.emit import emit
-from onnxq.graph import GraphIndex, NodeRef, at_opset, structural_ids
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, at_opset, structural_ids
 from onnxq.numerics import (
     bias_qparams,
     dequantize,
@@ -101,7 +100,7 @@ class Swept:
 
 
 def sweep(
-    proto: onnx.ModelProto,
+    proto: ModelLike,
     plan: Plan,
     samples: Iterable[Feeds],
     *,
@@ -141,7 +140,7 @@ class _State:
         self,
         plan: Plan,
         view: View,
-        proto: onnx.ModelProto,
+        proto: ModelLike,
         feeds: Sequence[Feeds],
         others: Sequence[Feeds],
         *,
@@ -297,7 +296,7 @@ class _State:
     def result(self) -> Swept:
         """The plan as far as the walk has come."""
         sites = tuple(self.sites[site.site] for site in self.plan.sites)
-        ids = structural_ids(self.index.proto) if self.biases else {}
+        ids = structural_ids(self.index) if self.biases else {}
         nodes = dict(self.plan.nodes)
         for bias in self.biases:
             node = self.index.node(bias.edge.node)

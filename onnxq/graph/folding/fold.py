@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.graph.editor import Editor
-from onnxq.graph.encode import encode_tensor
-from onnxq.graph.evaluate import evaluate
-from onnxq.graph.fold_shapes import shape_values
+from onnxq.graph.editing.editor import Editor
+from onnxq.graph.folding.evaluate import evaluate
+from onnxq.graph.folding.shape_values import shape_values
+from onnxq.graph.folding.unpack import unpack
 from onnxq.graph.index import GraphIndex, NodeRef
+from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, strip_weights
 from onnxq.graph.names import name_nodes
 from onnxq.graph.scopes import walk
 from onnxq.graph.shapes import infer_shapes
-from onnxq.graph.unpack import unpack
-from onnxq.graph.values import constant_attribute
-from onnxq.graph.weights import SMALL_BYTES, lighten, tensor_bytes
+from onnxq.graph.values import constant_attribute, encode_tensor
+from onnxq.graph.weights import SMALL_BYTES, omit_weights, tensor_bytes
 from onnxq.sites import TensorId
 
 # Random, stateful, without a tensor as result, or meant to stay: quantized weights live behind DequantizeLinear.
@@ -42,23 +42,23 @@ _ALWAYS_BYTES = 2**20
 _ROUNDS = 10
 
 
-def fold_constants(proto: ModelProto) -> ModelProto:
+def fold_constants(model: M) -> M:
     """A copy in which whatever does not depend on the inputs is an initializer under its own tensor's name.
 
-    All scopes; bodies that unpack one weight share the result, in the scope around them. Constant nodes become
+    All scopes; subgraphs that unpack one weight share the result, in the scope around them. Constant nodes become
     initializers; readers of Identity(constant) read the constant itself; chains of shape arithmetic fold as far as
     dims are static, by inference from the inputs (value_info in the file may be stale and is not believed). Nodes that
-    make a graph or body output stay, as do Q/DQ, random operators, functions, and whatever would grow the model.
+    make a graph or subgraph output stay, as do Q/DQ, random operators, functions, and whatever would grow the model.
     Raises MissingDependencyError without onnxruntime.
     """
-    proto = name_nodes(proto)
+    model = name_nodes(model)
     for _ in range(_ROUNDS):
-        folding = _Folding(proto)
+        folding = _Folding(model)
         plan = folding.plan()
         if not plan.nodes:
             break
-        proto = _apply(folding.index, plan, proto)
-    return proto
+        model = _apply(folding.index, plan, model)
+    return strip_weights(model) if isinstance(model, LightModel) else model  # type: ignore[return-value]
 
 
 @dataclass(eq=False)
@@ -71,7 +71,7 @@ class _Plan:
 
 
 def _inferred(proto: ModelProto) -> ModelProto:
-    light, _ = lighten(proto)
+    light, _ = omit_weights(proto)
     for _, graph in walk(light.graph):
         del graph.value_info[:]
     return infer_shapes(light)
@@ -80,11 +80,11 @@ def _inferred(proto: ModelProto) -> ModelProto:
 class _Folding:
     """One round over one model."""
 
-    def __init__(self, proto: ModelProto) -> None:
-        self.proto = proto
+    def __init__(self, model: ModelLike) -> None:
+        self.proto = proto = bare_proto(model)
         # The first knows types and shapes, without the weights; the second holds those, without a copy.
         self.index = GraphIndex(_inferred(proto))
-        self.weights = GraphIndex(proto)
+        self.weights = GraphIndex(model)
         self.shapes = shape_values(self.index)
         self.protos = {node.name: node for _, graph in walk(proto.graph) for node in graph.node}
         given_out = (self.index.resolve(name, s) for s in self.index.scopes for name in self.index.scope_outputs(s))
@@ -92,7 +92,7 @@ class _Folding:
         self.bytes: dict[TensorId, int] = {}
 
     def plan(self) -> _Plan:
-        """What can be folded now; nodes that fail or grow too much are left out with what depends on them."""
+        """Find what can be folded now; nodes that fail or grow too much are left out with what depends on them."""
         refused: set[str] = set()
         computed: dict[TensorId, TensorProto] = {}
         while True:
@@ -115,7 +115,7 @@ class _Folding:
             if all(self._is_literal(t) for t in outputs):
                 nodes[node.name] = node
                 continue
-            if node.domain or node.op_type in _NEVER or self.index.bodies(node.name) or not any(node.inputs):
+            if node.domain or node.op_type in _NEVER or self.index.subgraphs(node.name) or not any(node.inputs):
                 continue
             read = [self.index.resolve(name, node.scope) for name in node.inputs if name]
             if self._unpacks(node, read[0]):
@@ -151,10 +151,7 @@ class _Folding:
         return not maker.domain and attribute is not None and attribute.name != "sparse_value"
 
     def _literal(self, t: TensorId) -> TensorProto:
-        if t in self.shapes:
-            return encode_tensor(t.name, self.shapes[t])
-        node = self.protos[self._maker(t).name]
-        attribute = constant_attribute(node)
+        attribute = None if t in self.shapes else constant_attribute(self.protos[self._maker(t).name])
         if attribute is not None and attribute.name == "value":
             tensor = TensorProto()
             tensor.CopyFrom(attribute.t)
@@ -179,7 +176,7 @@ class _Folding:
         return same, list(wanted)
 
     def _unwrapped(self, t: TensorId, nodes: dict[str, NodeRef]) -> TensorId:
-        """What an Identity, or a chain of them, stands for: tied weights must stay one tensor."""
+        """Return the source of an Identity, or of a chain of them: tied weights must stay one tensor."""
         while (maker := self.index.producer(t)) is not None and maker.name in nodes and maker.op_type == "Identity":
             source = self.index.resolve(maker.inputs[0], maker.scope)
             if source is None or t in self.shapes:
@@ -225,7 +222,7 @@ class _Folding:
                 t = self.index.resolve(name, ref.scope)
                 if t is not None and t not in names:
                     names[t] = f"t{len(names)}"
-                    constants[names[t]] = self._literal(t) if t in self.shapes else self._encoded(t, names[t])
+                    constants[names[t]] = self._encoded(t, names[t])
                 node.input[k] = names[t] if t is not None else ""
             for k, name in enumerate(ref.outputs):
                 names[TensorId(name, ref.scope)] = node.output[k] = f"t{len(names)}" if name else ""
@@ -247,7 +244,7 @@ class _Folding:
         return sorted(needed.values(), key=lambda node: node.order)
 
     def _encoded(self, t: TensorId, name: str) -> TensorProto:
-        array = self.weights.constant(t)
+        array = self.shapes[t] if t in self.shapes else self.weights.constant(t)
         if array is None:
             raise ModelError(str(t), "is taken for a constant but has no value", "report this as a defect of onnxq")
         return encode_tensor(name, array, self.index.dtype(t) or None)
@@ -262,7 +259,7 @@ class _Folding:
         return self.bytes[t] if t in self.bytes else self._inferred_bytes(t)
 
     def _inferred_bytes(self, t: TensorId) -> int:
-        """What the tensor takes if its shape is static, else 0."""
+        """Return the tensor's size in bytes if its shape is static, else 0."""
         shape, dtype = self._static_shape(t), self.index.dtype(t)
         if shape is None or not dtype or dtype == TensorProto.STRING:
             return 0
@@ -277,8 +274,8 @@ class _Folding:
         return size > max(_ALWAYS_BYTES, _GROWTH * self.bytes.get(t, 0))
 
 
-def _apply(index: GraphIndex, plan: _Plan, proto: ModelProto) -> ModelProto:
-    editor = Editor(proto)
+def _apply(index: GraphIndex, plan: _Plan, model: M) -> M:
+    editor = Editor(model)
     for t, source in plan.same.items():
         outside = [edge for edge in index.consumers(t) if edge.node not in plan.nodes]
         editor.rewire(t, source.name, consumers=outside)
@@ -291,7 +288,7 @@ def _apply(index: GraphIndex, plan: _Plan, proto: ModelProto) -> ModelProto:
     return editor.export()
 
 
-def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor) -> None:
+def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
     """Take out what only the folded nodes read: weights, and Shape nodes of which every static entry was taken."""
     waiting = list(plan.nodes.values())
     removed = set(plan.nodes)
@@ -304,7 +301,7 @@ def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor) -> None:
                 continue
             if maker is None:
                 editor.remove_initializer(read)
-            elif maker.name not in removed and not index.bodies(maker.name):
+            elif maker.name not in removed and not index.subgraphs(maker.name):
                 outputs = [TensorId(made, maker.scope) for made in maker.outputs if made]
                 if all(editor.is_unread(t) for t in outputs):
                     editor.remove_node(maker.name)
@@ -312,7 +309,7 @@ def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor) -> None:
                     waiting.append(maker)
 
 
-def _share(index: GraphIndex, plan: _Plan, editor: Editor) -> None:
+def _share(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
     """Make large results that are equal one initializer: branches that unpack one weight must not double it."""
     alike: defaultdict[tuple[int, tuple[int, ...]], list[TensorId]] = defaultdict(list)
     for t, tensor in plan.tensors.items():
@@ -350,6 +347,6 @@ def _common_scope(index: GraphIndex, scopes: list[str]) -> str:
 
 def _path(index: GraphIndex, scope: str) -> list[str]:
     path = [scope]
-    while (holder := index.holder(path[0])) is not None:
-        path.insert(0, holder.scope)
+    while (parent := index.parent(path[0])) is not None:
+        path.insert(0, parent.scope)
     return path

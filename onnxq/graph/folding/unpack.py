@@ -24,7 +24,7 @@ _RESHAPES = frozenset(["Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"]
 
 
 def unpack(node: NodeRef, source: NDArray[Any], dtype: int, shape: tuple[int, ...] | None) -> NDArray[Any] | None:
-    """What `node` makes of the constant at its first input; None when it is not a mere move.
+    """Return the output of `node` for a constant first input; None unless it only moves or widens values.
 
     dtype: of the source. shape: of the output where inferred, None otherwise.
     """

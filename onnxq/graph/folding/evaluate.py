@@ -1,6 +1,6 @@
 """The values of nodes that depend on constants alone, computed by graphsurgeon's fold_constants (ONNX Runtime inside).
 
-What is computed is decided by the caller. graphsurgeon only gets that part, as a model of its own: left to choose, it
+The caller decides which nodes are computed. graphsurgeon only gets that part, as a model of its own: left to choose, it
 would fold RandomNormal (no inputs, so "constant"). One node that ONNX Runtime cannot run keeps it from folding any
 other, and its own remedy (partitioning) then tries the same part again until the stack is full; so the parts are made
 here.
@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxq.errors import MissingDependencyError
-from onnxq.graph.surgeon import gs
+from onnxq.graph.editing.surgeon import gs
+from onnxq.graph.subgraph import assemble_model, remove_unneeded
 
 
 def evaluate(
@@ -28,6 +29,7 @@ def evaluate(
     """
     values = _fold(_part(like, nodes, constants, wanted)) if wanted else {}
     if values is None:
+        # One node that cannot run keeps the others from running; alone, each of the rest has its chance.
         alone = {name: _fold(_part(like, nodes, constants, [name])) for name in wanted} if len(wanted) > 1 else {}
         values = {end: value for found in alone.values() if found for end, value in found.items()}
     return {end[: -len(_END)]: value for end, value in values.items()}
@@ -41,23 +43,10 @@ def _part(
     like: ModelProto, nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto], wanted: Sequence[str]
 ) -> ModelProto:
     """A model of the nodes and constants that `wanted` needs."""
-    model = ModelProto(ir_version=like.ir_version)
-    model.opset_import.extend(like.opset_import)
-    model.graph.name = "constants"
-    needed = set(wanted)
-    kept: list[NodeProto] = []
-    for node in reversed(nodes):
-        if needed.intersection(node.output):
-            kept.append(node)
-            needed.update(node.input)
-    model.graph.node.extend(reversed(kept))
-    for name, tensor in constants.items():
-        if name in needed:
-            model.graph.initializer.append(tensor)
-            model.graph.initializer[-1].name = name
-    for name in wanted:
-        model.graph.node.add(op_type="Identity", input=[name], output=[name + _END], name=name + _END)
-        model.graph.output.add(name=name + _END)
+    ends = [helper.make_node("Identity", [name], [name + _END], name=name + _END) for name in wanted]
+    outputs = [ValueInfoProto(name=name + _END) for name in wanted]
+    model = assemble_model(like, [*nodes, *ends], (), outputs, constants)
+    remove_unneeded(model.graph)
     return model
 
 

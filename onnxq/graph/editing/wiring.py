@@ -2,8 +2,8 @@
 
 graphsurgeon 0.6 keeps nodes and tensors linked both ways, and that is all it is trusted with. It loses node, graph and
 model metadata, doc strings, quantization annotations and unused initializers; it cannot export empty list attributes,
-types, sparse tensors or touched sub-byte weights; it writes captured constants into the bodies that read them. So it is
-given names only, and attributes, types and weights stay in the records here until export.
+types, sparse tensors or touched sub-byte weights; it writes captured constants into the subgraphs that read them. So it
+is given names only, and attributes, types and weights stay in the records here until export.
 
 Its nodes and tensors are unhashable and compare by name: they are found through these records by name and scope, and
 never put in a set or removed from a list by value.
@@ -17,8 +17,8 @@ from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
 
+from onnxq.graph.editing.surgeon import gs
 from onnxq.graph.scopes import bodies, body_scope, defined_names
-from onnxq.graph.surgeon import gs
 from onnxq.sites import TensorId
 
 BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
@@ -26,13 +26,13 @@ BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 
 @dataclass(eq=False)
 class Held:
-    """One node: its graphsurgeon twin and what graphsurgeon does not carry. bodies: label -> scope."""
+    """One node: its graphsurgeon twin and what graphsurgeon does not carry. subgraphs: label -> scope."""
 
     node: Any
     scope: str
     source: NodeProto
     attributes: dict[str, AttributeProto]
-    bodies: dict[str, str] = field(default_factory=dict)
+    subgraphs: dict[str, str] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
 
 
@@ -42,7 +42,6 @@ class Scope:
 
     name: str
     parent: str | None
-    holder: str
     graph: Any
     source: GraphProto
     order: list[str] = field(default_factory=list)
@@ -71,7 +70,7 @@ class Wiring:
             at = self.scopes[at].parent
 
     def resolve(self, tensor: str, scope: str) -> TensorId | None:
-        """What the name means when read from `scope`; None for "" and for what nobody defines."""
+        """Return the tensor that a name means when read from `scope`; None for "" and for undefined names."""
         for at in self.outwards(scope) if tensor else ():
             if TensorId(tensor, at) in self.tensors:
                 return TensorId(tensor, at)
@@ -90,7 +89,7 @@ def import_wiring(proto: ModelProto) -> Wiring:
     skeleton.opset_import.extend(proto.opset_import)
     _skeleton(proto.graph, skeleton.graph)
     wiring = Wiring()
-    _record(wiring, gs.import_onnx(skeleton), proto.graph, "", None, "")
+    _record(wiring, gs.import_onnx(skeleton), proto.graph, "", None)
     return wiring
 
 
@@ -102,13 +101,14 @@ def _skeleton(source: GraphProto, target: GraphProto) -> None:
         copy = target.node.add(name=node.name, op_type=node.op_type, input=node.input, output=node.output)
         if node.HasField("domain"):
             copy.domain = node.domain
-        for label, body in bodies(node):
+        for label, subgraph in bodies(node):
+            # One attribute for each subgraph: graphsurgeon knows no lists of them.
             attr = copy.attribute.add(name=label, type=AttributeProto.GRAPH)
-            _skeleton(body, attr.g)
+            _skeleton(subgraph, attr.g)
 
 
-def _record(wiring: Wiring, graph: Any, source: GraphProto, name: str, parent: str | None, holder: str) -> None:
-    scope = Scope(name, parent, holder, graph, source)
+def _record(wiring: Wiring, graph: Any, source: GraphProto, name: str, parent: str | None) -> None:
+    scope = Scope(name, parent, graph, source)
     scope.inputs.extend(source.input)
     scope.outputs.extend(source.output)
     scope.initializers.update((tensor.name, tensor) for tensor in source.initializer)
@@ -118,13 +118,13 @@ def _record(wiring: Wiring, graph: Any, source: GraphProto, name: str, parent: s
     wiring.scopes[name] = scope
     _record_tensors(wiring, graph, source, name)
     for node, proto in zip(graph.nodes, source.node, strict=True):
-        held = Held(node, name, proto, {a.name: a for a in proto.attribute if a.type not in BODY_TYPES})
+        record = Held(node, name, proto, {a.name: a for a in proto.attribute if a.type not in BODY_TYPES})
         scope.order.append(proto.name)
-        wiring.nodes[proto.name] = held
-        for label, body in bodies(proto):
-            held.bodies[label] = body_scope(name, proto.name, label)
-            _record(wiring, node.attrs[label], body, held.bodies[label], name, proto.name)
-        relink(wiring, held)
+        wiring.nodes[proto.name] = record
+        for label, subgraph in bodies(proto):
+            record.subgraphs[label] = body_scope(name, proto.name, label)
+            _record(wiring, node.attrs[label], subgraph, record.subgraphs[label], name)
+        relink(wiring, record)
 
 
 def _record_tensors(wiring: Wiring, graph: Any, source: GraphProto, scope: str) -> None:
@@ -134,12 +134,67 @@ def _record_tensors(wiring: Wiring, graph: Any, source: GraphProto, scope: str) 
         wiring.tensors[TensorId(name, scope)] = found[name] if name in found else gs.Variable(name)
 
 
-def relink(wiring: Wiring, held: Held) -> None:
+def relink(wiring: Wiring, record: Held) -> None:
     """Make every input the very object of the tensor its name means.
 
-    graphsurgeon makes a second object where a body reads an outer tensor it has not met yet.
+    graphsurgeon makes a second object where a subgraph reads an outer tensor it has not met yet.
     """
-    for k, tensor in enumerate(list(held.node.inputs)):
-        found = wiring.resolve(tensor.name, held.scope)
+    for k, tensor in enumerate(list(record.node.inputs)):
+        found = wiring.resolve(tensor.name, record.scope)
         if found is not None and wiring.tensors[found] is not tensor:
-            held.node.inputs[k] = wiring.tensors[found]
+            record.node.inputs[k] = wiring.tensors[found]
+
+
+def producers(wiring: Wiring) -> dict[TensorId, Held]:
+    """Map each tensor to the node that makes it."""
+    records = wiring.nodes.values()
+    return {TensorId(tensor.name, record.scope): record for record in records for tensor in record.node.outputs}
+
+
+def used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
+    """The nodes and tensors that the model's outputs depend on. A node without outputs is there for its effect."""
+    made_by = producers(wiring)
+    nodes: set[str] = set()
+    tensors: set[TensorId] = set()
+    waiting = [wiring.resolve(value.name, "") for value in wiring.scopes[""].outputs]
+    for record in wiring.nodes.values():
+        if not any(tensor.name for tensor in record.node.outputs):
+            nodes.add(record.node.name)
+            waiting.extend(_needed_by(wiring, record))
+    while waiting:
+        t = waiting.pop()
+        if t is None or t in tensors:
+            continue
+        tensors.add(t)
+        maker = made_by.get(t)
+        if maker is not None and maker.node.name not in nodes:
+            nodes.add(maker.node.name)
+            waiting.extend(_needed_by(wiring, maker))
+    return nodes, tensors
+
+
+def _needed_by(wiring: Wiring, record: Held) -> list[TensorId | None]:
+    needed = [wiring.resolve(tensor.name, record.scope) for tensor in record.node.inputs]
+    for subgraph in record.subgraphs.values():
+        needed.extend(wiring.resolve(value.name, subgraph) for value in wiring.scopes[subgraph].outputs)
+    return needed
+
+
+def leads_to(wiring: Wiring, target: TensorId, source: TensorId) -> set[str]:
+    """The nodes that compute `target` (subgraphs included), without those that only come before `source`."""
+    found: set[str] = set()
+    waiting = [wiring.tensors[target]]
+    seen: set[int] = {id(wiring.tensors[source])}
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        stack = [wiring.nodes[node.name] for node in tensor.inputs]
+        while stack:
+            record = stack.pop()
+            found.add(record.node.name)
+            waiting.extend(record.node.inputs)
+            for subgraph in record.subgraphs.values():
+                stack.extend(inner for inner in wiring.nodes.values() if inner.scope == subgraph)
+    return found

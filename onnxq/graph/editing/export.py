@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, ValueInfoProto, helper
 
 from onnxq.errors import ModelError
+from onnxq.graph.editing.surgeon import gs
+from onnxq.graph.editing.wiring import BODY_TYPES, Held, Scope, Wiring
 from onnxq.graph.scopes import in_order
-from onnxq.graph.surgeon import gs
 from onnxq.graph.weights import copy_fields
-from onnxq.graph.wiring import BODY_TYPES, Held, Scope, Wiring
 from onnxq.sites import TensorId
 
 Anchors = Mapping[str, list[str]]
@@ -20,8 +20,9 @@ def export_wiring(
     wiring: Wiring, source: ModelProto, before: Anchors, after: Anchors, metadata: Mapping[str, str]
 ) -> ModelProto:
     """The model of the wiring. Raises ModelError for outputs without a producer and inputs that nobody defines."""
+    # From the inside out: sorting a scope reads the node lists of the subgraphs in it.
     for scope in reversed(list(wiring.scopes.values())):
-        scope.graph.nodes = [held.node for held in _sorted_nodes(wiring, scope, before, after)]
+        scope.graph.nodes = [record.node for record in _sorted_nodes(wiring, scope, before, after)]
         scope.graph.outputs = [_output(wiring, scope, value.name) for value in scope.outputs]
     exported = gs.export_onnx(
         wiring.scopes[""].graph, do_type_check=False, opset_imports=source.opset_import, ir_version=source.ir_version
@@ -51,16 +52,16 @@ def _sorted_nodes(wiring: Wiring, scope: Scope, before: Anchors, after: Anchors)
     nodes = [wiring.nodes[name] for name in names if name in wiring.nodes]
     return in_order(
         nodes,
-        [_needs(wiring, held, scope.name) for held in nodes],
-        [[tensor.name for tensor in held.node.outputs] for held in nodes],
-        [held.node.name for held in nodes],
+        [_needs(wiring, record, scope.name) for record in nodes],
+        [[tensor.name for tensor in record.node.outputs] for record in nodes],
+        [record.node.name for record in nodes],
     )
 
 
-def _needs(wiring: Wiring, held: Held, scope: str) -> list[str]:
-    """The tensors of `scope` that a node reads, itself or through its bodies. Raises ModelError for undefined ones."""
+def _needs(wiring: Wiring, record: Held, scope: str) -> list[str]:
+    """The tensors of `scope` that a node or a subgraph in it reads. Raises ModelError for undefined ones."""
     found: list[str] = []
-    stack = [held]
+    stack = [record]
     while stack:
         at = stack.pop()
         for k, tensor in enumerate(at.node.inputs):
@@ -76,9 +77,9 @@ def _needs(wiring: Wiring, held: Held, scope: str) -> list[str]:
                 )
             if source.scope == scope:
                 found.append(source.name)
-        for body in at.bodies.values():
-            stack.extend(wiring.nodes[node.name] for node in wiring.scopes[body].graph.nodes)
-            outs = (wiring.resolve(value.name, body) for value in wiring.scopes[body].outputs)
+        for subgraph in at.subgraphs.values():
+            stack.extend(wiring.nodes[node.name] for node in wiring.scopes[subgraph].graph.nodes)
+            outs = (wiring.resolve(value.name, subgraph) for value in wiring.scopes[subgraph].outputs)
             found.extend(out.name for out in outs if out is not None and out.scope == scope)
     return found
 
@@ -95,7 +96,7 @@ def _output(wiring: Wiring, scope: Scope, name: str) -> object:
 
 def _missing_domains(wiring: Wiring, source: ModelProto) -> list[object]:
     known = {"" if entry.domain == "ai.onnx" else entry.domain for entry in source.opset_import}
-    used = {held.node.domain or "" for held in wiring.nodes.values()}
+    used = {record.node.domain or "" for record in wiring.nodes.values()}
     return [helper.make_opsetid(domain, 1) for domain in sorted(used - known - {"ai.onnx"})]
 
 
@@ -122,34 +123,34 @@ def _restore_graph(wiring: Wiring, scope: Scope, exported: GraphProto, target: G
             target.quantization_annotation[-1].tensor_name = name
 
 
-def _restore_node(wiring: Wiring, held: Held, exported: NodeProto, target: NodeProto) -> None:
+def _restore_node(wiring: Wiring, record: Held, exported: NodeProto, target: NodeProto) -> None:
     leave_out = ("input", "output", "name", "op_type", "domain", "attribute", "metadata_props")
-    copy_fields(held.source, target, leave_out)
+    copy_fields(record.source, target, leave_out)
     copy_fields(exported, target, ("attribute",))
-    waiting = dict(held.attributes)
+    waiting = dict(record.attributes)
     made = {attr.name: attr.g for attr in exported.attribute}
     # In the order of the file, so that an untouched node comes back as it was.
-    for attr in held.source.attribute:
+    for attr in record.source.attribute:
         if attr.type in BODY_TYPES:
-            _restore_bodies(wiring, held, attr, made, target.attribute.add())
+            _restore_bodies(wiring, record, attr, made, target.attribute.add())
         elif attr.name in waiting:
             target.attribute.add().CopyFrom(waiting.pop(attr.name))
     target.attribute.extend(waiting.values())
-    kept = {entry.key: entry.value for entry in held.source.metadata_props}
-    for key, value in {**kept, **held.metadata}.items():
+    kept = {entry.key: entry.value for entry in record.source.metadata_props}
+    for key, value in {**kept, **record.metadata}.items():
         target.metadata_props.add(key=key, value=value)
 
 
 def _restore_bodies(
-    wiring: Wiring, held: Held, source: AttributeProto, made: Mapping[str, GraphProto], target: AttributeProto
+    wiring: Wiring, record: Held, source: AttributeProto, made: Mapping[str, GraphProto], target: AttributeProto
 ) -> None:
     copy_fields(source, target, ("g", "graphs"))
     if source.type == AttributeProto.GRAPH:
-        _restore_graph(wiring, wiring.scopes[held.bodies[source.name]], made[source.name], target.g)
+        _restore_graph(wiring, wiring.scopes[record.subgraphs[source.name]], made[source.name], target.g)
         return
     for i in range(len(source.graphs)):
         label = f"{source.name}[{i}]"
-        _restore_graph(wiring, wiring.scopes[held.bodies[label]], made[label], target.graphs.add())
+        _restore_graph(wiring, wiring.scopes[record.subgraphs[label]], made[label], target.graphs.add())
 
 
 def renamed(value: ValueInfoProto, name: str) -> ValueInfoProto:

@@ -7,57 +7,56 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic
 
 from numpy.typing import NDArray
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, NodeProto, TensorProto, helper
 
 from onnxq.errors import ModelError
-from onnxq.graph.encode import encode_tensor
-from onnxq.graph.names import has_unique_names
-from onnxq.graph.restore import export_wiring, renamed
-from onnxq.graph.surgeon import gs
-from onnxq.graph.usage import all_names, leads_to, used
-from onnxq.graph.wiring import BODY_TYPES, Held, Scope, import_wiring
+from onnxq.graph.editing.export import export_wiring, renamed
+from onnxq.graph.editing.surgeon import gs
+from onnxq.graph.editing.wiring import BODY_TYPES, Held, Scope, import_wiring, leads_to, used
+from onnxq.graph.light import M, bare_proto, copy_store, rebuild
+from onnxq.graph.names import all_names, choose_name, has_unique_names
+from onnxq.graph.values import encode_tensor
 from onnxq.nearest import did_you_mean
 from onnxq.sites import Edge, TensorId
 
 
-class Editor:
+class Editor(Generic[M]):
     """Edits on a model whose nodes are named (see name_nodes). The proto given is never changed, and must not be."""
 
-    def __init__(self, proto: ModelProto) -> None:
+    def __init__(self, model: M) -> None:
+        proto = bare_proto(model)
         if not has_unique_names(proto):
             raise ModelError(
                 "the model", "has unnamed nodes or nodes that share a name", "call name_nodes first", code="Q117"
             )
-        self._source = proto
+        self._source = model
+        # A copy: the given model must not come to refer to the arrays of an edit that may be thrown away.
+        self._store = copy_store(model)
         self._wiring = import_wiring(proto)
         self._names = all_names(proto)
         self._before: defaultdict[str, list[str]] = defaultdict(list)
         self._after: defaultdict[str, list[str]] = defaultdict(list)
         self._metadata: dict[str, str] = {}
 
-    def export(self) -> ModelProto:
-        """The edited model; what no edit touched is as it was, in the order it had.
+    def export(self) -> M:
+        """The edited model, of the kind that was given; what no edit touched is as it was, in the order it had.
 
         Raises ModelError for a node that reads, or an output that is, a tensor nothing makes, and for a cycle.
         """
-        return export_wiring(self._wiring, self._source, self._before, self._after, self._metadata)
+        proto = export_wiring(self._wiring, bare_proto(self._source), self._before, self._after, self._metadata)
+        return rebuild(self._source, proto, self._store)
 
     def fresh(self, base: str) -> str:
         """`base`, or base_1, base_2 …: a name no tensor, node or function of any scope has; it is reserved."""
-        name, number = base, 0
-        while name in self._names:
-            number += 1
-            name = f"{base}_{number}"
-        self._names.add(name)
-        return name
+        return choose_name(base, self._names)
 
     def is_free(self, name: str, scope: str) -> bool:
         """True when a tensor of this name can be made in `scope`: none there, around it, or inside it.
 
-        Bodies side by side may both have one.
+        Subgraphs side by side may both have one.
         """
         related = (other for other in self._wiring.scopes if _inside(other, scope) or _inside(scope, other))
         return not any(TensorId(name, other) in self._wiring.tensors for other in related)
@@ -67,18 +66,18 @@ class Editor:
 
         dtype: an onnx.TensorProto type, by default the array's; sub-byte values are given as ordinary integers.
         """
-        self.add_tensor(scope, encode_tensor(name, array, dtype, hold=not scope))
+        self.add_tensor(scope, encode_tensor(name, array, dtype, store=None if scope else self._store))
         return name
 
     def add_tensor(self, scope: str, tensor: TensorProto) -> None:
         """A new initializer in `scope`, as it is and under the name it has."""
-        held = self._scope(scope)
+        record = self._scope(scope)
         self._define(tensor.name, scope)
-        held.initializers[tensor.name] = tensor
-        held.value_info.pop(tensor.name, None)
+        record.initializers[tensor.name] = tensor
+        record.value_info.pop(tensor.name, None)
 
     def is_unread(self, t: TensorId) -> bool:
-        """True for a tensor, not an input, that no node reads and no graph or body gives out."""
+        """True for a tensor, not an input, that no node reads and no graph or subgraph gives out."""
         if t not in self._wiring.tensors or t.name in {value.name for value in self._wiring.scopes[t.scope].inputs}:
             return False
         given = (self._wiring.resolve(v.name, s.name) for s in self._wiring.scopes.values() for v in s.outputs)
@@ -95,7 +94,7 @@ class Editor:
         scope = self._tensor_scope(t)
         if t.name not in scope.initializers:
             raise ModelError(str(t), "is not an initializer", did_you_mean(t.name, scope.initializers), code="Q117")
-        scope.initializers[t.name] = encode_tensor(t.name, array, dtype, hold=not scope.name)
+        scope.initializers[t.name] = encode_tensor(t.name, array, dtype, store=None if scope.name else self._store)
         scope.value_info.pop(t.name, None)
 
     def insert_node(
@@ -117,7 +116,7 @@ class Editor:
         before, after: the node of the same scope it is to stand next to; without them it stands before its first
         reader. It is moved only as far as its own inputs and readers ask.
         """
-        held_scope = self._scope(scope)
+        target = self._scope(scope)
         if name in self._wiring.nodes:
             raise ModelError(name, "there is a node of this name already", "take a name from fresh()", code="Q117")
         for anchor in filter(None, (before, after)):
@@ -136,41 +135,43 @@ class Editor:
         elif after is not None:
             self._after[after].append(name)
         else:
-            held_scope.order.append(name)
+            target.order.append(name)
 
     def remove_node(self, name: str) -> None:
-        """Take out a node with its bodies. Whoever reads its outputs must be rewired before export."""
-        held = self._node(name)
-        for body in held.bodies.values():
-            for inner in [key for key, value in self._wiring.nodes.items() if value.scope == body]:
+        """Take out a node with its subgraphs. Whoever reads its outputs must be rewired before export."""
+        record = self._node(name)
+        for subgraph in record.subgraphs.values():
+            for inner in [key for key, value in self._wiring.nodes.items() if value.scope == subgraph]:
                 self.remove_node(inner)
             for store in (self._wiring.tensors, self._wiring.orphans):
-                for t in [key for key in store if key.scope == body]:
+                for t in [key for key in store if key.scope == subgraph]:
                     del store[t]
-            del self._wiring.scopes[body]
-        for tensor in held.node.outputs:
-            key = TensorId(tensor.name, held.scope)
+            del self._wiring.scopes[subgraph]
+        for tensor in record.node.outputs:
+            key = TensorId(tensor.name, record.scope)
             if tensor.name:
                 self._wiring.orphans[key] = self._wiring.tensors.pop(key)
-        held.node.inputs.clear()
-        held.node.outputs.clear()
+        record.node.inputs.clear()
+        record.node.outputs.clear()
         del self._wiring.nodes[name]
 
     def replace_input(self, edge: Edge, tensor: str) -> None:
         """Let one input of one node read another tensor ("" leaves it out; the input after the last one is added)."""
-        held = self._node(edge.node)
-        if not 0 <= edge.index <= len(held.node.inputs):
-            raise ModelError(str(edge), f"the node has {len(held.node.inputs)} inputs", "use one of these", code="Q117")
-        found = self._visible(tensor, held.scope)
-        if edge.index == len(held.node.inputs):
-            held.node.inputs.append(found)
+        record = self._node(edge.node)
+        if not 0 <= edge.index <= len(record.node.inputs):
+            raise ModelError(
+                str(edge), f"the node has {len(record.node.inputs)} inputs", "use one of these", code="Q117"
+            )
+        found = self._visible(tensor, record.scope)
+        if edge.index == len(record.node.inputs):
+            record.node.inputs.append(found)
         else:
-            held.node.inputs[edge.index] = found
+            record.node.inputs[edge.index] = found
 
     def rewire(self, t: TensorId, new: str, *, consumers: Iterable[Edge] | None = None, outputs: bool = False) -> None:
         """Let the readers of `t` (all, or the given ones) read `new`, captures from inner scopes included.
 
-        Without `consumers`, the nodes that `new` itself is computed by go on reading `t`. outputs: bodies that give
+        Without `consumers`, the nodes that `new` itself is computed by go on reading `t`. outputs: subgraphs that give
         `t` out give out `new` instead; an output of the main graph keeps its name (see rename_tensor).
         """
         self._tensor_scope(t)
@@ -214,7 +215,7 @@ class Editor:
     def rename_tensor(self, t: TensorId, new: str) -> None:
         """Give a tensor another name where it is made and wherever it is read.
 
-        An output of its graph or body keeps the old name, which something else must then produce. Inputs of the
+        An output of its graph or subgraph keeps the old name, which something else must then produce. Inputs of the
         model cannot be renamed.
         """
         scope = self._tensor_scope(t)
@@ -224,7 +225,7 @@ class Editor:
                 t.name, "is an input of the model and keeps its name", "insert a node behind it", code="Q117"
             )
         self._define(new, t.scope)
-        # Bodies that give the tensor out by its outer name are readers like any other.
+        # Subgraphs that give the tensor out by its outer name are readers like any other.
         for inner in self._wiring.scopes.values():
             if inner is not scope:
                 follows = [self._wiring.resolve(value.name, inner.name) == t for value in inner.outputs]
@@ -232,10 +233,10 @@ class Editor:
         self._wiring.tensors[TensorId(new, t.scope)] = self._wiring.tensors.pop(t)
         tensor.name = new
         scope.inputs = [renamed(v, new) if v.name == t.name else v for v in scope.inputs]
-        held = scope.initializers.pop(t.name, None)
-        if held is not None:
-            copy = type(held)()
-            copy.CopyFrom(held)
+        record = scope.initializers.pop(t.name, None)
+        if record is not None:
+            copy = type(record)()
+            copy.CopyFrom(record)
             (copy.values if hasattr(copy, "values") else copy).name = new
             scope.initializers[new] = copy
         self._move_type(scope, t.name, new)
@@ -250,17 +251,17 @@ class Editor:
 
     def set_attr(self, node: str, name: str, value: Any) -> None:
         """Set an attribute (None takes it away): int, float, str, bytes, list of these, TensorProto, AttributeProto."""
-        held = self._node(node)
+        record = self._node(node)
         if value is None:
-            held.attributes.pop(name, None)
+            record.attributes.pop(name, None)
         else:
-            held.attributes[name] = _attribute(name, value)
+            record.attributes[name] = _attribute(name, value)
 
     def set_op(self, node: str, op_type: str, domain: str = "") -> None:
         """Make the node another operation, with the inputs, outputs and attributes it has."""
-        held = self._node(node)
-        held.node.op = op_type
-        held.node.domain = domain or None
+        record = self._node(node)
+        record.node.op = op_type
+        record.node.domain = domain or None
 
     def remove_unused(self) -> None:
         """Take out nodes and initializers, in every scope, that no output of the model depends on."""
@@ -282,18 +283,18 @@ class Editor:
         self._metadata.update(metadata)
 
     def _node(self, name: str) -> Held:
-        held = self._wiring.nodes.get(name)
-        if held is None:
+        record = self._wiring.nodes.get(name)
+        if record is None:
             raise ModelError(
                 name, "the model has no node of this name", did_you_mean(name, self._wiring.nodes), code="Q116"
             )
-        return held
+        return record
 
     def _scope(self, name: str) -> Scope:
-        held = self._wiring.scopes.get(name)
-        if held is None:
+        record = self._wiring.scopes.get(name)
+        if record is None:
             raise ModelError(name, "the model has no such scope", did_you_mean(name, self._wiring.scopes), code="Q116")
-        return held
+        return record
 
     def _tensor_scope(self, t: TensorId) -> Scope:
         if t not in self._wiring.tensors:

@@ -1,0 +1,213 @@
+"""Models whose large weights lie beside the graph, so that copies, edits, serialization and sessions stay cheap.
+
+`strip_weights` makes a LightModel of a ModelProto: in its graph a large initializer is a stub (name, type and dims, and
+the key of an array in the model's WeightStore). Models made from it share its arrays; an array is freed with the last
+model or session that uses it. `attach_weights` writes the bytes back: whatever leaves onnxq goes through it. Stubs are
+external data to every other tool, and those here leave external data alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Union
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, StringStringEntryProto, TensorProto
+
+from onnxq.graph.weights import STUB_LOCATION, copy_fields, is_stub, tensor_bytes
+
+# Bytes. Smaller tensors cost little to copy, and tools look at their values (axes, shapes, pads).
+_SMALLEST = 1 << 14
+# Types whose arrays have the layout of raw_data in numpy and in ONNX Runtime.
+_SAME_LAYOUT = frozenset(
+    {
+        TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT8, TensorProto.UINT8,
+        TensorProto.INT16, TensorProto.UINT16, TensorProto.INT32, TensorProto.INT64,
+    }
+)  # fmt: skip
+
+
+class WeightStore:
+    """The arrays behind the stubs of one model.
+
+    observed: facts about graphs with these weights or others, shared by all stores that come from one model.
+    """
+
+    def __init__(self, observed: dict[Any, Any] | None = None) -> None:
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self.observed: dict[Any, Any] = {} if observed is None else observed
+
+    def put(self, tensor: TensorProto, array: NDArray[Any]) -> bool:
+        """Make `tensor`, which has a type and dims but no values, a stub of `array`; False where it is too small.
+
+        The array must not change from here on.
+        """
+        if array.nbytes < _SMALLEST or tensor.data_type not in _SAME_LAYOUT:
+            return False
+        value = np.ascontiguousarray(array).view()
+        value.setflags(write=False)
+        # The store keeps the array alive, so no other array in use has this id.
+        key = str(id(value))
+        self._arrays[key] = value
+        tensor.data_location = TensorProto.EXTERNAL
+        for name, text in (("location", STUB_LOCATION), ("offset", key)):
+            tensor.external_data.add(key=name, value=text)
+        return True
+
+    def array(self, tensor: TensorProto) -> NDArray[Any]:
+        """The read-only values of a stub."""
+        return self._arrays[_key(tensor)]
+
+    def copy_for(self, proto: ModelProto) -> WeightStore:
+        """A store of its own with the arrays that the stubs of `proto` stand for."""
+        copy = WeightStore(self.observed)
+        keys = (_key(tensor) for tensor in proto.graph.initializer if is_stub(tensor))
+        # An array that no stub refers to any more is let go of here.
+        copy._arrays = {key: self._arrays[key] for key in keys}
+        return copy
+
+
+def _key(stub: TensorProto) -> str:
+    key: str = next(entry.value for entry in stub.external_data if entry.key == "offset")
+    return key
+
+
+@dataclass(frozen=True, eq=False)
+class LightModel:
+    """A model with stubs for its large initializers, and their arrays. It is not changed once others have seen it.
+
+    facts: derived knowledge of this very model, by kind: its index and digests.
+    """
+
+    proto: ModelProto
+    weights: WeightStore
+    facts: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def graph(self) -> GraphProto:
+        """The main graph, with stubs."""
+        return self.proto.graph
+
+    @property
+    def functions(self) -> Sequence[FunctionProto]:
+        """The model-local functions."""
+        found: Sequence[FunctionProto] = self.proto.functions
+        return found
+
+    @property
+    def opset_import(self) -> Sequence[OperatorSetIdProto]:
+        """The operator sets the model uses."""
+        found: Sequence[OperatorSetIdProto] = self.proto.opset_import
+        return found
+
+    @property
+    def ir_version(self) -> int:
+        """The version of the ONNX file format."""
+        return self.proto.ir_version
+
+    @property
+    def metadata_props(self) -> Sequence[StringStringEntryProto]:
+        """The model's metadata."""
+        found: Sequence[StringStringEntryProto] = self.proto.metadata_props
+        return found
+
+    def list_arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays behind the stubs, by initializer name."""
+        return {tensor.name: self.weights.array(tensor) for tensor in self.graph.initializer if is_stub(tensor)}
+
+    def replace(self, proto: ModelProto, store: WeightStore | None = None) -> LightModel:
+        """The light model of a graph made from this one; itself for its own. store: has the arrays of new stubs too."""
+        return self if proto is self.proto else LightModel(proto, (store or self.weights).copy_for(proto))
+
+
+# Union: `ModelProto | LightModel` fails at run time where protobuf's metaclass defines no `|` (Python 3.10).
+ModelLike = Union[ModelProto, LightModel]  # noqa: UP007
+M = TypeVar("M", bound=ModelLike)
+P = ParamSpec("P")
+
+
+class KeepsWeights(Protocol[P]):
+    """A change of the graph, for whole and light models alike."""
+
+    def __call__(self, model: M, /, *args: P.args, **kwargs: P.kwargs) -> M:
+        """The changed model, of the kind that was given."""
+
+
+def keep_weights(change: Callable[Concatenate[ModelProto, P], ModelProto]) -> KeepsWeights[P]:
+    """Let a function that changes a ModelProto, and reads no values of large tensors, take light models too."""
+
+    @wraps(change)
+    def changed(model: ModelLike, /, *args: P.args, **kwargs: P.kwargs) -> ModelLike:
+        if isinstance(model, LightModel):
+            return model.replace(change(model.proto, *args, **kwargs))
+        return change(model, *args, **kwargs)
+
+    return changed  # type: ignore[return-value]
+
+
+def bare_proto(model: ModelLike) -> ModelProto:
+    """The ModelProto of a model, with stubs where it has some."""
+    return model.proto if isinstance(model, LightModel) else model
+
+
+def store_of(model: ModelLike) -> WeightStore | None:
+    """The arrays behind a model's stubs; None for a model that holds its own bytes."""
+    return model.weights if isinstance(model, LightModel) else None
+
+
+def rebuild(model: M, proto: ModelProto, store: WeightStore | None = None) -> M:
+    """`proto`, made from `model`, as a model of the same kind. store: has the arrays of new stubs too."""
+    return model.replace(proto, store) if isinstance(model, LightModel) else proto  # type: ignore[return-value]
+
+
+def copy_store(model: ModelLike) -> WeightStore | None:
+    """A copy of the model's store, to put the arrays of a change into; None where the model holds its own bytes."""
+    return model.weights.copy_for(model.proto) if isinstance(model, LightModel) else None
+
+
+def strip_weights(model: ModelLike) -> LightModel:
+    """The model with stubs for its large initializers. The tensors of `model` stay as they are."""
+    proto = bare_proto(model)
+    chosen = {k for k, tensor in enumerate(proto.graph.initializer) if _can_be_stub(tensor)}
+    if not chosen:
+        return model if isinstance(model, LightModel) else LightModel(proto, WeightStore())
+    light, store = ModelProto(), copy_store(model) or WeightStore()
+    # Field by field: the weights are never copied, not even for a moment.
+    copy_fields(proto, light, ("graph",))
+    copy_fields(proto.graph, light.graph, ("initializer",))
+    for k, tensor in enumerate(proto.graph.initializer):
+        target = light.graph.initializer.add()
+        if k not in chosen:
+            target.CopyFrom(tensor)
+            continue
+        copy_fields(tensor, target, ("raw_data",))
+        kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).newbyteorder("<")
+        array = np.frombuffer(tensor.raw_data, kind).astype(kind.newbyteorder("="), copy=False)
+        store.put(target, array.reshape(tensor.dims))
+    return LightModel(light, store)
+
+
+def _can_be_stub(tensor: TensorProto) -> bool:
+    plain = tensor.HasField("raw_data") and not tensor.HasField("data_location")
+    return plain and tensor.data_type in _SAME_LAYOUT and tensor_bytes(tensor) >= _SMALLEST
+
+
+def attach_weights(model: ModelLike) -> ModelProto:
+    """The model with the bytes of its large initializers; a ModelProto, or a model without stubs, as it is."""
+    proto = bare_proto(model)
+    if not isinstance(model, LightModel) or not any(is_stub(tensor) for tensor in proto.graph.initializer):
+        return proto
+    whole = ModelProto()
+    whole.CopyFrom(proto)
+    for tensor in whole.graph.initializer:
+        if is_stub(tensor):
+            array = model.weights.array(tensor)
+            del tensor.external_data[:]
+            tensor.ClearField("data_location")
+            # raw_data is little endian on every machine.
+            tensor.raw_data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return whole

@@ -1,0 +1,195 @@
+"""Parts of a model made models of their own: the one place that cuts.
+
+A part is some nodes of the main graph. Stored tensors that they, or subgraphs inside them, read go with them, as do
+Constant nodes and the model-local functions they call; any other tensor read from outside becomes an input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Generic
+
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
+
+from onnxq.graph.light import M, bare_proto, rebuild
+from onnxq.graph.scopes import bodies, reads, topological
+
+Stored = TensorProto | SparseTensorProto
+
+
+class Cutter(Generic[M]):
+    """Cuts parts out of the main graph of one model whose nodes are named.
+
+    nodes: by name, in an order that runs. constants: names of the nodes that go along with whoever reads them: those of
+    operator Constant, and with `computed` all that depend on stored tensors alone (weights behind DequantizeLinear).
+    """
+
+    def __init__(self, model: M, *, computed: bool = False) -> None:
+        self._model, self._proto = model, bare_proto(model)
+        graph = self._proto.graph
+        # Sorted: a file need not list its nodes in an order that runs.
+        self.nodes: dict[str, NodeProto] = {node.name: node for node in topological(graph)}
+        self._stored: dict[str, Stored] = {tensor.name: tensor for tensor in graph.initializer}
+        self._stored.update((sparse.values.name, sparse) for sparse in graph.sparse_initializer)
+        self._producer = {tensor: name for name, node in self.nodes.items() for tensor in node.output if tensor}
+        self._types = {value.name: (k, value) for k, value in enumerate(graph.value_info)}
+        self.constants: set[str] = set()
+        for name, node in self.nodes.items():
+            if node.op_type == "Constant" or (computed and all(self.is_constant(tensor) for tensor in reads(node))):
+                self.constants.add(name)
+
+    def is_constant(self, tensor: str) -> bool:
+        """True for a stored tensor and for what one of `constants` makes."""
+        return tensor in self._stored or self._producer.get(tensor) in self.constants
+
+    def producer(self, tensor: str) -> str | None:
+        """The node that computes a tensor; None for inputs and constants."""
+        name = self._producer.get(tensor)
+        return None if name in self.constants else name
+
+    def list_sources(self, node: str) -> list[str]:
+        """The nodes whose outputs a node, or a subgraph in it, reads; without constants."""
+        return [name for tensor in reads(self.nodes[node]) if (name := self.producer(tensor)) is not None]
+
+    def list_needed(
+        self, outputs: Iterable[str], among: Collection[str] | None = None, given: Collection[str] = ()
+    ) -> list[str]:
+        """The nodes that these tensors are computed from, in the order they run in.
+
+        among: nodes beyond which not to look, all by default. given: tensors whose producers are not needed.
+        """
+        found: set[str] = set()
+        allowed = self.nodes.keys() if among is None else set(among)
+        waiting = [tensor for tensor in outputs if tensor not in given]
+        while waiting:
+            name = self.producer(waiting.pop())
+            if name is None or name in found or name not in allowed:
+                continue
+            found.add(name)
+            waiting.extend(tensor for tensor in reads(self.nodes[name]) if tensor not in given)
+        return self.sort(found)
+
+    def sort(self, names: Collection[str]) -> list[str]:
+        """The names in the order the nodes run in."""
+        wanted = set(names)
+        return [name for name in self.nodes if name in wanted]
+
+    def list_inputs(self, names: Collection[str]) -> list[str]:
+        """The tensors that these nodes read from outside and that a caller must feed, in the order of reading."""
+        return [tensor for tensor in _list_reads(self._select(names)) if not self.is_constant(tensor)]
+
+    def cut(
+        self,
+        names: Collection[str],
+        inputs: Iterable[ValueInfoProto],
+        outputs: Iterable[ValueInfoProto],
+        *,
+        changed: Mapping[str, NodeProto] | None = None,
+        tensors: Mapping[str, TensorProto] | None = None,
+    ) -> M:
+        """These nodes as a model, with types of inner tensors as the model declares them.
+
+        inputs: one for each of `list_inputs`, and any other to be given in place of what the nodes make or the model
+        stores. outputs: of these nodes. changed: nodes to take in place of the model's, by name. tensors: stored
+        tensors that they read.
+        """
+        given = list(inputs)
+        fed = {value.name for value in given}
+        nodes = [_hide_outputs((changed or {}).get(node.name, node), fed) for node in self._select(names)]
+        stored = {name: tensor for name, tensor in self._stored.items() if name not in fed}
+        part = assemble_model(self._proto, nodes, given, outputs, {**stored, **(tensors or {})})
+        declared = fed | {value.name for value in part.graph.output}
+        inner = {tensor for node in nodes for tensor in node.output} - declared
+        # In the order of the file: the same part has the same bytes in every process, though sets have no order.
+        types = [self._types[name] for name in inner if name in self._types]
+        part.graph.value_info.extend(value for _, value in sorted(types, key=lambda item: item[0]))
+        return rebuild(self._model, part)
+
+    def _select(self, names: Collection[str]) -> list[NodeProto]:
+        """The nodes with the constants they read, in the order they run in."""
+        chosen, waiting = set(names), list(names)
+        while waiting:
+            for tensor in reads(self.nodes[waiting.pop()]):
+                name = self._producer.get(tensor)
+                if name is not None and name in self.constants and name not in chosen:
+                    chosen.add(name)
+                    waiting.append(name)
+        return [self.nodes[name] for name in self.sort(chosen)]
+
+
+def assemble_model(
+    like: ModelProto,
+    nodes: Sequence[NodeProto],
+    inputs: Iterable[ValueInfoProto],
+    outputs: Iterable[ValueInfoProto],
+    stored: Mapping[str, Stored],
+) -> ModelProto:
+    """A model of these nodes, sorted, with those of the stored tensors that they read or that are outputs.
+
+    like: gives the IR version, the opsets and the functions that the nodes call.
+    """
+    model = ModelProto(ir_version=like.ir_version, opset_import=like.opset_import)
+    graph = model.graph
+    # onnx.checker asks for a name.
+    graph.name = "part"
+    graph.node.extend(nodes)
+    graph.input.extend(inputs)
+    graph.output.extend(outputs)
+    for name in dict.fromkeys((*_list_reads(nodes), *(value.name for value in graph.output))):
+        tensor = stored.get(name)
+        if isinstance(tensor, SparseTensorProto):
+            graph.sparse_initializer.append(tensor)
+        elif tensor is not None:
+            graph.initializer.append(tensor)
+    model.functions.extend(_list_functions(like, nodes))
+    return model
+
+
+def _hide_outputs(node: NodeProto, fed: Collection[str]) -> NodeProto:
+    """The node with other names for those of its outputs that are fed instead.
+
+    It stays for the sake of another output, and no tensor may be made twice.
+    """
+    if not any(name in fed for name in node.output):
+        return node
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    copy.output[:] = [f"{name}/computed by {node.name}" if name in fed else name for name in node.output]
+    return copy
+
+
+def _list_reads(nodes: Sequence[NodeProto]) -> list[str]:
+    """The tensors that the nodes read and none of them makes, in the order of reading."""
+    made = {tensor for node in nodes for tensor in node.output}
+    return list(dict.fromkeys(tensor for node in nodes for tensor in reads(node) if tensor not in made))
+
+
+def _list_functions(like: ModelProto, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
+    """The functions of a model that these nodes call, or that such functions call, in the model's order."""
+    known = {(f.domain, f.name, f.overload): k for k, f in enumerate(like.functions)}
+    called: set[int] = set()
+    waiting = list(nodes) if known else []
+    while waiting:
+        node = waiting.pop()
+        waiting.extend(inner for _, subgraph in bodies(node) for inner in subgraph.node)
+        k = known.get((node.domain, node.op_type, node.overload))
+        if k is not None and k not in called:
+            called.add(k)
+            waiting.extend(like.functions[k].node)
+    return [like.functions[k] for k in sorted(called)]
+
+
+def remove_unneeded(graph: GraphProto) -> None:
+    """Take out, in place, the nodes and initializers that no output of the graph depends on: ORT computes them all."""
+    needed = {value.name for value in graph.output}
+    kept: list[NodeProto] = []
+    for node in reversed(topological(graph)):
+        if needed.intersection(node.output):
+            needed.update(reads(node))
+            kept.append(node)
+    kept.reverse()
+    tensors = [tensor for tensor in graph.initializer if tensor.name in needed]
+    del graph.node[:]
+    del graph.initializer[:]
+    graph.node.extend(kept)
+    graph.initializer.extend(tensors)

@@ -1,0 +1,166 @@
+"""Weights beside the graph: copies are light, answers and bytes the same, arrays go with the last who needs them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper, parser
+
+import onnxq
+from onnxq.errors import ModelError
+from onnxq.graph import (
+    Editor,
+    GraphIndex,
+    LightModel,
+    attach_weights,
+    index_of,
+    infer_shapes,
+    light,
+    load_model,
+    name_nodes,
+    save_model,
+    strip_weights,
+)
+from onnxq.graph.weights import is_stub
+from onnxq.runtime import Session, tap
+from onnxq.sites import TensorId
+
+F = np.float32
+
+
+def large() -> onnx.ModelProto:
+    """Two MatMuls with weights of 64 KiB, one of them twice, a bias too small to strip, and an unread weight."""
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        main (float[N, 128] x) => (float[N, 128] y) {
+          [a] m = MatMul(x, w)
+          [b] r = Relu(m)
+          [c] n = MatMul(r, w)
+          [d] o = MatMul(n, v)
+          [e] y = Add(o, bias)
+        }"""
+    )
+    rng = np.random.default_rng(0)
+    for name in ("w", "v", "unread"):
+        array = (rng.standard_normal((128, 128)) / 12).astype(F)
+        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+    proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(128).astype(F), "bias"))
+    return proto
+
+
+def stubs(model: LightModel) -> dict[str, bool]:
+    return {tensor.name: is_stub(tensor) for tensor in model.graph.initializer}
+
+
+def test_a_light_and_a_whole_model_are_the_same_bytes_and_give_the_same_answers() -> None:
+    proto = large()
+    before = proto.SerializeToString(deterministic=True)
+    x = {"x": np.random.default_rng(1).standard_normal((3, 128)).astype(F)}
+    model = strip_weights(proto)
+    assert stubs(model) == {"w": True, "v": True, "unread": True, "bias": False}
+    assert model.proto.ByteSize() < 2000 < proto.ByteSize()
+    for optimize in (False, True):
+        again = Session(model, optimize=optimize)
+        np.testing.assert_array_equal(again.run(x)["y"], Session(proto, optimize=optimize).run(x)["y"])
+    index = GraphIndex(infer_shapes(model))
+    value = index.constant(TensorId("w"))
+    assert value is not None
+    np.testing.assert_array_equal(value, numpy_helper.to_array(proto.graph.initializer[0]))
+    assert not value.flags.writeable
+    tapped = tap(model, [TensorId("n")], only=True)
+    assert Session(tapped.proto, optimize=False).run(x)["n"].shape == (3, 128)
+    assert attach_weights(model).SerializeToString(deterministic=True) == before
+    assert proto.SerializeToString(deterministic=True) == before
+
+
+def test_whole_models_stay_whole_and_light_ones_light() -> None:
+    proto = large()
+    model = strip_weights(proto)
+    assert attach_weights(proto) is proto
+    assert strip_weights(model) is model
+    assert isinstance(name_nodes(model), LightModel)
+    assert isinstance(name_nodes(proto), onnx.ModelProto)
+    small = strip_weights(
+        parser.parse_model('<ir_version: 8, opset_import: ["": 17]> m (float[1] x) => (float[1] y) { y = Relu(x) }')
+    )
+    assert attach_weights(small) is small.proto
+
+
+def test_edits_of_a_light_model_share_its_arrays_and_leave_it_as_it_was() -> None:
+    proto = large()
+    new = np.full((128, 128), 0.5, F)
+    model = strip_weights(proto)
+
+    def edited(source: object) -> object:
+        editor = Editor(source)
+        editor.replace_initializer(TensorId("v"), new)
+        editor.add_initializer("", "int8", np.ones((200, 200), np.int8))
+        editor.rename_tensor(TensorId("unread"), "still unread")
+        return editor.export()
+
+    inner = edited(model)
+    assert isinstance(inner, LightModel)
+    assert stubs(inner) == {"w": True, "v": True, "still unread": True, "bias": False, "int8": True}
+    ours, theirs = index_of(inner).constant(TensorId("w")), index_of(model).constant(TensorId("w"))
+    assert ours is theirs
+    assert attach_weights(inner) == edited(proto)
+    assert attach_weights(model) == proto
+
+
+def test_arrays_are_freed_with_the_last_model_or_session_that_uses_them() -> None:
+    gc.disable()
+    try:
+        model = strip_weights(large())
+        gone, kept = (weakref.ref(index_of(model).constant(TensorId(name)).base) for name in ("unread", "w"))
+        editor = Editor(model)
+        editor.remove_initializer(TensorId("unread"))
+        inner = editor.export()
+        del model, editor
+        assert gone() is None
+        assert kept() is not None
+        session = Session(inner, optimize=False)
+        del inner
+        x = {"x": np.random.default_rng(1).standard_normal((3, 128)).astype(F)}
+        np.testing.assert_array_equal(session.run(x)["y"], Session(large(), optimize=False).run(x)["y"])
+        del session
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_the_index_of_a_light_model_is_made_once() -> None:
+    model = strip_weights(large())
+    assert index_of(model) is index_of(model)
+    assert index_of(name_nodes(model)) is not index_of(model)
+
+
+def test_what_is_written_is_whole_and_a_models_own_location_is_no_stub(tmp_path: Path) -> None:
+    proto = large()
+    save_model(strip_weights(proto), tmp_path / "m.onnx")
+    assert load_model(tmp_path / "m.onnx").proto == proto
+    sly = large()
+    tensor = sly.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "onnxq/held"), ("offset", "1")):
+        tensor.external_data.add(key=key, value=value)
+    onnx.save(sly, tmp_path / "sly.onnx")
+    with pytest.raises(ModelError, match="is not there"):
+        load_model(tmp_path / "sly.onnx")
+
+
+def test_a_run_gives_the_bytes_it_gives_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    proto = large()
+    feeds = {"x": np.random.default_rng(2).standard_normal((12, 128)).astype(F)}
+    done = onnxq.quantize(proto, feeds, effort="balanced", latency=False)
+    assert not any(tensor.data_location for tensor in done.model.graph.initializer)
+    monkeypatch.setattr(light, "_SMALLEST", 1 << 40)
+    plain = onnxq.quantize(proto, feeds, effort="balanced", latency=False)
+    assert done.model.SerializeToString(deterministic=True) == plain.model.SerializeToString(deterministic=True)
+    again = onnxq.apply(proto, done.plan)
+    assert again.model.SerializeToString(deterministic=True) == plain.model.SerializeToString(deterministic=True)

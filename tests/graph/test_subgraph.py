@@ -1,0 +1,165 @@
+"""Parts cut out of a model compute what they compute in it: If and Loop bodies, functions, light models included."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, ValueInfoProto, helper, numpy_helper, parser
+
+from onnxq.graph import GraphIndex, LightModel, ModelLike, attach_weights, infer_shapes, name_nodes, strip_weights
+from onnxq.graph.load import check_structure
+from onnxq.graph.subgraph import Cutter, assemble_model, remove_unneeded
+from onnxq.runtime import Session, tap
+from onnxq.sites import TensorId
+
+F = np.float32
+WIDTH = 64
+TEXT = """<ir_version: 8, opset_import: ["": 17, "local": 1]>
+main (float[N, 64] x, bool c) => (float[N, 64] y, float[N, 64] z) {
+  two = Constant<value: tensor = float[1] {2}>()
+  a = MatMul(x, w)
+  b = Relu(a)
+  d = If(c) <
+    then_branch = then () => (float[N, 64] t) { s = Mul(b, two)  t = MatMul(s, v) },
+    else_branch = other () => (float[N, 64] e) { e = Sub(b, half) }
+  >
+  trips = Constant<value: tensor = int64 {2}>()
+  yes = Constant<value: tensor = bool {1}>()
+  l, all = Loop(trips, yes, d) <
+    body = step (int64 i, bool go, float[N, 64] state) => (bool on, float[N, 64] next, float[N, 64] seen)
+    { on = Identity(go)  next = Add(state, b)  seen = Mul(next, half) }
+  >
+  f = local.shift(l, half)
+  y = Add(f, a)
+  z = Mul(f, two)
+}
+<domain: "local", opset_import: ["": 17, "local": 1]> shift (p, q) => (r) { u = Add(p, q)  r = local.twice(u) }
+<domain: "local", opset_import: ["": 17, "local": 1]> twice (p) => (r) { r = Add(p, p) }
+<domain: "local", opset_import: ["": 17, "local": 1]> unused (p) => (r) { r = Neg(p) }
+"""
+INNER = ("x", "a", "b", "d", "l", "all", "f", "y", "z")
+
+
+@lru_cache(maxsize=1)
+def network() -> ModelProto:
+    proto = parser.parse_model(TEXT)
+    rng = np.random.default_rng(0)
+    for name in ("w", "v"):
+        array = (rng.standard_normal((WIDTH, WIDTH)) / 8).astype(F)
+        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+    proto.graph.initializer.append(numpy_helper.from_array(np.full(WIDTH, 0.5, F), "half"))
+    return name_nodes(proto)
+
+
+@lru_cache(maxsize=2)
+def values(chosen: bool) -> dict[str, np.ndarray]:
+    """All inner tensors of the whole model on one sample."""
+    feeds = {"x": np.random.default_rng(1).standard_normal((3, WIDTH)).astype(F), "c": np.asarray(chosen)}
+    tapped = tap(infer_shapes(network()), [TensorId(name) for name in INNER])
+    found = Session(tapped.proto, optimize=False).run(feeds)
+    return {**feeds, **found}
+
+
+def declare(name: str, known: dict[str, np.ndarray]) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(known[name].dtype), None)
+
+
+@pytest.mark.parametrize("light", [False, True])
+@given(
+    outputs=st.sets(st.sampled_from(INNER[1:]), min_size=1, max_size=3),
+    between=st.sets(st.sampled_from(INNER), max_size=3),
+    chosen=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_part_gives_what_it_gives_in_the_whole(
+    light: bool, outputs: set[str], between: set[str], chosen: bool
+) -> None:
+    model: ModelLike = strip_weights(network()) if light else network()
+    known, wanted = values(chosen), outputs - between
+    cutter = Cutter(model)
+    names = cutter.list_needed(wanted, given=between)
+    read = [name for name in cutter.list_inputs(names) if name not in wanted]
+    given_inputs = dict.fromkeys((*read, *(name for name in between if name not in read)))
+    part = cutter.cut(
+        names, [declare(n, known) for n in given_inputs], [ValueInfoProto(name=n) for n in sorted(wanted)]
+    )
+    assert isinstance(part, LightModel) is light
+    if not wanted:
+        return
+    check_structure(attach_weights(part), "part")
+    session = Session(part, optimize=False)
+    found = session.run({value.name: known[value.name] for value in session.inputs}, sorted(wanted))
+    for name in wanted:
+        np.testing.assert_array_equal(found[name], known[name])
+
+
+def test_only_what_is_read_goes_along() -> None:
+    cutter = Cutter(network())
+    part = cutter.cut(["f/shift"], [declare("l", values(True))], [ValueInfoProto(name="f")])
+    assert [f.name for f in part.functions] == ["shift", "twice"]
+    assert [tensor.name for tensor in part.graph.initializer] == ["half"]
+    branch = cutter.cut(["d/If"], [declare(n, values(True)) for n in ("c", "b")], [ValueInfoProto(name="d")])
+    assert [tensor.name for tensor in branch.graph.initializer] == ["v", "half"]
+    assert [node.op_type for node in branch.graph.node] == ["Constant", "If"]
+    assert not branch.functions
+    assert cutter.list_inputs(["d/If"]) == ["b", "c"] or cutter.list_inputs(["d/If"]) == ["c", "b"]
+    assert cutter.list_sources("d/If") == ["b/Relu", "b/Relu"]
+    assert cutter.producer("two") is None
+
+
+def test_nodes_that_compute_constants_go_with_their_readers() -> None:
+    proto = name_nodes(
+        parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]> m (float[2, 2] x) => (float[2, 2] y)
+            <float[2, 2] w = {1, 2, 3, 4}> { t = Transpose(w)  u = Neg(t)  a = Relu(x)  y = MatMul(a, u) }"""
+        )
+    )
+    cutter = Cutter(proto, computed=True)
+    assert cutter.constants == {"t/Transpose", "u/Neg"}
+    assert cutter.list_inputs(["y/MatMul"]) == ["a"]
+    part = cutter.cut(["y/MatMul"], [proto.graph.input[0]], [proto.graph.output[0]])
+    assert [node.name for node in part.graph.node] == ["t/Transpose", "u/Neg", "y/MatMul"]
+    assert Cutter(proto).list_inputs(["y/MatMul"]) == ["a", "u"]
+
+
+def test_an_input_takes_the_place_of_a_stored_tensor_and_a_changed_node_of_its_own() -> None:
+    proto, known = network(), values(True)
+    cutter = Cutter(proto)
+    eye = np.eye(WIDTH, dtype=F)
+    part = cutter.cut(["a/MatMul"], [declare("x", known), declare("w", {"w": eye})], [ValueInfoProto(name="a")])
+    assert not part.graph.initializer
+    np.testing.assert_allclose(Session(part).run({"x": known["x"], "w": eye})["a"], known["x"])
+    node = helper.make_node("Add", ["x", "one"], ["a"], name="a/MatMul")
+    one = {"one": numpy_helper.from_array(np.ones(1, F), "one")}
+    made = cutter.cut(
+        ["a/MatMul"], [declare("x", known)], [ValueInfoProto(name="a")], changed={node.name: node}, tensors=one
+    )
+    np.testing.assert_array_equal(Session(made).run({"x": known["x"]})["a"], known["x"] + 1)
+
+
+def test_sparse_weights_and_declared_types_are_kept() -> None:
+    proto = network()
+    values_ = numpy_helper.from_array(np.asarray([1.5], F), "q")
+    sparse = helper.make_sparse_tensor(values_, numpy_helper.from_array(np.asarray([1], np.int64)), [4])
+    part = assemble_model(proto, [], (), [ValueInfoProto(name="q")], {"q": sparse, "other": values_})
+    assert [one.values.name for one in part.graph.sparse_initializer] == ["q"]
+    typed = infer_shapes(proto)
+    cutter = Cutter(typed)
+    names = cutter.list_needed(["y"], given=["d"])
+    cut = cutter.cut(names, [declare(n, values(True)) for n in cutter.list_inputs(names)], [typed.graph.output[0]])
+    assert {value.name for value in cut.graph.value_info} >= {"a", "b", "l"}
+    assert GraphIndex(cut).shape(TensorId("a")) == ("N", WIDTH)
+
+
+def test_what_no_output_needs_is_removed() -> None:
+    proto = ModelProto()
+    proto.CopyFrom(network())
+    del proto.graph.output[:]
+    proto.graph.output.append(ValueInfoProto(name="b"))
+    remove_unneeded(proto.graph)
+    assert [node.name for node in proto.graph.node] == ["a/MatMul", "b/Relu"]
+    assert [tensor.name for tensor in proto.graph.initializer] == ["w"]
