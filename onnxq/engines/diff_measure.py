@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.engines.diff_model import Error, OutputDiff, Tolerances, Unmet
-from onnxq.verify import Comparison
+from onnxq.evaluation.compare import Comparison
 
 Array = NDArray[np.generic]
 

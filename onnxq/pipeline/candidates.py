@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
+from onnxq.evaluation.measure import Setting
+from onnxq.evaluation.toggled import Switch, Switchboard
 from onnxq.graph import GraphIndex
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner import Choice, Draft, bind_sums
-from onnxq.profile import Setting, Switch, Switchboard
 from onnxq.sites import Edge, LeftFloat, Role, Site, TensorId
 from onnxq.spec import QuantSpec
 

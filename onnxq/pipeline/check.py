@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import onnx
 
 from onnxq.errors import ModelError
+from onnxq.evaluation.compare import Array, compare
 from onnxq.graph import GraphIndex
 from onnxq.plan import Plan
 from onnxq.report import Latency, OpCount, OutputCheck
 from onnxq.runtime import Session, cpu_kind, latency
 from onnxq.sites import Caution, Role
-from onnxq.verify import Array, compare
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ import onnx
 from onnxq import targets
 from onnxq.annotate import find_saturating
 from onnxq.config import Config
+from onnxq.evaluation.compare import check_interface
 from onnxq.graph import filled, index_of, name_nodes
 from onnxq.pipeline import check
 from onnxq.pipeline.budget import Budget
@@ -24,7 +25,6 @@ from onnxq.report import Promotion, Report, duration, saturation_summary, site_l
 from onnxq.report.model import DRIFT_DB
 from onnxq.runtime import cpu_kind
 from onnxq.sites import Caution
-from onnxq.verify import check_interface
 
 # What timing both models takes, about.
 _TIMING_SECONDS = 4.0

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from onnxq.config import Config
 from onnxq.data import Dataset, extremes, load_data
+from onnxq.evaluation.compare import Array
 from onnxq.pipeline.judging import judges_of
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.progress import Progress, counted, silent
-from onnxq.verify import Array
 
 _MOST_HELD = 16
 # Of more samples than these, others are nearly as extreme as the most extreme one, and looking takes time.

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import onnx
 
 from onnxq.data import Dataset
+from onnxq.evaluation.compare import Array, OutputError, compare
 from onnxq.graph import holding
 from onnxq.graph.dequantized import weights_dequantized
 from onnxq.passes.sweep import NARROW_BITS
@@ -20,7 +21,6 @@ from onnxq.progress import Progress, counted, silent
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.targets import target
-from onnxq.verify import Array, OutputError, compare
 
 # Outputs beyond this are computed again rather than kept, and so are all but the last few plans' errors.
 _MOST_BYTES = 2**26

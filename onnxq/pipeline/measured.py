@@ -11,6 +11,7 @@ import onnx
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.errors import OnnxqError
+from onnxq.evaluation.compare import Array, compare
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.realise import realise
 from onnxq.plan import Plan
@@ -18,7 +19,6 @@ from onnxq.planner import Choice, Draft
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session, cpu_kind, latency
 from onnxq.sites import LeftFloat
-from onnxq.verify import Array, compare
 
 # A placement must beat float by this in median and in minimum, or float is shipped.
 _PAYS = 1.02

@@ -13,6 +13,7 @@ from onnxq.annotate import already_quantized, find_operators
 from onnxq.annotate.find import chains
 from onnxq.config import Config
 from onnxq.errors import ConfigError, VerificationError
+from onnxq.evaluation.compare import Array, OutputError, compare
 from onnxq.graph import (
     GraphIndex,
     Model,
@@ -31,7 +32,6 @@ from onnxq.nearest import did_you_mean
 from onnxq.passes import PASSES, PassReport, prepare
 from onnxq.progress import Progress, counted, silent
 from onnxq.runtime import Session
-from onnxq.verify import Array, OutputError, compare
 
 # DequantizeLinear has an axis from opset 13 on.
 _MINIMUM_OPSET = 13

@@ -13,6 +13,8 @@ from onnxq.config import Config, check_number
 from onnxq.data import load_data
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import ConfigError, PlanError
+from onnxq.evaluation.profile import KINDS, Profile
+from onnxq.evaluation.sensitivity import profile_pairs
 from onnxq.graph import GraphIndex, fingerprint, name_nodes
 from onnxq.pipeline.carry_out import read_plan
 from onnxq.pipeline.prepared import PreparedModel, load
@@ -22,7 +24,6 @@ from onnxq.pipeline.run import Options, configured, quantize
 from onnxq.pipeline.scaled import rescaled
 from onnxq.plan import Plan, from_json
 from onnxq.planner import rebase
-from onnxq.profile import KINDS, Profile, profile_pairs
 from onnxq.progress import Progress, silent
 from onnxq.runtime import operator_libraries
 

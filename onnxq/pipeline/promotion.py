@@ -15,14 +15,15 @@ from dataclasses import dataclass, field, replace
 
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
+from onnxq.evaluation.measure import Errors, measure
+from onnxq.evaluation.metric import Drop, Metric
+from onnxq.evaluation.toggled import Switchboard, switchboard
 from onnxq.pipeline.candidates import FLOAT, UINT16, Candidate, Ways, finished, operators_of
 from onnxq.pipeline.judging import plan_errors, recorded
-from onnxq.pipeline.metric import Drop, Metric
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.realise import paired, realise
 from onnxq.plan import Plan
 from onnxq.planner import Draft
-from onnxq.profile import Errors, Switchboard, measure, switchboard
 from onnxq.progress import OutOfTime, Progress
 from onnxq.report import LOST_DB, Promotion, PromotionStep
 from onnxq.runtime import Session

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from onnxq.evaluation.measure import Setting, measure
+from onnxq.evaluation.profile import decibel
+from onnxq.evaluation.toggled import Switch, switchboard
 from onnxq.pipeline.candidates import FLOAT, Ways, finished, operators_of
 from onnxq.pipeline.promotion import Ground
 from onnxq.pipeline.realise import paired
 from onnxq.plan import Plan
 from onnxq.planner import Draft
-from onnxq.profile import Setting, Switch, decibel, measure, switchboard
 from onnxq.runtime import Session
 from onnxq.sites import Role
 

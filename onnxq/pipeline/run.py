@@ -15,6 +15,7 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config, check_limits, check_number, load_config, set_options
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError, ModelError
+from onnxq.evaluation.metric import load_metric, parse_drop
 from onnxq.files import readable
 from onnxq.graph import GraphIndex, holding, index_of
 from onnxq.numerics.blas import one_blas_thread
@@ -25,7 +26,6 @@ from onnxq.pipeline.finish import finish, unmeasured_cpu
 from onnxq.pipeline.improve import Improving, improved
 from onnxq.pipeline.inputs import Inputs, read_data
 from onnxq.pipeline.measured import choose_measured
-from onnxq.pipeline.metric import load_metric, parse_drop
 from onnxq.pipeline.prepared import PreparedModel, check_skip, load, prove_equal
 from onnxq.pipeline.promotion import Wish
 from onnxq.pipeline.realise import realise

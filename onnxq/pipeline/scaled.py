@@ -12,6 +12,7 @@ import onnx
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.errors import OnnxqError, PlanError
+from onnxq.evaluation.compare import Array, OutputError, compare
 from onnxq.graph import GraphIndex, index_of, infer_shapes, structural_ids
 from onnxq.passes import PassReport
 from onnxq.passes.absorb import chosen_shifts, shift_axes, with_shifts
@@ -24,7 +25,6 @@ from onnxq.plan import Plan, Scaling
 from onnxq.progress import Progress, counted
 from onnxq.runtime import Session
 from onnxq.sites import Refusal, TensorId
-from onnxq.verify import Array, OutputError, compare
 
 NAMES = ("equalize", "absorb", "smooth")
 # Largest values of channels settle early; a layer's error needs few rows; a trial needs few samples.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxq.data import Dataset, views
+from onnxq.evaluation.compare import OutputError
 from onnxq.graph import GraphIndex, at_opset
 from onnxq.passes import PassReport
 from onnxq.passes.sweep import SEARCHED, Swept, sweep
@@ -21,7 +22,6 @@ from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Feeds
 from onnxq.sites import Role
-from onnxq.verify import OutputError
 
 NAME, VIEWS = "sweep", "views"
 _SAMPLES = {"balanced": 32, "high": 64}

@@ -12,7 +12,7 @@ from typing import IO
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxq.profile import KINDS, GroupCost, Profile
+from onnxq.evaluation.profile import KINDS, GroupCost, Profile
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.terminal import decibel, first_rows, sheet, show, table, warning_text, write
 from onnxq.sites import Caution

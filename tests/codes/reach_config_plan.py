@@ -13,11 +13,11 @@ import onnxq
 from onnxq.config import load_config
 from onnxq.engines.profiles import parse_shapes
 from onnxq.engines.prove import Wish, prove
+from onnxq.evaluation.metric import parse_drop
 from onnxq.numerics import quantize
 from onnxq.observers import register_observer
 from onnxq.passes.prepare import prepare
 from onnxq.pipeline.importing import import_calibration
-from onnxq.pipeline.metric import parse_drop
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.spec import PerChannel, QParams, QuantSpec
 from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, reach, rows, written

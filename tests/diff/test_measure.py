@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from onnxq import metrics
 from onnxq.engines.diff_measure import Tally, parts, unmet
 from onnxq.engines.diff_model import OFF, Error, OutputDiff, Tolerances
+from onnxq.evaluation import distances as metrics
 
 VALUES = st.floats(-100, 100, width=32)
 

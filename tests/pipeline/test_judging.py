@@ -12,6 +12,7 @@ from onnx import numpy_helper, parser
 from onnxq.calibrate import calibrate
 from onnxq.config import Config, QuantWish, load_config
 from onnxq.data import load_data
+from onnxq.evaluation.compare import compare
 from onnxq.graph import GraphIndex
 from onnxq.pipeline import judging
 from onnxq.pipeline.inputs import read_data
@@ -22,7 +23,6 @@ from onnxq.pipeline.run import look
 from onnxq.plan import Plan
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from onnxq.verify import compare
 from tests.pipeline.models import EVERYTHING, images, residual
 
 

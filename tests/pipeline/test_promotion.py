@@ -15,10 +15,10 @@ import onnxq
 from onnxq.cli import cli
 from onnxq.config import Config, QuantWish, Rule
 from onnxq.errors import ConfigError, DataError
+from onnxq.evaluation.compare import compare
+from onnxq.evaluation.metric import load_metric, parse_drop
 from onnxq.graph import GraphIndex
-from onnxq.pipeline.metric import load_metric, parse_drop
 from onnxq.runtime import Session
-from onnxq.verify import compare
 from tests.pipeline.models import EVERYTHING, images, residual
 
 # One rough activation among good ones: everything else may stay.

@@ -15,6 +15,7 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config, QuantWish, Rule
 from onnxq.data import Dataset, load_data
 from onnxq.errors import PlanError
+from onnxq.evaluation.compare import OutputError
 from onnxq.graph import GraphIndex
 from onnxq.passes.sweep import sweep
 from onnxq.pipeline import sweeping
@@ -24,7 +25,6 @@ from onnxq.plan import Plan, from_json, to_json
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from onnxq.verify import OutputError
 from tests.pipeline.models import images, residual
 
 ALL = (Rule(op="*", set={"quantize": True}),)  # type: ignore[arg-type]

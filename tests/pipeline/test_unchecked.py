@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnxq
 from onnxq.config import load_config
-from onnxq.verify import compare
+from onnxq.evaluation.compare import compare
 
 _X = np.random.default_rng(0).standard_normal((24, 16)).astype(np.float32)
 # So small a network stays float unless it is asked for.

@@ -11,7 +11,7 @@ import pytest
 import onnxq
 from onnxq.config import load_config
 from onnxq.errors import ConfigError
-from onnxq.metrics import sqnr_db
+from onnxq.evaluation.distances import sqnr_db
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.targets import target

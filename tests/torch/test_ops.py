@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 from torch.nn import functional
 
-from onnxq.metrics import sqnr_db
+from onnxq.evaluation.distances import sqnr_db
 from torch_frontend.quant_model import QuantModel
 
 F: Any = functional

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 
 from onnxq.errors import CalibrationError, ConfigError, DataError, PlanError
-from onnxq.metrics import sqnr_db
+from onnxq.evaluation.distances import sqnr_db
 from onnxq.sites import Role
 from tests.torch.nets import Around, Branching, Dense, Encoder, ResNet, images, settled
 from torch_frontend.quant_model import QuantModel, State

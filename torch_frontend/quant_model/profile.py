@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
-from onnxq import metrics
 from onnxq.errors import ConfigError, DataError, PlanError
+from onnxq.evaluation import distances as metrics
 from onnxq.nearest import did_you_mean
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing import as_inputs, bound, evaluating

@@ -12,10 +12,10 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 
 import onnxq
 from onnxq.config import Config, QuantWish, Rule, load_config
+from onnxq.evaluation.distances import sqnr_db
+from onnxq.evaluation.toggled import switchboard
 from onnxq.graph import name_nodes
-from onnxq.metrics import sqnr_db
 from onnxq.pipeline.prepared import load
-from onnxq.profile import switchboard
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from tests.diff.models import chain, pairs, samples

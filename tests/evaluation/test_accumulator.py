@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxq import metrics
 from onnxq.errors import VerificationError
+from onnxq.evaluation import distances as metrics
 
 ALL: list[Callable[[Any, Any], float]] = [metrics.mse, metrics.max_abs, metrics.sqnr_db, metrics.cosine, metrics.kl]
 

@@ -16,9 +16,9 @@ import onnxq
 from onnxq.cli import cli
 from onnxq.config import QuantWish, Rule
 from onnxq.errors import ConfigError, PlanError
-from onnxq.profile import KINDS
+from onnxq.evaluation.compare import compare
+from onnxq.evaluation.profile import KINDS
 from onnxq.runtime import Session
-from onnxq.verify import compare
 from tests.diff.models import chain, pairs
 from tests.diff.models import samples as rows
 from tests.pipeline.models import EVERYTHING, images, residual

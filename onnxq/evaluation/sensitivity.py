@@ -15,10 +15,10 @@ import onnx
 
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
+from onnxq.evaluation.measure import Setting, measure
+from onnxq.evaluation.profile import KINDS, GroupCost, OutputCost, Profile, Reach, decibel
+from onnxq.evaluation.toggled import Switch, Switchboard, switchboard
 from onnxq.nearest import did_you_mean
-from onnxq.profile.measure import Setting, measure
-from onnxq.profile.model import KINDS, GroupCost, OutputCost, Profile, Reach, decibel
-from onnxq.profile.switch import Switch, Switchboard, switchboard
 from onnxq.progress import Progress
 from onnxq.runtime import Session
 from onnxq.sites import Caution, Role

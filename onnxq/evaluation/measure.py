@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnxq.profile.switch import Switch, Switchboard
+from onnxq.evaluation.compare import Array, Comparison, paired_outputs
+from onnxq.evaluation.toggled import Switch, Switchboard
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
-from onnxq.verify import Array, Comparison, paired_outputs
 
 Setting = frozenset[Switch]
 
