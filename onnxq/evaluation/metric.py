@@ -14,7 +14,7 @@ import onnx
 from onnxq.data.scripts import find_function
 from onnxq.data.user_code import user_code
 from onnxq.errors import ConfigError, DataError
-from onnxq.evaluation.compare import Array
+from onnxq.evaluation.accumulator import Array
 from onnxq.files import ScratchFolder
 from onnxq.graph import save_model
 from onnxq.runtime import Feeds, Session

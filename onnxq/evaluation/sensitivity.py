@@ -15,12 +15,11 @@ import onnx
 
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
-from onnxq.evaluation.measure import Setting, measure
+from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.profile import KINDS, GroupCost, OutputCost, Profile, Reach, decibel
-from onnxq.evaluation.toggled import Switch, Switchboard, switchboard
+from onnxq.evaluation.toggled import Setting, Switch, Switchboard, measure, switchboard
 from onnxq.nearest import did_you_mean
 from onnxq.progress import Progress
-from onnxq.runtime import Session
 from onnxq.sites import Caution, Role
 
 # The network in so many stretches, coarse to fine, and in so many steps of the reach.
@@ -111,7 +110,7 @@ def profile_pairs(
     """
     with progress("putting every pair behind a switch"):
         board = switchboard(float_model, quantized, threads=threads)
-        reference = Session(float_model, optimize=False, threads=threads)
+        reference = FloatOutputs(float_model, samples, threads=threads)
     groups = groups_of(board.switches, kinds)
     everything: Setting = frozenset(board.switches)
     steps = _steps(board)
@@ -119,7 +118,7 @@ def profile_pairs(
     for group in groups:
         settings += [frozenset(group.switches), everything.difference(group.switches)]
     settings += [setting for _, setting in steps]
-    errors = measure(board, reference, samples.samples(), settings, progress=progress, count=len(samples))
+    errors = measure(board, reference, settings, progress=progress)
     off, on, rest = errors[0], errors[1], errors[2:]
     whole = decibel(on.noise())
     costs = []
@@ -131,8 +130,10 @@ def profile_pairs(
         Reach(node=name, sqnr_db=decibel(e.noise()))
         for (name, _), e in zip(steps, rest[2 * len(groups) :], strict=True)
     ]
-    plain = off.sqnr_db()
-    outputs = tuple(OutputCost(name=n, sqnr_db=db, float_db=plain[n]) for n, db in on.sqnr_db().items())
+    outputs = tuple(
+        OutputCost(name=one.name, sqnr_db=one.sqnr_db, float_db=plain.sqnr_db)
+        for one, plain in zip(on.results(), off.results(), strict=True)
+    )
     return Profile(
         sqnr_db=whole,
         samples=len(samples),

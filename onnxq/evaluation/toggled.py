@@ -19,8 +19,11 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxq.annotate.find import Chain, chains
 from onnxq.annotate.notes import read_notes
 from onnxq.annotate.read import pair_info
+from onnxq.evaluation.compare import ModelErrors
+from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.graph import GraphIndex, inline_functions, name_nodes
 from onnxq.graph.scopes import reads, topological, walk
+from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.sites import Edge, Refusal, Role, TensorId
 
@@ -44,6 +47,10 @@ class Switch:
     feed: str
 
 
+# The switches that are on.
+Setting = frozenset[Switch]
+
+
 @dataclass(frozen=True, eq=False)
 class Switchboard:
     """switches: in the order the model runs. fixed: pairs that cannot be switched and stay on, with the reason."""
@@ -59,6 +66,25 @@ class Switchboard:
         chosen = {switch.feed for switch in on}
         held = {name: (self.on if name in chosen else self.off)[name] for name in self.off}
         return self.session.run({**feeds, **held})
+
+
+def measure(
+    board: Switchboard,
+    reference: FloatOutputs,
+    settings: Sequence[Setting],
+    *,
+    progress: Progress,
+    title: str = "profiling",
+) -> list[ModelErrors]:
+    """The errors of every setting, in order, over the reference's samples. Raises ModelError and DataError."""
+    found = {setting: ModelErrors() for setting in settings}
+    with progress(title, len(reference.samples) * len(found)) as task:
+        for at, feeds in enumerate(reference.samples.samples()):
+            wanted = reference.run(at, feeds)
+            for setting, errors in found.items():
+                errors.update(feeds, wanted, board.run(feeds, setting))
+                task.advance()
+    return [found[setting] for setting in settings]
 
 
 def switchboard(float_model: ModelProto, quantized: ModelProto, *, threads: int = 0) -> Switchboard:

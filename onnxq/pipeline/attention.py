@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from onnxq.data import Dataset
-from onnxq.pipeline.judging import plan_errors
+from onnxq.pipeline.judging import Evaluator
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
@@ -31,7 +30,7 @@ def without_attention(whole: Plan, plain: Plan) -> Plan:
 
 
 def settle_attention(
-    prepared: PreparedModel, whole: Plan, plain: Plan, held: Dataset, progress: Progress = silent
+    prepared: PreparedModel, whole: Plan, plain: Plan, judge: Evaluator, progress: Progress = silent
 ) -> Plan:
     """`whole`, with attention quantized, if it answers as well as `plain`, without; else `plain` with its numbers.
 
@@ -39,13 +38,14 @@ def settle_attention(
     """
     plain = without_attention(whole, plain)
     both = {"quantized": whole, "float": plain}
-    found = {name: plan_errors(prepared, plan, held, progress=progress) for name, plan in both.items()}
+    found = {name: judge.measure(prepared, plan, progress=progress) for name, plan in both.items()}
     worst = {name: min((output.sqnr_db for output in outputs), default=math.inf) for name, outputs in found.items()}
     kept = [
         b.sqnr_db >= min(a.sqnr_db - _MAY_COST_DB, _GOOD_DB)
         for a, b in zip(found["float"], found["quantized"], strict=True)
     ]
-    said = f"{worst['quantized']:.1f} dB quantized, {worst['float']:.1f} dB in float, on {len(held)} held-back samples"
+    count = len(judge.samples)
+    said = f"{worst['quantized']:.1f} dB quantized, {worst['float']:.1f} dB in float, on {count} held-back samples"
     if all(kept):
         return replace(whole, choice={**whole.choice, "attention": f"quantized ({said})"})
     reason = f"attention stays float: quantized it costs more than {_MAY_COST_DB:g} dB ({said})"

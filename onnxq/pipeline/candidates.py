@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
-from onnxq.evaluation.measure import Setting
-from onnxq.evaluation.toggled import Switch, Switchboard
+from onnxq.evaluation.toggled import Setting, Switch, Switchboard
 from onnxq.graph import GraphIndex
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.plan import Plan, SitePlan

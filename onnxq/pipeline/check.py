@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import onnx
 
 from onnxq.errors import ModelError
-from onnxq.evaluation.compare import Array, compare
+from onnxq.evaluation.accumulator import Array
+from onnxq.evaluation.compare import compare
 from onnxq.graph import GraphIndex
 from onnxq.plan import Plan
 from onnxq.report import Latency, OpCount, OutputCheck

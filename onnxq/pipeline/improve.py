@@ -138,7 +138,7 @@ def _settled(prepared: PreparedModel, plan: Plan, plain: Plan | None, scene: Imp
     if plain is None:
         return plan
     with scene.stages.run("attention"):
-        return settle_attention(prepared, plan, plain, scene.inputs.trial, scene.progress)
+        return settle_attention(prepared, plan, plain, scene.inputs.judge, scene.progress)
 
 
 def _swept(prepared: PreparedModel, plan: Plan, scene: Improving, name: str) -> Better:
@@ -163,7 +163,7 @@ def _best(before: PreparedModel, held: Better, bare: Plan, scene: Improving, nam
     again, plan = _swept(before, bare, scene, name)
     if plan is bare:
         return held
-    trial = Trial(before, scene.inputs.trial, scene.progress)
+    trial = Trial(before, scene.inputs.judge, scene.progress)
     return (again, plan) if trial.score(plan) > trial.score(held[1]) else held
 
 
@@ -204,7 +204,7 @@ def _ground(prepared: PreparedModel, plan: Plan, draft: Draft, scene: Improving,
         prepared=prepared,
         draft=draft,
         calibration=scene.inputs.calibration,
-        trial=scene.inputs.trial,
+        trial=scene.inputs.judge,
         progress=progress,
         attention=config.attention == "quantized" or plan.choice.get("attention", "").startswith("quantized"),
         threads=config.verify.threads,

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from onnxq.config import Config
 from onnxq.data import Dataset, extremes, load_data
-from onnxq.evaluation.compare import Array
-from onnxq.pipeline.judging import judges_of
+from onnxq.evaluation.accumulator import Array
+from onnxq.pipeline.judging import Evaluator, judges_of
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.progress import Progress, counted, silent
 
@@ -39,9 +39,14 @@ class Inputs:
     seed: int = 0
 
     @cached_property
-    def judges(self) -> Dataset:
-        """`judging.judges_of` these samples: one object, with which what the float model makes of them is kept."""
-        return judges_of(self.calibration, self.trial, self.seed)
+    def judge(self) -> Evaluator:
+        """Scores plans on `trial`."""
+        return Evaluator(self.trial)
+
+    @cached_property
+    def judges(self) -> Evaluator:
+        """Scores plans on `judging.judges_of` these samples."""
+        return Evaluator(judges_of(self.calibration, self.trial, self.seed))
 
 
 def read_data(

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from weakref import WeakKeyDictionary
+from dataclasses import replace
 
 import onnx
 
 from onnxq.data import Dataset
-from onnxq.evaluation.compare import Array, OutputError, compare
+from onnxq.evaluation.accumulator import OutputError
+from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.graph import holding
 from onnxq.graph.dequantized import weights_dequantized
 from onnxq.passes.sweep import NARROW_BITS
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.realise import paired, realise
 from onnxq.plan import Plan
-from onnxq.progress import Progress, counted, silent
+from onnxq.progress import Progress, silent
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.targets import target
 
-# Outputs beyond this are computed again rather than kept, and so are all but the last few plans' errors.
-_MOST_BYTES = 2**26
+# Errors of the last few plans are kept.
 _PLANS = 4
 # Samples of the calibration among the judges.
 _SEEN = 8
@@ -39,54 +37,44 @@ def judges_of(calibration: Dataset, trial: Dataset, seed: int) -> Dataset:
     return calibration.take(_SEEN, seed).joined(trial)
 
 
-class Recorded:
-    """A float model that runs each sample once: further rounds over the same samples give what the first one gave."""
+class Evaluator:
+    """Plans against the float model on one set of samples: what one stage found, the next does not compute again.
 
-    def __init__(self, proto: onnx.ModelProto) -> None:
-        self.proto = proto
-        self._session: Session | None = None
-        self._kept: list[dict[str, Array]] = []
-        self._bytes, self._at = 0, 0
+    Models and plans are known by their identity, and held so that nothing else takes their place.
+    """
 
-    def rewound(self) -> Recorded:
-        """Itself, at the first sample."""
-        self._at = 0
-        return self
+    def __init__(self, samples: Dataset) -> None:
+        self.samples = samples
+        self._floats: FloatOutputs | None = None
+        self._errors: OrderedDict[tuple[int, int], tuple[onnx.ModelProto, Plan, tuple[OutputError, ...]]]
+        self._errors = OrderedDict()
 
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs for the next sample."""
-        at, self._at = self._at, self._at + 1
-        if at < len(self._kept):
-            return self._kept[at]
-        if self._session is None:
-            self._session = Session(self.proto, optimize=False)
-        found: dict[str, Array] = self._session.run(feeds)
-        self._bytes += sum(value.nbytes for value in found.values() if hasattr(value, "nbytes"))
-        if at == len(self._kept) and self._bytes <= _MOST_BYTES:
-            self._kept.append(found)
-        return found
+    def float_outputs(self, proto: onnx.ModelProto) -> FloatOutputs:
+        """The outputs of a float model; those of the last one asked for are kept."""
+        if self._floats is None or self._floats.proto is not proto:
+            self._floats = FloatOutputs(proto, self.samples)
+        return self._floats
 
+    def measure(self, prepared: PreparedModel, plan: Plan, *, progress: Progress = silent) -> tuple[OutputError, ...]:
+        """Errors of the model that the plan gives, as `trial_session` runs it, against the prepared float model."""
+        key = (id(prepared.proto), id(plan))
+        if key not in self._errors:
+            with progress("judging", len(self.samples)) as task:
+                session = trial_session(prepared, plan)
+                found = self.float_outputs(prepared.proto).measure(session, tick=task.advance).results()
+            self._errors[key] = (prepared.proto, plan, found)
+            if len(self._errors) > _PLANS:
+                self._errors.popitem(last=False)
+        return self._errors[key][2]
 
-@dataclass(eq=False)
-class _Known:
-    """By the identity of models and plans, which are held so that nothing else takes their place."""
-
-    floats: OrderedDict[int, Recorded] = field(default_factory=OrderedDict)
-    errors: OrderedDict[tuple[int, int], tuple[onnx.ModelProto, Plan, tuple[OutputError, ...]]] = field(
-        default_factory=OrderedDict
-    )
-
-
-_known: WeakKeyDictionary[Dataset, _Known] = WeakKeyDictionary()
-
-
-def recorded(proto: onnx.ModelProto, held: Dataset) -> Recorded:
-    """The float model on these samples, in their order, which must stay the same from round to round."""
-    floats = _known.setdefault(held, _Known()).floats
-    if id(proto) not in floats:
-        floats.clear()
-        floats[id(proto)] = Recorded(proto)
-    return floats[id(proto)].rewound()
+    def measure_each(
+        self, prepared: PreparedModel, plan: Plan, *, progress: Progress = silent
+    ) -> list[tuple[OutputError, ...]]:
+        """`measure` of each sample alone, in their order."""
+        with progress("judging sample by sample", len(self.samples)) as task:
+            session = trial_session(prepared, plan)
+            found = self.float_outputs(prepared.proto).measure_each(session, tick=task.advance)
+        return [one.results() for one in found]
 
 
 def judged_as_run(plan: Plan) -> bool:
@@ -104,31 +92,6 @@ def trial_session(prepared: PreparedModel, plan: Plan) -> Session:
         if judged_as_run(plan):
             return Session(realise(prepared, plan))
         return Session(weights_dequantized(paired(prepared, plan)), optimize=False)
-
-
-def plan_errors(
-    prepared: PreparedModel, plan: Plan, held: Dataset, *, progress: Progress = silent
-) -> tuple[OutputError, ...]:
-    """Outputs of the model that the plan gives, as `trial_session` runs it, against the prepared float model's."""
-    errors = _known.setdefault(held, _Known()).errors
-    key = (id(prepared.proto), id(plan))
-    if key not in errors:
-        with progress("judging", len(held)) as task:
-            pair = recorded(prepared.proto, held), trial_session(prepared, plan)
-            found = compare({"": pair}, counted(held.samples(), task))[""]
-        errors[key] = (prepared.proto, plan, found)
-        if len(errors) > _PLANS:
-            errors.popitem(last=False)
-    return errors[key][2]
-
-
-def sample_errors(
-    prepared: PreparedModel, plan: Plan, held: Dataset, *, progress: Progress = silent
-) -> list[tuple[OutputError, ...]]:
-    """`plan_errors` of each sample alone, in their order."""
-    with progress("judging sample by sample", len(held)) as task:
-        pair = recorded(prepared.proto, held), trial_session(prepared, plan)
-        return [compare({"": pair}, [feeds])[""] for feeds in counted(held.samples(), task)]
 
 
 def few_bits(plan: Plan) -> bool:

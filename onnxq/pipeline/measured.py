@@ -11,7 +11,8 @@ import onnx
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.errors import OnnxqError
-from onnxq.evaluation.compare import Array, compare
+from onnxq.evaluation.accumulator import Array
+from onnxq.evaluation.compare import compare
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.realise import realise
 from onnxq.plan import Plan

@@ -13,7 +13,8 @@ from onnxq.annotate import already_quantized, find_operators
 from onnxq.annotate.find import chains
 from onnxq.config import Config
 from onnxq.errors import ConfigError, VerificationError
-from onnxq.evaluation.compare import Array, OutputError, compare
+from onnxq.evaluation.accumulator import Array, OutputError
+from onnxq.evaluation.compare import compare
 from onnxq.graph import (
     GraphIndex,
     Model,

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
-from onnxq.evaluation.measure import Errors, measure
+from onnxq.evaluation.compare import ModelErrors
+from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.metric import Drop, Metric
-from onnxq.evaluation.toggled import Switchboard, switchboard
+from onnxq.evaluation.toggled import Switchboard, measure, switchboard
 from onnxq.pipeline.candidates import FLOAT, UINT16, Candidate, Ways, finished, operators_of
-from onnxq.pipeline.judging import plan_errors, recorded
+from onnxq.pipeline.judging import Evaluator
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.realise import paired, realise
 from onnxq.plan import Plan
@@ -63,7 +64,7 @@ class Wish:
 
 @dataclass(frozen=True, eq=False)
 class Ground:
-    """What promotion works with. calibration: to rank on, and for new numbers; trial: to judge steps on.
+    """What promotion works with. calibration: to rank on, and for new numbers; trial: judges steps.
 
     attention: its rules are on. expired: there is no time for another step.
     """
@@ -71,7 +72,7 @@ class Ground:
     prepared: PreparedModel
     draft: Draft
     calibration: Dataset
-    trial: Dataset
+    trial: Evaluator
     progress: Progress
     attention: bool = False
     threads: int = 1
@@ -134,7 +135,7 @@ def _check(plan: Plan, wish: Wish) -> None:
 
 def _good(ground: Ground, plan: Plan) -> bool:
     """True when no output is lost, as the file answers; the search looks at it with its own switches."""
-    found = plan_errors(ground.prepared, plan, ground.trial, progress=ground.progress)
+    found = ground.trial.measure(ground.prepared, plan, progress=ground.progress)
     return min((one.sqnr_db for one in found), default=math.inf) >= LOST_DB
 
 
@@ -225,16 +226,17 @@ class _Search:
         with ground.progress("putting every pair behind a switch"):
             model = paired(ground.prepared, plan)
             self.board: Switchboard = switchboard(ground.prepared.proto, model, threads=ground.threads)
-            self.reference = Session(ground.prepared.proto, optimize=False, threads=ground.threads)
-        self.scan = ground.calibration.take(_SCAN_SAMPLES, ground.seed)
+        samples = ground.calibration.take(_SCAN_SAMPLES, ground.seed)
+        self.scan = FloatOutputs(ground.prepared.proto, samples, threads=ground.threads)
+        self.trial = ground.trial.float_outputs(ground.prepared.proto)
         self.count = len(operators_of(ground.draft, plan))
         self.late = False
         self._plans: dict[frozenset[str], Plan] = {}
         self._known: dict[frozenset[str], float] = {}
         self.as_run = False
         if target(plan.target).times_itself:
-            written = self._switched([frozenset()], ground.trial, "judging")[0]
-            run = self._finished([frozenset()], ground.trial, "judging")[0]
+            written = self._switched([frozenset()], self.trial, "judging")[0]
+            run = self._finished([frozenset()], self.trial, "judging")[0]
             self.as_run = run.worst_db() < written.worst_db() - _APART_DB
 
     def placed(self, keys: frozenset[str]) -> Plan:
@@ -254,9 +256,9 @@ class _Search:
             ground.prepared, self.placed(keys), ground.calibration, batch=ground.batch, limit=ground.memory_limit
         )
 
-    def judged(self, keys: frozenset[str]) -> Errors:
+    def judged(self, keys: frozenset[str]) -> ModelErrors:
         """The errors on the samples for judging."""
-        return self._errors([keys], self.ground.trial, "judging")[0]
+        return self._errors([keys], self.trial, "judging")[0]
 
     def in_time(self) -> Iterator[_Step]:
         """The steps, as long as there is time."""
@@ -321,29 +323,22 @@ class _Search:
                 self._known[keys] = min(errors.noise(), _BROKEN)
         return [self._known[keys] for keys in settings]
 
-    def _errors(self, settings: list[frozenset[str]], samples: Dataset, title: str) -> list[Errors]:
-        return (self._finished if self.as_run else self._switched)(settings, samples, title)
+    def _errors(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
+        return (self._finished if self.as_run else self._switched)(settings, floats, title)
 
-    def _finished(self, settings: list[frozenset[str]], samples: Dataset, title: str) -> list[Errors]:
+    def _finished(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
         """Of finished models, as users run them."""
         ground, found = self.ground, []
-        with ground.progress(title, len(settings) * len(samples)) as task:
+        with ground.progress(title, len(settings) * len(floats.samples)) as task:
             for keys in settings:
                 session = Session(realise(ground.prepared, self.finished(keys)), threads=ground.threads)
-                reference, errors = recorded(ground.prepared.proto, samples), Errors()
-                for feeds in samples.samples():
-                    errors.update(feeds, reference.run(feeds), session.run(feeds))
-                    task.advance()
-                found.append(errors)
+                found.append(floats.measure(session, tick=task.advance))
         return found
 
-    def _switched(self, settings: list[frozenset[str]], samples: Dataset, title: str) -> list[Errors]:
+    def _switched(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
         """Of the switchboard: what the file says."""
         chosen = [self.ways.setting(self.board, self.placed(keys)) for keys in settings]
-        return measure(
-            self.board, self.reference, samples.samples(), chosen,
-            progress=self.ground.progress, title=title, count=len(samples),
-        )  # fmt: skip
+        return measure(self.board, floats, chosen, progress=self.ground.progress, title=title)
 
     def outcome(self, steps: list[_Step], asked: str, note: str, least: float) -> Outcome:
         """The plan after these steps, and the account; whether the wish holds is for the finished model to say."""
@@ -355,7 +350,7 @@ class _Search:
         )
         account = Promotion(
             asked=asked, unit="dB", met=False, value=math.nan, least=least, steps=told, operators=len(lost),
-            left=self.count - len(lost), samples=len(self.ground.trial), note=note,
+            left=self.count - len(lost), samples=len(self.trial.samples), note=note,
         )  # fmt: skip
         return Outcome(self.finished(keys), account)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from onnxq.data import Dataset
 from onnxq.passes import PassReport
 from onnxq.passes.ranges import choose_ranges
-from onnxq.pipeline.judging import before_rounding, judges_of
+from onnxq.pipeline.judging import Evaluator, before_rounding, judges_of
 from onnxq.pipeline.observed import MEASURED, list_replaced
 from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.pipeline.sweeping import Trial, enough
@@ -24,12 +24,12 @@ _WHY = "what reads these loses less so; `skip: [ranges]` keeps the observer's"
 
 def ranged(
     prepared: PreparedModel, plan: Plan, calibration: Dataset, trial: Dataset, *,
-    effort: str, skip: Iterable[str] = (), seed: int = 0, outputs: Dataset | None = None, progress: Progress,
+    effort: str, skip: Iterable[str] = (), seed: int = 0, outputs: Evaluator | None = None, progress: Progress,
 ) -> tuple[PreparedModel, Plan]:  # fmt: skip
     """The plan with the range of each activation that disturbs the operators behind it least, and the account of it.
 
     effort "fast", `skip` with "ranges" in it, made-up samples and weight-only plans leave the plan as it is.
-    outputs: samples to judge outputs on, `judges_of` the others where it is None. Rolled back where the quantized
+    outputs: judges outputs, on `judges_of` the other samples where it is None. Rolled back where the quantized
     model's outputs are further from the float ones by more than chance on them.
     """
     if effort == "fast" or NAME in skip or calibration.synthetic:
@@ -39,7 +39,7 @@ def ranged(
     done = choose_ranges(prepared.proto, plan, few.samples(), judges.samples(), progress=progress)
     if not done.taken:
         return reported(prepared, PassReport(NAME, ("nothing to gain",))), plan
-    judge = Trial(prepared, judges_of(calibration, trial, seed) if outputs is None else outputs, progress)
+    judge = Trial(prepared, outputs or Evaluator(judges_of(calibration, trial, seed)), progress)
     before, after = (judge.score(before_rounding(one)) for one in (plan, done.plan))
     if not after > before - _NOISE_DB:
         line = f"rolled back: the outputs fell from {before:.1f} to {after:.1f} dB in a trial"

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from onnxq.evaluation.measure import Setting, measure
+from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.profile import decibel
-from onnxq.evaluation.toggled import Switch, switchboard
+from onnxq.evaluation.toggled import Setting, Switch, measure, switchboard
 from onnxq.pipeline.candidates import FLOAT, Ways, finished, operators_of
 from onnxq.pipeline.promotion import Ground
 from onnxq.pipeline.realise import paired
 from onnxq.plan import Plan
 from onnxq.planner import Draft
-from onnxq.runtime import Session
 from onnxq.sites import Role
 
 # One operator of so many may stay float for it, and a network of fewer has none to spare.
@@ -51,18 +50,16 @@ def relieved(ground: Ground, plan: Plan) -> Relieved:
 
 
 def _step(ground: Ground, draft: Draft, plan: Plan) -> tuple[Plan, Draft, str] | None:
-    prepared, few = ground.prepared, ground.calibration.take(_SAMPLES, ground.seed)
+    prepared = ground.prepared
     with ground.progress("putting every pair behind a switch"):
         board = switchboard(prepared.proto, paired(prepared, plan), threads=ground.threads)
-        reference = Session(prepared.proto, optimize=False, threads=ground.threads)
+        samples = ground.calibration.take(_SAMPLES, ground.seed)
+        few = FloatOutputs(prepared.proto, samples, threads=ground.threads)
     pairs = [one for one in board.switches if one.role is not Role.WEIGHT and one.role is not Role.BIAS]
 
     def noises(settings: Sequence[Setting], judging: bool = False) -> list[float]:
-        samples = ground.trial if judging else few
-        found = measure(
-            board, reference, samples.samples(), settings,
-            progress=ground.progress, title="looking for the noise", count=len(samples),
-        )  # fmt: skip
+        reference = ground.trial.float_outputs(prepared.proto) if judging else few
+        found = measure(board, reference, settings, progress=ground.progress, title="looking for the noise")
         return [one.noise() for one in found]
 
     whole = noises([frozenset(pairs)])[0]

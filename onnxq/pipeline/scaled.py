@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import numpy as np
 import onnx
@@ -12,17 +11,18 @@ import onnx
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.evaluation.compare import Array, OutputError, compare
+from onnxq.evaluation.accumulator import Array, OutputError
+from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.graph import GraphIndex, index_of, infer_shapes, structural_ids
 from onnxq.passes import PassReport
 from onnxq.passes.absorb import chosen_shifts, shift_axes, with_shifts
 from onnxq.passes.activity import observe_channels
 from onnxq.passes.equalize import channel_axes, equalized, equalizing_factors
 from onnxq.passes.smooth import quantized_groups, smoothed, smoothing_factors
-from onnxq.pipeline.judging import before_rounding, recorded, trial_session
+from onnxq.pipeline.judging import before_rounding, trial_session
 from onnxq.pipeline.prepared import EQUIVALENT_DB, PreparedModel, reported
 from onnxq.plan import Plan, Scaling
-from onnxq.progress import Progress, counted
+from onnxq.progress import Progress
 from onnxq.runtime import Session
 from onnxq.sites import Refusal, TensorId
 
@@ -54,7 +54,8 @@ def scale_channels(
     after which the quantized model's outputs are further from the float ones; its report says so.
     """
     ids, first = structural_ids(prepared.proto), prepared.proto
-    few = scene.calibration.take(_TRIAL).joined(scene.held)
+    few = FloatOutputs(first, scene.calibration.take(_TRIAL).joined(scene.held))
+    held = FloatOutputs(first, scene.held)
     done: tuple[Scaling, ...] = ()
     best: float | None = None
     for name, choose in (("equalize", _equalizing), ("absorb", _absorbing), ("smooth", _smoothing)):
@@ -69,11 +70,11 @@ def scale_channels(
             for t, s in factors.items()
         )
         after = _rewritten(prepared, name, factors)
-        proof = _difference(first, after.proto, scene)
+        proof = _difference(held, after.proto, scene.progress)
         worst = max((one.max_abs for one in proof), default=0.0)
         equal = all(one.sqnr_db >= EQUIVALENT_DB or one.max_abs < 1e-6 for one in proof)
-        best = _trial(prepared, scene, few, first) if best is None and equal else best
-        now = _trial(after, scene, few, first) if equal else None
+        best = _trial(prepared, scene, few) if best is None and equal else best
+        now = _trial(after, scene, few) if equal else None
         if now is None or best is None or now < best - _NOISE:
             why = (
                 f"it changed the float outputs by up to {worst:.3g}"
@@ -178,26 +179,24 @@ def _smoothing(prepared: PreparedModel, scene: Scene) -> Chosen:
     return found.factors, found.lines
 
 
-def _trial(prepared: PreparedModel, scene: Scene, few: Dataset, reference: onnx.ModelProto) -> float | None:
-    """dB of the worst output of the model quantized on `few` samples against the reference; None if it cannot.
+def _trial(prepared: PreparedModel, scene: Scene, few: FloatOutputs) -> float | None:
+    """dB of the worst output of the model quantized on the samples of `few` against the float one; None if it cannot.
 
     Judged on the samples that gave the ranges: what others are clipped at is chance, and not what scaling is about.
     """
     try:
         plan = before_rounding(scene.place(prepared))
-        done = calibrate(prepared.proto, plan, few, memory_limit=scene.memory_limit, progress=scene.progress)
+        done = calibrate(prepared.proto, plan, few.samples, memory_limit=scene.memory_limit, progress=scene.progress)
         if not done.sites or not done.calibrated:
             return None
-        with scene.progress("judging", len(few)) as task:
-            pair = recorded(reference, few), trial_session(prepared, done)
-            found = compare({"": pair}, counted(few.samples(), task))[""]
+        with scene.progress("judging", len(few.samples)) as task:
+            found = few.measure(trial_session(prepared, done), tick=task.advance).results()
     except OnnxqError:
         return None
     return min((min(one.sqnr_db, 200.0) for one in found), default=None)
 
 
-def _difference(reference: onnx.ModelProto, after: onnx.ModelProto, scene: Scene) -> tuple[OutputError, ...]:
+def _difference(floats: FloatOutputs, after: onnx.ModelProto, progress: Progress) -> tuple[OutputError, ...]:
     """Both float models on held-back samples, output by output."""
-    with scene.progress("comparing with the model before", min(_PROOF, len(scene.held))) as task:
-        pair = (recorded(reference, scene.held), Session(after, optimize=False))
-        return compare({"": pair}, counted(islice(scene.held.samples(), _PROOF), task))[""]
+    with progress("comparing with the model before", min(_PROOF, len(floats.samples))) as task:
+        return floats.measure(Session(after, optimize=False), limit=_PROOF, tick=task.advance).results()

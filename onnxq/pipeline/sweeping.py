@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxq.data import Dataset, views
-from onnxq.evaluation.compare import OutputError
+from onnxq.evaluation.accumulator import OutputError
 from onnxq.graph import GraphIndex, at_opset
 from onnxq.passes import PassReport
 from onnxq.passes.sweep import SEARCHED, Swept, sweep
 from onnxq.passes.sweep_ops import Operator, operators
 from onnxq.pipeline.harder import harder
-from onnxq.pipeline.judging import few_bits, judges_of, plan_errors, sample_errors
+from onnxq.pipeline.judging import Evaluator, few_bits, judges_of
 from onnxq.pipeline.observed import list_replaced
 from onnxq.pipeline.prepared import PreparedModel, reported
 from onnxq.plan import Plan
@@ -45,19 +45,19 @@ class Trial:
     """What sweeps are judged by: samples that they did not see."""
 
     prepared: PreparedModel
-    held: Dataset
+    judge: Evaluator
     progress: Progress = silent
 
     def score(self, plan: Plan) -> float:
         """Mean SQNR of the outputs in dB, of the model as the file says."""
-        return _mean_db(plan_errors(self.prepared, plan, self.held, progress=self.progress))
+        return _mean_db(self.judge.measure(self.prepared, plan, progress=self.progress))
 
     def worse(self, plan: Plan, than: Plan) -> bool:
         """True where the samples, one by one, agree that `plan` answers worse: by more than their standard error.
 
         `score` may hang on one sample alone: one letter of a line of text that is read otherwise.
         """
-        each = [sample_errors(self.prepared, one, self.held, progress=self.progress) for one in (plan, than)]
+        each = [self.judge.measure_each(self.prepared, one, progress=self.progress) for one in (plan, than)]
         gains = [_mean_db(one) - _mean_db(other) for one, other in zip(*each, strict=True)]
         error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
         return statistics.fmean(gains) < -error
@@ -69,20 +69,20 @@ def _mean_db(found: Iterable[OutputError]) -> float:
 
 def swept(
     prepared: PreparedModel, plan: Plan, calibration: Dataset, held: Dataset, *,
-    effort: str, skip: Iterable[str] = (), seed: int = 0, outputs: Dataset | None = None, progress: Progress,
+    effort: str, skip: Iterable[str] = (), seed: int = 0, outputs: Evaluator | None = None, progress: Progress,
 ) -> tuple[PreparedModel, Plan]:  # fmt: skip
     """The plan with swept weights and biases, and the model with the account of it among its reports.
 
     effort: "balanced" takes up to 32 samples, "high" 64, as `enough` says; "fast" leaves the plan as it is. So does
     `skip` with "sweep" in it, and so do made-up samples: corrections for inputs that never come are errors for those
     that do.
-    outputs: samples to judge outputs on, `judges_of` the others where it is None. What makes those worse by more than
+    outputs: judges outputs, on `judges_of` the other samples where it is None. What makes those worse by more than
     chance is rolled back: first everything, then stretch by stretch.
     """
     if effort not in _SAMPLES or NAME in skip or calibration.synthetic:
         return prepared, plan
     few = enough(calibration, plan, effort, seed)
-    trial = Trial(prepared, judges_of(calibration, held, seed) if outputs is None else outputs, progress)
+    trial = Trial(prepared, outputs or Evaluator(judges_of(calibration, held, seed)), progress)
     before = trial.score(plan)
     others = other_views(list(few.samples()), plan, skip)
     first = sweep(prepared.proto, plan, few.samples(), others=others, progress=progress)
@@ -102,7 +102,7 @@ def swept(
     found, more = done.plan, ""
     if effort == "high":
         # What a longer search gains on its own samples does not hold on others, so those alone judge it.
-        judge = Trial(prepared, held, progress)
+        judge = Trial(prepared, Evaluator(held), progress)
         begun = judge.score(done.plan)
         found, reached, more = harder(prepared.proto, judge.score, plan, done, begun, few, others, progress)
         after = trial.score(found) if reached != begun else after

@@ -1,75 +1,74 @@
-from __future__ import annotations
+"""Error sums: equal to the formulas, blind to how samples are cut up, and never good where a number is missing."""
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from onnxq.errors import VerificationError
-from onnxq.evaluation import distances as metrics
-
-ALL: list[Callable[[Any, Any], float]] = [metrics.mse, metrics.max_abs, metrics.sqnr_db, metrics.cosine, metrics.kl]
+from onnxq.evaluation.accumulator import ErrorAccumulator, measure_error
 
 
 def test_hand_computed_values() -> None:
-    a, b = np.array([3.0, -4.0]), np.array([3.0, -3.0])
-    assert metrics.mse(a, b) == 0.5
-    assert metrics.max_abs(a, b) == 1.0
-    assert metrics.sqnr_db(a, b) == pytest.approx(10 * np.log10(25))
-    assert metrics.cosine(a, b) == pytest.approx((9 + 12) / (5 * np.sqrt(18)))
-    p, q = np.array([1.0, 3.0]), np.array([2.0, 2.0])
-    assert metrics.kl(p, q) == pytest.approx(0.25 * np.log(0.5) + 0.75 * np.log(1.5))
+    found = measure_error(np.array([3.0, -4.0]), np.array([3.0, -3.0]), "y")
+    assert found.name == "y"
+    assert found.max_abs == 1.0
+    assert found.sqnr_db == pytest.approx(10 * np.log10(25))
+    assert found.cosine == pytest.approx((9 + 12) / (5 * np.sqrt(18)))
 
 
 def test_identical_zero_and_empty_arrays() -> None:
-    x = np.arange(5.0)
-    assert metrics.sqnr_db(x, x) == np.inf
-    assert metrics.sqnr_db(x * 0, x * 0) == np.inf
-    assert metrics.sqnr_db(x * 0, x) == -np.inf
-    assert metrics.cosine(x, x) == pytest.approx(1.0)
-    assert metrics.cosine(x * 0, x * 0) == 1.0
-    assert metrics.cosine(x * 0, x) == 0.0
-    assert metrics.cosine(x, -x) == pytest.approx(-1.0)
-    empty = np.zeros((0, 3))
-    assert [f(empty, empty) for f in ALL] == [0.0, 0.0, np.inf, 1.0, 0.0]
+    x, empty = np.arange(5.0), np.zeros((0, 3))
+    for same in (x, x * 0, empty):
+        found = measure_error(same, same)
+        assert (found.sqnr_db, found.max_abs) == (np.inf, 0.0)
+        assert found.cosine == pytest.approx(1.0)
+    lost = measure_error(x * 0, x)
+    assert lost.sqnr_db < -1000
+    assert lost.cosine == 0.0
+    assert measure_error(x, -x).cosine == pytest.approx(-1.0)
 
 
 def test_float16_and_int8_do_not_overflow() -> None:
     a = np.full(1000, 60000, np.float16)
-    assert metrics.mse(a, -a) == (2 * float(a[0])) ** 2
-    assert metrics.max_abs(np.int8([127]), np.int8([-128])) == 255.0
-    assert metrics.cosine(np.array([1e200, 0]), np.array([1e200, 0])) == 1.0
-    assert metrics.cosine(np.array([1e-200, 0]), np.array([1e-200, 0])) == 1.0
+    sums = ErrorAccumulator()
+    sums.update(a, -a)
+    assert sums.noise / sums.count == (2 * float(a[0])) ** 2
+    assert measure_error(np.int8([127]), np.int8([-128])).max_abs == 255.0
 
 
-def test_nan_and_inf_in_never_look_good() -> None:
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_never_looks_good(bad: float) -> None:
     x = np.arange(1.0, 5.0)
-    for bad in (np.nan, np.inf):
-        y = x.copy()
-        y[2] = bad
-        for f in ALL:
-            for value in (f(x, y), f(y, x), f(y, y)):
-                assert np.isnan(value) or (f is metrics.sqnr_db and value == -np.inf) or (
-                    f in (metrics.mse, metrics.max_abs, metrics.kl) and value == np.inf
-                )  # fmt: skip
+    y = x.copy()
+    y[2] = bad
+    sums = ErrorAccumulator("y")
+    sample = sums.update(x, y)
+    assert sample is not None
+    assert sample.noise == sample.max_abs == np.inf
+    sums.update(x, x)
+    found = sums.result()
+    assert (found.sqnr_db, found.cosine, found.max_abs) == (-np.inf, 0.0, np.inf)
 
 
-@pytest.mark.parametrize("f", ALL)
-def test_shapes_must_agree(f: Callable[[Any, Any], float]) -> None:
-    with pytest.raises(VerificationError, match=r"\(3,\) and \(3, 1\)"):
-        f(np.ones(3), np.ones((3, 1)))
+def test_where_the_reference_is_not_finite_nothing_counts() -> None:
+    x, y = np.array([1.0, np.inf, 3.0]), np.array([1.0, 7.0, 2.0])
+    found = measure_error(x, y)
+    assert found == measure_error(x[[0, 2]], y[[0, 2]])
 
 
-def test_kl_of_rows_logits_and_holes() -> None:
-    logits, other = np.array([[0.0, 1.0], [2.0, 2.0]]), np.array([[1.0, 1.0], [2.0, 2.0]])
-    share = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    wanted = metrics.kl(share, np.full((2, 2), 0.5))
-    assert wanted > 0
-    assert metrics.kl(logits, other, logits=True) == pytest.approx(wanted)
-    assert metrics.kl(logits.T, other.T, logits=True, axis=0) == pytest.approx(wanted)
-    assert metrics.kl([0.0, 1.0], [0.5, 0.5]) == pytest.approx(np.log(2))
-    assert metrics.kl([0.5, 0.5], [0.0, 1.0]) == np.inf
-    assert metrics.kl([0.0, -2000.0], [0.0, -4000.0], logits=True) == 0.0
-    with pytest.raises(VerificationError, match="logits=True"):
-        metrics.kl([1.0, -1.0], [1.0, 1.0])
+def test_shapes_must_agree() -> None:
+    assert measure_error(np.ones(3), np.ones((3, 1))).sqnr_db == -np.inf
+
+
+def test_sums_do_not_depend_on_how_samples_are_cut() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((8, 3, 4)).astype(np.float32)
+    y = x + rng.standard_normal(x.shape).astype(np.float32) / 10
+    cut = ErrorAccumulator()
+    for k in range(8):
+        sample = cut.update(x[k], y[k])
+        assert sample is not None
+        assert sample.peak == np.abs(x[k]).max()
+    whole, parts = measure_error(x, y), cut.result()
+    assert parts.max_abs == whole.max_abs
+    assert (parts.sqnr_db, parts.cosine) == pytest.approx((whole.sqnr_db, whole.cosine))

@@ -19,6 +19,7 @@ from onnxq.numerics import saturating_sums
 from onnxq.passes.handed import Handed, register, registered, taken
 from onnxq.passes.sweep import Swept
 from onnxq.pipeline.harder import harder
+from onnxq.pipeline.judging import Evaluator
 from onnxq.pipeline.prepared import load
 from onnxq.pipeline.sweeping import Trial
 from onnxq.plan import Plan, SitePlan
@@ -134,7 +135,7 @@ def test_integers_that_overflow_a_sum_are_moved_and_said(good: Plan) -> None:
 def test_a_better_block_is_kept(name: str, good: Plan) -> None:
     prepared = load(residual(1))
     data = load_data(images(32), GraphIndex(prepared.proto).inputs)
-    trial = Trial(prepared, data)
+    trial = Trial(prepared, Evaluator(data))
     first, second = weights(good)[:2]
     assert first.values is not None
     spoiled, _ = taken(good, Handed("", {first.site: np.zeros_like(first.values)}))
@@ -155,7 +156,7 @@ def test_a_better_block_is_kept(name: str, good: Plan) -> None:
 def test_moved_integers_of_a_kept_block_are_in_the_account(name: str, good: Plan) -> None:
     prepared = load(residual(1))
     data = load_data(images(32), GraphIndex(prepared.proto).inputs)
-    trial = Trial(prepared, data)
+    trial = Trial(prepared, Evaluator(data))
     first = weights(good)[0]
     assert first.values is not None
     broken = first.values.copy()

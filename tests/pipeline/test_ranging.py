@@ -15,11 +15,12 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config, QuantWish, Rule
 from onnxq.data import load_data
 from onnxq.errors import CalibrationError
+from onnxq.evaluation.layer_noise import relative_noise
 from onnxq.graph import GraphIndex
 from onnxq.numerics import qparams_from_range
 from onnxq.observers import create
 from onnxq.passes.ranges import choose_ranges
-from onnxq.passes.ranges_core import Ranges, chosen, noise
+from onnxq.passes.ranges_core import Ranges, chosen
 from onnxq.pipeline import ranging
 from onnxq.pipeline.prepared import PreparedModel, load
 from onnxq.pipeline.sweeping import Trial
@@ -93,7 +94,7 @@ def test_what_a_range_would_cut_off_is_judged_wherever_it_is() -> None:
 def test_the_outputs_are_judged_on_samples_of_the_calibration_too(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     real = Trial.score
-    monkeypatch.setattr(Trial, "score", lambda self, plan: counts.append(len(self.held)) or real(self, plan))
+    monkeypatch.setattr(Trial, "score", lambda self, plan: counts.append(len(self.judge.samples)) or real(self, plan))
     feeds = tokens(16)
     feeds["x"][:, 0, 0] = 100.0
     prepared, plan = prepared_plan(linear(1e-6), feeds)
@@ -185,7 +186,7 @@ def test_candidates_are_those_of_the_observers_without_repeats() -> None:
 def test_a_range_must_be_better_by_more_than_chance() -> None:
     assert chosen({"now": 1.0, "a": 0.85, "b": 0.9}, "now") == "now"
     assert chosen({"now": 1.0, "a": 0.7, "b": 0.6}, "now") == "b"
-    assert noise([np.array([3.0, 4.0])], [np.array([3.0, 4.5])]) == pytest.approx(0.25 / 25)
+    assert relative_noise([np.array([3.0, 4.0])], [np.array([3.0, 4.5])]) == pytest.approx(0.25 / 25)
 
 
 def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:

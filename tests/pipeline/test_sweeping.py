@@ -13,12 +13,13 @@ from onnx import numpy_helper, parser
 import onnxq
 from onnxq.calibrate import calibrate
 from onnxq.config import Config, QuantWish, Rule
-from onnxq.data import Dataset, load_data
+from onnxq.data import load_data
 from onnxq.errors import PlanError
-from onnxq.evaluation.compare import OutputError
+from onnxq.evaluation.accumulator import OutputError
 from onnxq.graph import GraphIndex
 from onnxq.passes.sweep import sweep
 from onnxq.pipeline import sweeping
+from onnxq.pipeline.judging import Evaluator
 from onnxq.pipeline.prepared import PreparedModel, load
 from onnxq.pipeline.realise import realise
 from onnxq.plan import Plan, from_json, to_json
@@ -163,21 +164,21 @@ def test_one_sample_that_says_worse_is_chance(monkeypatch: pytest.MonkeyPatch) -
     """All together lose by one sample what the others gain: the sweep stays; where most lose, it goes."""
     prepared, plan, _ = calibrated(residual(), images(16), FOUR)
     data = load_data(images(16), GraphIndex(prepared.proto).inputs)
-    trial = sweeping.Trial(prepared, data)
+    trial = sweeping.Trial(prepared, Evaluator(data))
     swept = sweep(prepared.proto, plan, data.samples(), progress=silent).plan
     assert not trial.worse(swept, plan)
     assert trial.worse(plan, swept)
     assert not trial.worse(plan, plan)
-    real = sweeping.sample_errors
+    real = Evaluator.measure_each
 
     def one_lost(
-        prepared: PreparedModel, judged: Plan, held: Dataset, **how: Progress
+        self: Evaluator, prepared: PreparedModel, judged: Plan, **how: Progress
     ) -> list[tuple[OutputError, ...]]:
-        found = real(prepared, judged, held, **how)
+        found = real(self, prepared, judged, **how)
         lost = tuple(replace(one, sqnr_db=-10.0) for one in found[3])
         return [*found[:3], lost, *found[4:]] if judged is swept else found
 
-    monkeypatch.setattr(sweeping, "sample_errors", one_lost)
+    monkeypatch.setattr(Evaluator, "measure_each", one_lost)
     assert not trial.worse(swept, plan)
 
 

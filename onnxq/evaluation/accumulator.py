@@ -1,0 +1,97 @@
+"""Error sums of one tensor against its reference, added up sample by sample: nothing of a sample is kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputError:
+    """How far one tensor is from its reference over all samples.
+
+    sqnr_db: 10 log10(signal / noise); inf when identical, -inf when shapes differ or a value is not finite where the
+    reference is. cosine: of the angle between all values of both. max_abs: the largest difference.
+    """
+
+    name: str
+    sqnr_db: float
+    cosine: float
+    max_abs: float
+
+
+@dataclass(frozen=True)
+class SampleError:
+    """Sums of one sample. signal, noise: of squares, of reference and difference. max_abs, peak: largest of the two."""
+
+    signal: float
+    noise: float
+    max_abs: float
+    peak: float
+
+
+@dataclass
+class ErrorAccumulator:
+    """Sums of one tensor over samples, in float64. Positions where the reference is not finite do not count."""
+
+    name: str = ""
+    signal: float = 0.0
+    noise: float = 0.0
+    dot: float = 0.0
+    power: float = 0.0
+    max_abs: float = 0.0
+    count: int = 0
+    comparable: bool = True
+
+    def update(self, reference: Array, value: Array) -> SampleError | None:
+        """Add one sample and return its own sums; None for shapes that differ, and for empty arrays."""
+        if reference.shape != value.shape:
+            self.comparable = False
+            return None
+        if reference.size == 0:
+            return None
+        ref, got = reference.astype(np.float64), value.astype(np.float64)
+        known = np.isfinite(ref)
+        ref, got = (ref.ravel(), got.ravel()) if known.all() else (ref[known], got[known])
+        signal, peak = float(ref @ ref), float(np.abs(ref).max(initial=0.0))
+        if not np.isfinite(got).all():
+            self.comparable = False
+            return SampleError(signal, math.inf, math.inf, peak)
+        error = got - ref
+        found = SampleError(signal, float(error @ error), float(np.abs(error).max(initial=0.0)), peak)
+        self.signal += found.signal
+        self.noise += found.noise
+        self.dot += float(ref @ got)
+        self.power += float(got @ got)
+        self.max_abs = max(self.max_abs, found.max_abs)
+        self.count += ref.size
+        return found
+
+    def result(self) -> OutputError:
+        """The error over all samples so far. An all-zero pair agrees perfectly."""
+        if not self.comparable:
+            return OutputError(name=self.name, sqnr_db=-math.inf, cosine=0.0, max_abs=math.inf)
+        norm = float(np.sqrt(self.signal) * np.sqrt(self.power))
+        cosine = self.dot / norm if norm > 0 else float(self.noise == 0.0)
+        return OutputError(
+            name=self.name, sqnr_db=compute_sqnr(self.signal, self.noise), cosine=cosine, max_abs=self.max_abs
+        )
+
+
+def compute_sqnr(signal: float, noise: float) -> float:
+    """SQNR in dB of two sums of squares; inf without noise, and a finite, very low figure without signal."""
+    if noise == 0.0:
+        return math.inf
+    return 10.0 * float(np.log10(max(signal, np.finfo(np.float64).tiny) / noise))
+
+
+def measure_error(reference: Array, value: Array, name: str = "") -> OutputError:
+    """The error of one array against another."""
+    sums = ErrorAccumulator(name)
+    sums.update(reference, value)
+    return sums.result()
