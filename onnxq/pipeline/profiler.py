@@ -1,4 +1,4 @@
-"""profile_model(): what each quantized site, node and stretch of a model costs at its outputs."""
+"""profile_model(): what each quantized site, node and segment of a model costs at its outputs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def profile_model(
     quantized: a Q/DQ model made from `model`, by any tool; or plan: with its numbers. With neither, `model` is
     quantized as `quantize` would with this configuration. data: as for `quantize`; samples: how many to measure on (8).
     ort_library: shared libraries with the custom operators of the models; also those of the section `runtime`.
-    by: of "site", "node" (all that a node reads quantized) and "stretch" (neighbouring nodes).
+    by: of "site", "node" (all that a node reads quantized) and "segment" (neighbouring nodes).
 
     Returns a Profile; `.groups` has the SQNR with each group alone quantized, and with all but it.
     Raises a subclass of OnnxqError for models that do not belong together, or data that does not fit.
