@@ -309,9 +309,8 @@ class _OutputSums:
             for name, against in product(self.names, (FLOAT, OFF)):
                 mine, other = found.get(name), values.get(against, {}).get(name)
                 if run not in (FLOAT, against) and _numeric(mine) and _numeric(other):
-                    tally = self._tallies.get((name, run, against)) or Tally(name, self.top_k, self.steps[name])
-                    self._tallies[name, run, against] = tally
-                    tally.update(other, mine)
+                    fresh = Tally(name, self.top_k, self.steps[name], sliced=True)
+                    self._tallies.setdefault((name, run, against), fresh).update(other, mine)
 
     def error(self, name: str, run: str, against: str) -> Error | None:
         """What is known of one output of one run."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from onnxq.engines.diff_model import Error, OutputDiff, Tolerances, Unmet
 from onnxq.evaluation.accumulator import ErrorAccumulator
+from onnxq.evaluation.slices import SliceSums
 
 Array = NDArray[np.generic]
 
@@ -28,12 +29,13 @@ _TWICE_DB = 10.0 * math.log10(2.0)
 class Tally:
     """Error sums of one tensor, its largest relative error, worst sample and agreement in the top k.
 
-    step: one level of the tensor's quantizer, 0 without one.
+    step: one level of the tensor's quantizer, 0 without one. sliced: judge slices of other scales too.
     """
 
     name: str
     top_k: int = 0
     step: float = 0.0
+    sliced: bool = False
     samples: int = 0
     max_rel: float = 0.0
     worst_sample: int = 0
@@ -43,7 +45,7 @@ class Tally:
     _sums: ErrorAccumulator = field(init=False)
 
     def __post_init__(self) -> None:
-        self._sums = ErrorAccumulator(self.name)
+        self._sums = ErrorAccumulator(self.name, slices=SliceSums() if self.sliced else None)
 
     def update(self, reference: Array, value: Array) -> None:
         """Add one sample."""
@@ -68,6 +70,8 @@ class Tally:
             run=run,
             against=against,
             sqnr_db=found.sqnr_db,
+            whole_db=found.whole_db,
+            part=found.part,
             cosine=found.cosine,
             max_abs=found.max_abs,
             max_rel=self.max_rel,
@@ -132,5 +136,8 @@ def unmet(outputs: Iterable[OutputDiff], tolerances: Tolerances) -> tuple[Unmet,
                 continue  # An output without rows to rank has no agreement to ask for.
             good = value <= wanted if tolerance == "max_abs" else value >= wanted
             if not good:
-                found.append(Unmet(output=output.name, run=error.run, measure=measure, value=value, wanted=wanted))
+                part = error.part if attribute == "sqnr_db" else ""
+                found.append(
+                    Unmet(output=output.name, run=error.run, measure=measure, value=value, wanted=wanted, part=part)
+                )
     return tuple(found)

@@ -13,7 +13,8 @@ import onnx
 
 from onnxq.data import attended
 from onnxq.errors import VerificationError
-from onnxq.evaluation.accumulator import Array, ErrorAccumulator, OutputError
+from onnxq.evaluation.accumulator import Array, ErrorAccumulator, OutputError, compute_sqnr
+from onnxq.evaluation.slices import SliceSums
 
 
 class Runs(Protocol):
@@ -25,7 +26,7 @@ class Runs(Protocol):
 
 @dataclass(eq=False)
 class ModelErrors:
-    """All outputs of one model against another's, summed over samples."""
+    """All outputs of one model against another's, summed over samples, whole and by slices of other scales."""
 
     outputs: dict[str, ErrorAccumulator] = field(default_factory=dict)
     _each: dict[str, list[float]] = field(default_factory=dict)
@@ -33,7 +34,7 @@ class ModelErrors:
     def update(self, feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]) -> None:
         """Add one run. Strings do not count, nor does what the model's own mask input leaves out."""
         for name, pairs in paired_outputs(feeds, reference, got):
-            sums = self.outputs.setdefault(name, ErrorAccumulator(name))
+            sums = self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums()))
             before = sums.noise
             for one, two in pairs:
                 sums.update(one, two)
@@ -49,22 +50,24 @@ class ModelErrors:
         return math.fsum(ratios) / len(ratios) if ratios else 0.0
 
     def worst_db(self) -> float:
-        """SQNR in dB of the worst output; inf when nothing differs."""
+        """SQNR in dB of the worst output, or part of one; inf when nothing differs."""
         return min((one.sqnr_db for one in self.results()), default=math.inf)
 
     def likely_db(self) -> float:
-        """SQNR in dB that the worst output is likely to have on as many other samples.
+        """SQNR in dB that the worst output, or part of one, is likely to have on as many other samples.
 
         That is with the mean noise and one standard error of it more; with twice the noise of a single sample, which
         says nothing of others.
         """
         found = [math.inf]
-        for one in self.results():
-            each = self._each[one.name]
+        for name, sums in self.outputs.items():
+            each = self._each[name]
             mean = math.fsum(each) / len(each)
             error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else mean
             worse = 10.0 * math.log10(1.0 + error / mean) if mean > 0 else 0.0
-            found.append(one.sqnr_db - worse)
+            found.append(sums.result().whole_db - worse)
+            if sums.comparable:
+                found += [compute_sqnr(part.signal, part.noise + part.spread) for part in sums.parts()]
         return min(found)
 
 
@@ -77,8 +80,8 @@ def compare(
     """Run each (reference, other) pair of sessions over the samples; per label, one result an output.
 
     Sessions that appear in several pairs run once a sample. Only numbers are compared, those in sequences and maps too;
-    outputs without any are left out. Of outputs with a
-    position for each of the model's mask input only the positions that it does not leave out as padding.
+    outputs without any are left out. Of outputs with a position for each of the model's mask input only the positions
+    count that it does not leave out as padding.
     """
     sums = {label: ModelErrors() for label in pairs}
     for feeds in samples:
@@ -93,7 +96,9 @@ def compare(
 
 def _meant(feeds: Mapping[str, Array], value: Array, other: Array) -> tuple[Array, Array]:
     mask = attended(feeds, value.shape)
-    return (value, other) if mask is None or value.shape != other.shape else (value[mask], other[mask])
+    if mask is None or value.shape != other.shape:
+        return value, other
+    return value[mask][np.newaxis], other[mask][np.newaxis]
 
 
 def paired_outputs(

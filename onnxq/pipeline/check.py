@@ -64,6 +64,8 @@ def try_out(
         OutputCheck(
             name=off.name,
             sqnr_db=(off.sqnr_db, math.nan if notes else on.sqnr_db),
+            whole_db=(off.whole_db, math.nan if notes else on.whole_db),
+            parts=(off.part, "" if notes else on.part),
             cosine=(off.cosine, math.nan if notes else on.cosine),
             agreement_db=math.nan if notes else agree.sqnr_db,
             optimized=not notes,

@@ -142,8 +142,12 @@ def _decided(promotion: Promotion, trial: check.Trial | None, optimized: bool) -
     if promotion.unit != "dB":
         return promotion
     checks = trial.outputs if trial is not None else ()
-    values = [min(one.sqnr_db) if optimized and one.optimized else one.sqnr_db[0] for one in checks]
-    worst = min(values, default=math.inf)
+    values = [
+        (db, one.name + part if part else "")
+        for one in checks
+        for db, part in list(zip(one.sqnr_db, one.parts, strict=True))[: 2 if optimized and one.optimized else 1]
+    ]
     if not values:
         return replace(promotion, value=math.nan, met=False)  # no output holds numbers: nothing is known
-    return replace(promotion, value=worst, met=worst >= promotion.least)
+    worst, part = min(values, key=lambda one: one[0])
+    return replace(promotion, value=worst, part=part, met=worst >= promotion.least)

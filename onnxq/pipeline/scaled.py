@@ -72,7 +72,7 @@ def scale_channels(
         after = _rewritten(prepared, name, factors)
         proof = _difference(held, after.proto, scene.progress)
         worst = max((one.max_abs for one in proof), default=0.0)
-        equal = all(one.sqnr_db >= EQUIVALENT_DB or one.max_abs < 1e-6 for one in proof)
+        equal = all(one.whole_db >= EQUIVALENT_DB or one.max_abs < 1e-6 for one in proof)
         best = _trial(prepared, scene, few) if best is None and equal else best
         now = _trial(after, scene, few) if equal else None
         if now is None or best is None or now < best - _NOISE:

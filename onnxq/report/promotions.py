@@ -28,7 +28,8 @@ class Promotion:
 
     least: the figure asked for. met: by `value`, measured on the finished model: for dB on samples nothing was chosen
     on. operators: how many were promoted, left: how many stayed. samples: those that the steps were judged on. note:
-    why it stopped, where the wish does not hold.
+    why it stopped, where the wish does not hold. part: the slices of an output that `value` is of, like
+    "output0[:, 4:, :]", "" where it is of a whole output.
     """
 
     asked: str
@@ -42,6 +43,7 @@ class Promotion:
     float_value: float = math.nan
     samples: int = 0
     note: str = ""
+    part: str = ""
 
     def said(self, value: float) -> str:
         """A figure of the wish's kind."""
@@ -53,6 +55,7 @@ class Promotion:
         held = "holds" if self.met else "does NOT hold"
         tail = f"; {self.note}" if self.note else ""
         whole = "" if math.isnan(self.float_value) else f" (float {self.said(self.float_value)})"
+        whole = f" at {self.part}" if self.part else whole
         became = f"{done} of {self.operators + self.left} promoted" if self.steps else "nothing had to be promoted"
         if not self.steps and not self.met:
             became = "nothing was promoted"
