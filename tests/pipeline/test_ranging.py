@@ -15,7 +15,6 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config, QuantWish, Rule
 from onnxq.data import load_data
 from onnxq.errors import CalibrationError
-from onnxq.evaluation.layer_noise import relative_noise
 from onnxq.graph import GraphIndex
 from onnxq.numerics import qparams_from_range
 from onnxq.observers import create
@@ -186,7 +185,6 @@ def test_candidates_are_those_of_the_observers_without_repeats() -> None:
 def test_a_range_must_be_better_by_more_than_chance() -> None:
     assert chosen({"now": 1.0, "a": 0.85, "b": 0.9}, "now") == "now"
     assert chosen({"now": 1.0, "a": 0.7, "b": 0.6}, "now") == "b"
-    assert relative_noise([np.array([3.0, 4.0])], [np.array([3.0, 4.5])]) == pytest.approx(0.25 / 25)
 
 
 def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
