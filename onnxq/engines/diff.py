@@ -189,11 +189,11 @@ class _Work:
         for run in filter(self._proves, self.loaded):
             for name in sums.names:
                 error = sums.error(name, run, FLOAT)
-                if error is not None and error.sqnr_db < SAME_DB:
+                if error is not None and error.whole_db < SAME_DB:
                     path = self.loaded[run].path
                     raise DataError(
                         path,
-                        f"its float run gives another {name} than the float model does here ({error.sqnr_db:.1f} dB): "
+                        f"its float run gives another {name} than the float model does here ({error.whole_db:.1f} dB): "
                         "it was made with other samples or another model",
                         "give the samples it was made with: as `data=…` the inputs.json saved beside it",
                         code="Q218",

@@ -42,6 +42,8 @@ class FloatOutputs:
         self._bytes += sum(value.nbytes for value in found.values() if hasattr(value, "nbytes"))
         if self._bytes <= _MOST_BYTES:
             self._kept[at] = found
+            if len(self._kept) == len(self.samples):
+                self._session = None  # and the weights with it: nothing is left to run
         return found
 
     def measure(self, model: Runs, *, limit: int | None = None, tick: Callable[[], None] = _nothing) -> ModelErrors:

@@ -37,11 +37,15 @@ class PrefixError:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputCost:
-    """One output: everything quantized, and everything switched off, which should be exact."""
+    """One output: with everything quantized, and with everything switched off, which should be exact.
+
+    part: the slices of another scale that sqnr_db is of, like "[:, 4:, :]", "" where it is of the whole.
+    """
 
     name: str
     sqnr_db: float
     float_db: float
+    part: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

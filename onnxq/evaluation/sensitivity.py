@@ -133,7 +133,7 @@ def profile_pairs(
         for (name, _), e in zip(steps, rest[2 * len(groups) :], strict=True)
     ]
     outputs = tuple(
-        OutputCost(name=one.name, sqnr_db=one.sqnr_db, float_db=plain.sqnr_db)
+        OutputCost(name=one.name, sqnr_db=one.sqnr_db, part=one.part, float_db=plain.whole_db)
         for one, plain in zip(on.results(), off.results(), strict=True)
     )
     return Profile(

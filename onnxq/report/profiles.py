@@ -78,7 +78,7 @@ def _rows(found: Profile) -> Iterator[tuple[str, RenderableType]]:
             "outputs",
             table(
                 ("output", "SQNR"),
-                ((o.name, decibel(o.sqnr_db)) for o in found.outputs),
+                ((o.name + o.part, decibel(o.sqnr_db)) for o in found.outputs),
                 right=("SQNR",),
                 names=("output",),
             ),
