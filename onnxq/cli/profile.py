@@ -8,7 +8,7 @@ import click
 
 from onnxq.cli import options
 
-_KINDS = ("node", "stretch", "site")
+_KINDS = ("node", "segment", "site")
 
 
 def _groupings(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def _groupings(ctx: click.Context, param: click.Parameter, value: str | None) ->
 @click.option("--config", metavar="PRESET|FILE", help="The same: a preset or YAML file; also says how images are read.")
 @click.option(
     "--by",
-    metavar="node,stretch,site",
+    metavar="node,segment,site",
     callback=_groupings,
     help="What to switch together: all a node reads, neighbouring nodes, each site. [default: all three]",
 )
@@ -52,7 +52,7 @@ def command(
     """Switch what is quantized on and off, and measure what it costs at the outputs of FLOAT, worst first.
 
     QUANT is a Q/DQ model made from FLOAT, by any tool. Without it, and without --plan, FLOAT is quantized in memory
-    first. Each group is measured alone (only it quantized) and left out (all but it), on 8 samples or --samples.
+    first. Each group is measured isolated (only it quantized) and left out (all but it), on 8 samples or --samples.
 
     \b
     Examples:

@@ -189,11 +189,11 @@ class _Work:
         for run in filter(self._proves, self.loaded):
             for name in sums.names:
                 error = sums.error(name, run, FLOAT)
-                if error is not None and error.sqnr_db < SAME_DB:
+                if error is not None and error.whole_db < SAME_DB:
                     path = self.loaded[run].path
                     raise DataError(
                         path,
-                        f"its float run gives another {name} than the float model does here ({error.sqnr_db:.1f} dB): "
+                        f"its float run gives another {name} than the float model does here ({error.whole_db:.1f} dB): "
                         "it was made with other samples or another model",
                         "give the samples it was made with: as `data=…` the inputs.json saved beside it",
                         code="Q218",
@@ -309,9 +309,8 @@ class _OutputSums:
             for name, against in product(self.names, (FLOAT, OFF)):
                 mine, other = found.get(name), values.get(against, {}).get(name)
                 if run not in (FLOAT, against) and _numeric(mine) and _numeric(other):
-                    tally = self._tallies.get((name, run, against)) or Tally(name, self.top_k, self.steps[name])
-                    self._tallies[name, run, against] = tally
-                    tally.update(other, mine)
+                    fresh = Tally(name, self.top_k, self.steps[name], sliced=True)
+                    self._tallies.setdefault((name, run, against), fresh).update(other, mine)
 
     def error(self, name: str, run: str, against: str) -> Error | None:
         """What is known of one output of one run."""

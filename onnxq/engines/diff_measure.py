@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.engines.diff_model import Error, OutputDiff, Tolerances, Unmet
-from onnxq.verify import Comparison
+from onnxq.evaluation.accumulator import ErrorAccumulator
+from onnxq.evaluation.slices import SliceSums
 
 Array = NDArray[np.generic]
 
@@ -26,54 +27,51 @@ _TWICE_DB = 10.0 * math.log10(2.0)
 
 @dataclass
 class Tally:
-    """A Comparison with what people ask for beside it. step: one level of the tensor's quantizer, 0 without one."""
+    """Error sums of one tensor, its largest relative error, worst sample and agreement in the top k.
+
+    step: one level of the tensor's quantizer, 0 without one. sliced: judge slices of other scales too.
+    """
 
     name: str
     top_k: int = 0
     step: float = 0.0
+    sliced: bool = False
     samples: int = 0
     max_rel: float = 0.0
     worst_sample: int = 0
     _worst: float = -1.0
     _hits: float = 0.0
     _rows: int = 0
-    _sums: Comparison = field(init=False)
+    _sums: ErrorAccumulator = field(init=False)
 
     def __post_init__(self) -> None:
-        self._sums = Comparison(self.name)
+        self._sums = ErrorAccumulator(self.name, slices=SliceSums() if self.sliced else None)
 
     def update(self, reference: Array, value: Array) -> None:
         """Add one sample."""
         reference = _unmasked(reference)
-        self._sums.update(reference, value)
+        found = self._sums.update(reference, value)
         at, self.samples = self.samples, self.samples + 1
-        if reference.shape != value.shape or not reference.size:
+        if found is None:
             return
-        ref = reference.astype(np.float64)
-        both = np.isfinite(ref)
-        with np.errstate(invalid="ignore", over="ignore"):
-            gap = np.abs(value.astype(np.float64) - ref)[both]
-        top = float(np.abs(ref[both]).max(initial=0.0))
-        error = float(np.nan_to_num(gap.max(initial=0.0), nan=math.inf, posinf=math.inf))
-        rel = error / top if top else math.inf if error else 0.0
-        self.max_rel = max(self.max_rel, rel)
-        noise = float(np.nan_to_num(np.square(gap).mean() if gap.size else 0.0, nan=math.inf, posinf=math.inf))
-        power = float(np.square(ref[both]).mean()) if gap.size else 0.0
-        share = noise / power if power else math.inf if noise else 0.0
+        self.max_rel = max(self.max_rel, _divide(found.max_abs, found.peak))
+        share = _divide(found.noise, found.signal)
         if share > self._worst:
             self._worst, self.worst_sample = share, at
-        if self.top_k and ref.ndim and ref.shape[-1] > 1:
-            hits, rows = _shared(ref, value.astype(np.float64), self.top_k)
+        if self.top_k and reference.ndim and reference.shape[-1] > 1:
+            hits, rows = _shared(reference.astype(np.float64), value.astype(np.float64), self.top_k)
             self._hits += hits
             self._rows += rows
 
     def error(self, run: str, against: str) -> Error:
-        """What the sums say."""
+        """Return the error over all samples."""
         found = self._sums.result()
         return Error(
             run=run,
             against=against,
             sqnr_db=found.sqnr_db,
+            whole_db=found.whole_db,
+            part=found.part,
             cosine=found.cosine,
             max_abs=found.max_abs,
             max_rel=self.max_rel,
@@ -81,6 +79,10 @@ class Tally:
             levels=found.max_abs / self.step if self.step else math.nan,
             samples=self.samples,
         )
+
+
+def _divide(error: float, by: float) -> float:
+    return error / by if by else math.inf if error else 0.0
 
 
 def _unmasked(reference: Array) -> Array:
@@ -134,5 +136,8 @@ def unmet(outputs: Iterable[OutputDiff], tolerances: Tolerances) -> tuple[Unmet,
                 continue  # An output without rows to rank has no agreement to ask for.
             good = value <= wanted if tolerance == "max_abs" else value >= wanted
             if not good:
-                found.append(Unmet(output=output.name, run=error.run, measure=measure, value=value, wanted=wanted))
+                part = error.part if attribute == "sqnr_db" else ""
+                found.append(
+                    Unmet(output=output.name, run=error.run, measure=measure, value=value, wanted=wanted, part=part)
+                )
     return tuple(found)

@@ -34,7 +34,9 @@ class Run:
 class Error:
     """How far one run's tensor is from another's, over all samples.
 
-    sqnr_db: inf when identical. max_rel: largest error over the largest reference value of its sample.
+    sqnr_db: inf when identical; of an output's worst part, where slices of another scale are farther than the whole;
+    part: those slices, like "[:, 4:, :]"; whole_db: of the whole, nan where nobody looked. max_rel: largest error over
+    the largest reference value of its sample.
     top_k: share of the K largest along the last axis that both name; nan where there is none. levels: largest error
     in steps of the tensor's quantizer; nan where it has none.
     """
@@ -48,6 +50,8 @@ class Error:
     top_k: float = math.nan
     levels: float = math.nan
     samples: int = 0
+    part: str = ""
+    whole_db: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,18 +134,20 @@ class Tolerances:
 
 @dataclass(frozen=True, kw_only=True)
 class Unmet:
-    """A tolerance that an output does not meet in a run."""
+    """A tolerance that an output, or part of it, does not meet in a run."""
 
     output: str
     run: str
     measure: str
     value: float
     wanted: float
+    part: str = ""
 
     def __str__(self) -> str:
         sign = "at most" if self.measure == "max abs error" else "at least"
+        part = f" of {self.part}" if self.part else ""
         value = "nothing comparable" if math.isnan(self.value) else f"{self.value:.6g}"
-        return f"{run_label(self.run)}: {self.measure} is {value}, {sign} {self.wanted:g} is wanted"
+        return f"{run_label(self.run)}: {self.measure}{part} is {value}, {sign} {self.wanted:g} is wanted"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,15 @@ from enum import Enum
 from functools import cached_property
 
 from onnxq.config import Config
-from onnxq.graph import GraphIndex, Model, ModelLike, structural_ids
-from onnxq.passes.journal import Outcome, PassReport, Promotion
+from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.graph import ModelLike, structural_ids
+from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.mixed_precision.request import AccuracyRequest
 from onnxq.passes.samples import Samples
+from onnxq.passes.state import State
 from onnxq.passes.time_budget import TimeBudget
 from onnxq.passes.timers import Timers
-from onnxq.plan import Plan, Scaling
-from onnxq.planner import Draft
+from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.sites import TensorId
 
@@ -32,50 +33,26 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """A float model and the plan made for it, as the passes so far leave them.
-
-    named: the model as loaded, every node named; its declarations come back in the quantized model. model: the float
-    model as rewritten and equalized. rewrites: names of the passes that changed it, in order.
-    plan: None before planning. plain: the same choice without attention, where attention is to be tried. problem: the
-    placement problem that the plan answers. unrounded: the plan that weight rounding began with; rounded: the operators
-    it treated. scalings: the record by which the plan equalizes the model again.
-    """
-
-    named: ModelLike
-    model: ModelLike
-    source: Model | None = None
-    rewrites: tuple[str, ...] = ()
-    plan: Plan | None = None
-    plain: Plan | None = None
-    problem: Draft | None = None
-    unrounded: Plan | None = None
-    rounded: frozenset[str] = frozenset()
-    scalings: tuple[Scaling, ...] = ()
-    promotion: Promotion | None = None
-
-    @cached_property
-    def before(self) -> GraphIndex:
-        """The index of the model as loaded."""
-        return GraphIndex(self.named)
-
-    @property
-    def planned(self) -> Plan:
-        """The plan, in stages that have one."""
-        assert self.plan is not None
-        return self.plan
-
-
-@dataclass(frozen=True, eq=False)
 class FloatReference:
-    """The float model that equalized ones are compared with."""
+    """The float model that equalized ones are compared with, on the samples for that."""
 
     model: ModelLike
+    samples: Samples
 
     @cached_property
     def ids(self) -> dict[TensorId, str]:
         """Structural identities of its tensors, by which a plan finds them in another export."""
         return structural_ids(self.model)
+
+    @cached_property
+    def validation(self) -> FloatOutputs:
+        """Its outputs on the validation samples."""
+        return FloatOutputs(self.model, self.samples.validation)
+
+    @cached_property
+    def trial(self) -> FloatOutputs:
+        """Its outputs on the samples that equalized models are calibrated for and judged on."""
+        return FloatOutputs(self.model, self.samples.equalizing)
 
 
 @dataclass(frozen=True, eq=False)

@@ -89,7 +89,8 @@ class Promotion:
     asked: the request in words. unit: "dB", or the metric's name; float_value: the float model's metric.
     least: the figure asked for. met: by `value`, measured on the finished model: for dB on samples nothing was chosen
     on. operators: how many were promoted, left: how many stayed. samples: those that the steps were judged on. note:
-    why it stopped, where the request is not met.
+    why it stopped, where the request is not met. part: the slices of an output that `value` is of, like
+    "output0[:, 4:, :]", "" where it is of a whole output.
     """
 
     asked: str
@@ -103,3 +104,4 @@ class Promotion:
     float_value: float = math.nan
     samples: int = 0
     note: str = ""
+    part: str = ""

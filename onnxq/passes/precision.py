@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from onnxq.graph.half import computes_in_half
-from onnxq.passes.base import RunContext, State
+from onnxq.passes.base import RunContext
 from onnxq.passes.journal import Outcome
+from onnxq.passes.state import State
 
 
 def needs_float32(ctx: RunContext, state: State) -> bool | Outcome:

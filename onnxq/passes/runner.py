@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 
-from onnxq.passes.base import Pass, RunContext, Stage, State
+from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.state import State
 from onnxq.progress import Progress
 
 Attempt = tuple[State, tuple[PassReport, ...]]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from onnxq.data import Dataset
-from onnxq.verify import Array
+from onnxq.evaluation.accumulator import Array
+from onnxq.passes.judging import Evaluator
 
 # Samples of the calibration among the judges of ranges and rounded weights.
 _JUDGES_OF_CALIBRATION = 8
@@ -36,14 +37,19 @@ class Samples:
     seed: int = 0
 
     @cached_property
-    def judges(self) -> Dataset:
-        """The samples whose outputs tell whether ranges and rounded weights are kept: some of the calibration as well.
+    def judge(self) -> Evaluator:
+        """Scores plans on `validation`."""
+        return Evaluator(self.validation)
+
+    @cached_property
+    def judges(self) -> Evaluator:
+        """Scores ranges and rounded weights, on some of the calibration samples as well.
 
         Those hold the extremes, which are never held back and show what clipping costs (a ViT for TensorRT: 36.4 ->
         36.4 dB on 8 held back, 35.7 -> 29.0 with 8 more, 34.6 -> 32.7 on new ones); and of a few held back none may be
         hard (four lines of text: the sweep seemed to cost 31 -> 28 dB, and brought 19 -> 23 on 160 others).
         """
-        return self.calibration.take(_JUDGES_OF_CALIBRATION, self.seed).joined(self.validation)
+        return Evaluator(self.calibration.take(_JUDGES_OF_CALIBRATION, self.seed).joined(self.validation))
 
     @cached_property
     def equalizing(self) -> Dataset:

@@ -12,14 +12,14 @@ from onnxq.pipeline.result import Result
 if TYPE_CHECKING:
     from onnxq.engines.diff_model import Difference
     from onnxq.engines.proof import Proof
+    from onnxq.evaluation.profile import Profile
     from onnxq.pipeline.diff_models import diff
     from onnxq.pipeline.profile_layers import profile_model
     from onnxq.pipeline.prove_model import prove
-    from onnxq.profile import Profile
 
 _HOME = {
     "Difference": "onnxq.engines.diff_model",
-    "Profile": "onnxq.profile",
+    "Profile": "onnxq.evaluation.profile",
     "Proof": "onnxq.engines.proof",
     "diff": "onnxq.pipeline.diff_models",
     "profile_model": "onnxq.pipeline.profile_layers",

@@ -14,8 +14,9 @@ from onnxq.files import read_text
 from onnxq.graph import GraphIndex, fingerprint
 from onnxq.nearest import did_you_mean
 from onnxq.passes.assembly.model import realise
-from onnxq.passes.base import RunContext, State
+from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.replay import replay_scalings
+from onnxq.passes.state import State
 from onnxq.passes.timers import Timers
 from onnxq.pipeline.finalize import finish
 from onnxq.pipeline.prepared import REWRITE_NAMES, load

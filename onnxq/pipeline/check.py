@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxq.errors import ModelError
+from onnxq.evaluation.accumulator import Array
+from onnxq.evaluation.compare import compare
 from onnxq.graph import GraphIndex, ModelLike
 from onnxq.plan import Plan
 from onnxq.report import Latency, OpCount, OutputCheck
 from onnxq.runtime import Session, cpu_kind, latency
 from onnxq.sites import Caution, Role
-from onnxq.verify import Array, compare
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +62,8 @@ def try_out(
         OutputCheck(
             name=off.name,
             sqnr_db=(off.sqnr_db, math.nan if notes else on.sqnr_db),
+            whole_db=(off.whole_db, math.nan if notes else on.whole_db),
+            parts=(off.part, "" if notes else on.part),
             cosine=(off.cosine, math.nan if notes else on.cosine),
             agreement_db=math.nan if notes else agree.sqnr_db,
             optimized=not notes,

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from onnxq import targets
 from onnxq.annotate import find_saturating
+from onnxq.evaluation.compare import check_interface
 from onnxq.graph import Model, ModelLike, attach_weights, index_of, name_nodes
-from onnxq.passes.base import RunContext, State
+from onnxq.passes.base import RunContext
 from onnxq.passes.journal import Promotion, Shortage
+from onnxq.passes.state import State
 from onnxq.pipeline import check
 from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
 from onnxq.pipeline.result import Result
@@ -21,7 +23,6 @@ from onnxq.report.journal import describe_pass, describe_rewrite, describe_short
 from onnxq.report.model import DRIFT_DB
 from onnxq.runtime import cpu_kind
 from onnxq.sites import Caution
-from onnxq.verify import check_interface
 
 # Timing both models takes about so long.
 _TIMING_SECONDS = 4.0
@@ -124,8 +125,12 @@ def _decide(promotion: Promotion, trial: check.Trial | None, optimized: bool) ->
     if promotion.unit != "dB":
         return promotion
     checks = trial.outputs if trial is not None else ()
-    values = [min(one.sqnr_db) if optimized and one.optimized else one.sqnr_db[0] for one in checks]
-    worst = min(values, default=math.inf)
+    values = [
+        (db, one.name + part if part else "")
+        for one in checks
+        for db, part in list(zip(one.sqnr_db, one.parts, strict=True))[: 2 if optimized and one.optimized else 1]
+    ]
     if not values:
         return replace(promotion, value=math.nan, met=False)  # no output holds numbers: nothing is known
-    return replace(promotion, value=worst, met=worst >= promotion.least)
+    worst, part = min(values, key=lambda one: one[0])
+    return replace(promotion, value=worst, part=part, met=worst >= promotion.least)

@@ -15,8 +15,8 @@ from onnxq.errors import CalibrationError, ConfigError
 from onnxq.graph import GraphIndex
 from onnxq.interop import Absent, Cache, Findings, Imported, consumers_of, match, read_cache, with_scales
 from onnxq.nearest import did_you_mean
-from onnxq.passes.base import State
 from onnxq.passes.samples import Samples
+from onnxq.passes.state import State
 from onnxq.pipeline.prepared import load
 from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, configured, look
 from onnxq.pipeline.samples import read_data

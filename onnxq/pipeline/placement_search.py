@@ -10,15 +10,16 @@ import numpy as np
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.errors import OnnxqError
+from onnxq.evaluation.accumulator import Array
+from onnxq.evaluation.compare import compare
 from onnxq.graph import ModelLike
 from onnxq.passes.assembly.model import realise
-from onnxq.passes.base import State
+from onnxq.passes.state import State
 from onnxq.plan import Plan
 from onnxq.planner import Choice, Draft
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session, cpu_kind, latency
 from onnxq.sites import LeftFloat
-from onnxq.verify import Array, compare
 
 # A placement must beat float by this in median and in minimum, or float is shipped.
 _PAYS = 1.02

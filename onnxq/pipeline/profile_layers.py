@@ -1,4 +1,4 @@
-"""profile_model(): what each quantized site, node and stretch of a model costs at its outputs."""
+"""profile_model(): what each quantized site, node and segment of a model costs at its outputs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from onnxq.config import Config, check_number
 from onnxq.data import load_data
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import ConfigError, PlanError
+from onnxq.evaluation.profile import KINDS, Profile
+from onnxq.evaluation.sensitivity import profile_pairs
 from onnxq.graph import GraphIndex, ModelLike, fingerprint, name_nodes
 from onnxq.passes.assembly.model import realise
-from onnxq.passes.base import RunContext, State
+from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.replay import replay_scalings
+from onnxq.passes.state import State
 from onnxq.pipeline.apply_plan import read_plan
 from onnxq.pipeline.prepared import load
 from onnxq.pipeline.quantize_model import Options, configured, quantize
 from onnxq.pipeline.stale_numbers import renew_numbers
 from onnxq.plan import Plan, from_json
 from onnxq.planner import rebase
-from onnxq.profile import KINDS, Profile, profile_pairs
 from onnxq.progress import Progress, silent
 from onnxq.runtime import operator_libraries
 
@@ -52,7 +54,7 @@ def profile_model(
     quantized: a Q/DQ model made from `model`, by any tool; or plan: with its numbers. With neither, `model` is
     quantized as `quantize` would with this configuration. data: as for `quantize`; samples: how many to measure on (8).
     ort_library: shared libraries with the custom operators of the models; also those of the section `runtime`.
-    by: of "site", "node" (all that a node reads quantized) and "stretch" (neighbouring nodes).
+    by: of "site", "node" (all that a node reads quantized) and "segment" (neighbouring nodes).
 
     Returns a Profile; `.groups` has the SQNR with each group alone quantized, and with all but it.
     Raises a subclass of OnnxqError for models that do not belong together, or data that does not fit.

@@ -15,18 +15,19 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config, check_limits, check_number, load_config, set_options
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError, ModelError
+from onnxq.evaluation.metric import load_metric, parse_drop
 from onnxq.files import readable
 from onnxq.graph import GraphIndex, index_of
 from onnxq.numerics.blas import one_blas_thread
 from onnxq.passes.assembly.model import realise
-from onnxq.passes.base import FloatReference, RunContext, Stage, State
-from onnxq.passes.metric import load_metric, parse_drop
+from onnxq.passes.base import FloatReference, RunContext, Stage
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
 from onnxq.passes.mixed_precision.request import FLOAT, UINT16, AccuracyRequest
 from onnxq.passes.mixed_precision.weight_bits import check_budget
 from onnxq.passes.registry import PASSES, check_skip
 from onnxq.passes.runner import run_stage
 from onnxq.passes.samples import Samples
+from onnxq.passes.state import State
 from onnxq.passes.time_budget import TimeBudget
 from onnxq.passes.timers import Timers
 from onnxq.pipeline.finalize import finish, unmeasured_cpu
@@ -213,7 +214,9 @@ def _quantize(
         obstacle = find_obstacle(state, config, measuring=data is not None or request.asked)
         if obstacle is None:
             samples = _read_samples(state, data, ctx)
-            ctx = replace(ctx, samples=samples, reference=FloatReference(state.model), place=_planner(samples, config))
+            ctx = replace(
+                ctx, samples=samples, reference=FloatReference(state.model, samples), place=_planner(samples, config)
+            )
     if obstacle is not None:
         return quantize_unrun(ctx, state, source=model, name=name, obstacle=obstacle)
     ctx.budget.prepared()

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from onnxq.config import Config
 from onnxq.data import extremes, load_data
-from onnxq.passes.base import State
 from onnxq.passes.samples import Samples
+from onnxq.passes.state import State
 from onnxq.progress import Progress, counted, silent
 
 _MOST_HELD = 16

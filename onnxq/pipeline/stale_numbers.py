@@ -8,8 +8,9 @@ from dataclasses import replace
 from onnxq.calibrate import calibrate
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, index_of
-from onnxq.passes.base import RunContext, State
+from onnxq.passes.base import RunContext
 from onnxq.passes.mixed_precision.candidates import find_owners
+from onnxq.passes.state import State
 from onnxq.plan import Plan, drop_stale
 from onnxq.sites import Caution, Role, Site
 

@@ -9,7 +9,8 @@ from onnxq.config import Config
 from onnxq.graph import ModelLike
 from onnxq.graph.scopes import walk
 from onnxq.passes.assembly.model import realise
-from onnxq.passes.base import RunContext, State
+from onnxq.passes.base import RunContext
+from onnxq.passes.state import State
 from onnxq.pipeline.finalize import finish
 from onnxq.pipeline.result import Result
 from onnxq.plan import Plan

@@ -15,7 +15,7 @@ from rich.text import Text
 from onnxq.engines.diff_model import FLOAT, OFF, Difference, Error, LayerDiff, Parting, run_label
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import saturation_cause
-from onnxq.report.terminal import decibel, first_rows, sheet, show, table, warning_text, write
+from onnxq.report.terminal import decibel, first_rows, part_text, sheet, show, table, warning_text, write
 from onnxq.sites import Caution
 from onnxq.wording import phrase
 
@@ -113,12 +113,16 @@ def _outputs(found: Difference) -> RenderableType:
     best = f"top-{found.top_k}"
     columns = ("output", "run", "SQNR", "cosine", "max abs", "max rel", best, f"against {run_label(OFF)}")
     rows = []
+    parts: dict[str, Text] = {}
     for output in found.outputs:
         against = {error.run: error for error in output.engines}
         for error in output.accuracy:
             other = against.get(error.run)
-            rows.append((output.name, run_label(error.run), *_numbers(error), decibel(other.sqnr_db) if other else ""))
-    return table(columns, rows, right=columns[2:], names=("output",), fold=("run",))
+            name, against_off = output.name + error.part, decibel(other.sqnr_db) if other else ""
+            rows.append((name, run_label(error.run), *_numbers(error), against_off))
+            if error.part:
+                parts.setdefault(name, part_text(output.name, name, error.whole_db))
+    return Group(table(columns, rows, right=columns[2:], names=("output",), fold=("run",)), *parts.values())
 
 
 def _numbers(error: Error) -> tuple[str, str, str, str, str]:

@@ -21,6 +21,8 @@ class OutputCheck:
     """One model output compared with the float model's on held-back samples.
 
     sqnr_db, cosine: [0] with ORT's optimizations off (what the file says), [1] with all on (what users run).
+    parts: the slices of other scales that sqnr_db is of, like "[:, 4:, :]", "" where it is of the whole; whole_db: of
+    the whole in any case, nan where nobody looked.
     agreement_db: SQNR of the two runs of the quantized model against each other; inf when identical.
     optimized: False when ORT's optimizations cannot take the file; what concerns them is NaN then.
     """
@@ -30,6 +32,14 @@ class OutputCheck:
     cosine: tuple[float, float]
     agreement_db: float
     optimized: bool = True
+    parts: tuple[str, str] = ("", "")
+    whole_db: tuple[float, float] = (math.nan, math.nan)
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The output or part of it that is farthest as the file says, else as ORT runs it; and its whole's dB."""
+        k = 0 if self.parts[0] or not self.parts[1] else 1
+        return self.name + self.parts[k], self.whole_db[k]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,13 +151,14 @@ class Report:
             worst = min(on, off) if counts and not math.isnan(off) else off
             if math.isnan(worst) or worst < LOST_DB:
                 text = (
-                    f"output {check.name} is far from the float model's ({worst:.1f} dB); check the task's own metric, "
+                    f"output {check.worst[0]} is far from the float model's ({worst:.1f} dB); "
+                    "check the task's own metric, "
                     f"{_OTHERS.get(self.target, _OTHERS['ort'])}, or keep sensitive nodes float with a rule"
                 )
                 found.append(Caution("W108", text))
             elif on < off - DRIFT_DB:
                 text = (
-                    f"output {check.name} is {off - on:.1f} dB worse with ONNX Runtime's optimizations on: "
+                    f"output {check.worst[0]} is {off - on:.1f} dB worse with ONNX Runtime's optimizations on: "
                     f"{self.saturating or 'its fusions compute something else than the file says'}"
                 )
                 found.append(Caution("W109", text))

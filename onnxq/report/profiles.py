@@ -1,4 +1,4 @@
-"""What sites cost, as tables and JSON."""
+"""The cost of sites, as tables and JSON."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import IO
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxq.profile import KINDS, GroupCost, Profile
+from onnxq.evaluation.profile import KINDS, GroupCost, Profile
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.terminal import decibel, first_rows, sheet, show, table, warning_text, write
 from onnxq.sites import Caution
 
 _SHOWN = 12
-_TITLES = {"node": "nodes, each with all it reads", "stretch": "stretches of neighbouring nodes", "site": "sites"}
+_TITLES = {"node": "nodes, each with all it reads", "segment": "segments of neighbouring nodes", "site": "sites"}
 SYNTHETIC = Caution(
     "W101", "no samples were given: costs were measured on made-up inputs, so give `data=…` for numbers that count"
 )
@@ -56,10 +56,10 @@ def show_profile(
         costs = found.of(kind)
         if costs:
             parts += [Text(""), Text(_TITLES[kind], style="bold"), *_costs(costs, verbose, top)]
-    if found.reach:
-        reached, more = first_rows(found.reach, top)
-        steps = ((step.node, decibel(step.sqnr_db)) for step in reached)
-        parts += [Text(""), Text("reach: quantized from the start up to a node", style="bold")]
+    if found.prefixes:
+        shown, more = first_rows(found.prefixes, top)
+        steps = ((step.node, decibel(step.sqnr_db)) for step in shown)
+        parts += [Text(""), Text("prefixes: quantized from the start up to a node", style="bold")]
         parts += [table(("node", "SQNR"), steps, right=("SQNR",), names=("node",)), *_more(more)]
     show(Group(*parts, *warnings), stream, width)
 
@@ -78,12 +78,15 @@ def _rows(found: Profile) -> Iterator[tuple[str, RenderableType]]:
             "outputs",
             table(
                 ("output", "SQNR"),
-                ((o.name, decibel(o.sqnr_db)) for o in found.outputs),
+                ((o.name + o.part, decibel(o.sqnr_db)) for o in found.outputs),
                 right=("SQNR",),
                 names=("output",),
             ),
         )
-    yield "read", Text("alone: only it is quantized; without: all but it; gain: what leaving it float would bring back")
+    yield (
+        "read",
+        Text("isolated: only it is quantized; left out: all but it; gain: what leaving it float would bring back"),
+    )
 
 
 def _more(line: str) -> tuple[RenderableType, ...]:
@@ -91,11 +94,11 @@ def _more(line: str) -> tuple[RenderableType, ...]:
 
 
 def _costs(costs: Sequence[GroupCost], verbose: bool, top: int | None) -> tuple[RenderableType, ...]:
-    columns = ("name", "op", "pairs", "alone", "without", "gain")
+    columns = ("name", "op", "pairs", "isolated", "left out", "gain")
     shown, more = first_rows(costs, top, None if verbose else _SHOWN)
     rows = [
-        (c.name, "/".join(c.ops[:3]) + ("/…" if len(c.ops) > 3 else ""), str(len(c.sites)), decibel(c.alone_db),
-         decibel(c.without_db), "n/a" if math.isnan(c.gain_db) else f"{c.gain_db:+.2f} dB")
+        (c.name, "/".join(c.ops[:3]) + ("/…" if len(c.ops) > 3 else ""), str(len(c.sites)), decibel(c.isolated_db),
+         decibel(c.leave_one_out_db), "n/a" if math.isnan(c.gain_db) else f"{c.gain_db:+.2f} dB")
         for c in shown
     ]  # fmt: skip
     return table(columns, rows, right=columns[2:], names=("name",)), *_more(more)

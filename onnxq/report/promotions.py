@@ -17,6 +17,7 @@ def describe_promotion(found: Promotion) -> str:
     held = "holds" if found.met else "does NOT hold"
     tail = f"; {found.note}" if found.note else ""
     whole = "" if math.isnan(found.float_value) else f" (float {_figure(found, found.float_value)})"
+    whole = f" at {found.part}" if found.part else whole
     became = f"{done} of {found.operators + found.left} promoted" if found.steps else "nothing had to be promoted"
     if not found.steps and not found.met:
         became = "nothing was promoted"

@@ -14,7 +14,19 @@ from rich.text import Text
 from onnxq.report.document import report_json
 from onnxq.report.model import Report, group_reasons
 from onnxq.report.promotions import promotion_rows
-from onnxq.report.terminal import MORE, decibel, milliseconds, seconds, sheet, show, size, table, warning_text, write
+from onnxq.report.terminal import (
+    MORE,
+    decibel,
+    milliseconds,
+    part_text,
+    seconds,
+    sheet,
+    show,
+    size,
+    table,
+    warning_text,
+    write,
+)
 from onnxq.runtime import CPU_KINDS
 from onnxq.sites import Caution, Refusal, Unquantized
 from onnxq.wording import phrase
@@ -148,7 +160,7 @@ def _checks(report: Report) -> RenderableType:
     )
     rows = (
         (
-            check.name,
+            check.worst[0],
             *(decibel(value) for value in check.sqnr_db),
             *(f"{value:.5f}" for value in check.cosine),
             decibel(check.agreement_db),
@@ -162,7 +174,8 @@ def _checks(report: Report) -> RenderableType:
         how = how if plural or report.seen else "held back, nothing was chosen on it"
         held = f"against float on {report.checked} sample{plural} ({how}); "
     legend = Text(f"{held}{_FILE}: ORT's optimizations off; {_RUN}: all of them on", style="dim")
-    return Group(table(columns, rows, right=columns[1:], names=("output",)), legend)
+    parts = [part_text(check.name, *check.worst) for check in report.checks if any(check.parts)]
+    return Group(table(columns, rows, right=columns[1:], names=("output",)), *parts, legend)
 
 
 def _listed(lines: Sequence[str], verbose: bool) -> Text:

@@ -106,6 +106,11 @@ def decibel(value: float) -> str:
     return ("exact" if value > 0 else "-inf dB") if math.isinf(value) else f"{value:.1f} dB"
 
 
+def part_text(name: str, part: str, whole_db: float) -> Text:
+    """A line for an output that is judged by a part of it."""
+    return Text(f"{part} is the part of {name} that is farthest; as a whole it has {decibel(whole_db)}", style="dim")
+
+
 def milliseconds(value: float) -> str:
     """Three significant digits: 0.305 ms, 5.31 ms, 120 ms."""
     if not math.isfinite(value) or value <= 0:

@@ -98,7 +98,7 @@ def run(work: Path, command: str, progress: Progress) -> None:
             progress=progress,
         )  # fmt: skip
     elif command == "profile":
-        pipeline.profile_model(model, quantized, data, by=["stretch"], samples=1, progress=progress)
+        pipeline.profile_model(model, quantized, data, by=["segment"], samples=1, progress=progress)
     elif command == "inspect":
         pipeline.inspect(quantized, progress=progress)
     elif command == "import-calibration":
@@ -174,7 +174,7 @@ def test_lines_go_to_stderr_alone(work: Path, options: list[str], monkeypatch: p
         ["plan", "m.onnx", "--data", "d.npz"],
         ["apply", "m.onnx", "m.json", "-o", "x.onnx", "--force"],
         ["prove", "m.q.onnx", "--engine", "ort"],
-        ["profile", "m.onnx", "m.q.onnx", "--data", "d.npz", "--samples", "1", "--by", "stretch"],
+        ["profile", "m.onnx", "m.q.onnx", "--data", "d.npz", "--samples", "1", "--by", "segment"],
         ["inspect", "m.q.onnx"],
         ["annotate-bits", "m.q.onnx", "-o", "x.onnx", "--force"],
     ],

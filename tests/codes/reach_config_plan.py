@@ -13,9 +13,9 @@ import onnxq
 from onnxq.config import load_config
 from onnxq.engines.profiles import parse_shapes
 from onnxq.engines.prove import Wish, prove
+from onnxq.evaluation.metric import parse_drop
 from onnxq.numerics import quantize
 from onnxq.observers import register_observer
-from onnxq.passes.metric import parse_drop
 from onnxq.passes.rewrites.passes import rewrite_model
 from onnxq.pipeline.import_cache import import_calibration
 from onnxq.plan import Plan, from_json, to_json

@@ -21,10 +21,10 @@ from onnxq.cli.group import LazyGroup
 from onnxq.data import load_data
 from onnxq.engines.compared import read_proof
 from onnxq.engines.diff import check_pair
+from onnxq.evaluation.metric import load_metric
 from onnxq.graph import Editor, GraphIndex, ValueInfo, inline_functions, load_model, name_nodes, upgrade_opset
 from onnxq.graph.weights import check_tensors
 from onnxq.interop import strip_markers
-from onnxq.passes.metric import load_metric
 from onnxq.runtime import Session
 from tests.codes.kit import F, X, gemm, model, reach, rows, saved, written
 from tests.interop.marked import residual_net

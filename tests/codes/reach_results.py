@@ -113,7 +113,7 @@ def lone_quantize(_: Path):
 
 @reach("Q702")
 def another_interface(_: Path):
-    from onnxq.verify import check_interface
+    from onnxq.evaluation.compare import check_interface
 
     check_interface(gemm(), gemm(4, 5))
 

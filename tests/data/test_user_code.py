@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper, save
 from onnxq.cli import cli
 from onnxq.data import load_data
 from onnxq.errors import DataError
+from onnxq.evaluation.metric import load_metric
 from onnxq.graph import ValueInfo
-from onnxq.passes.metric import load_metric
 
 X = ValueInfo("x", 1, ("N", 3))
 SCRIPT = """

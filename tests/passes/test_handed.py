@@ -17,7 +17,7 @@ from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import saturating_sums
 from onnxq.passes.journal import PassReport
-from onnxq.passes.judging import mean_db
+from onnxq.passes.judging import Evaluator
 from onnxq.passes.rounding.external import Handed, register, registered, taken
 from onnxq.passes.rounding.passes import round_externally
 from onnxq.pipeline.prepared import load
@@ -141,7 +141,7 @@ def hand_in(plan: Plan) -> tuple[Plan, PassReport]:
 
 def score(plan: Plan) -> float:
     state = load(residual(1))
-    return mean_db(state, plan, load_data(images(32), GraphIndex(state.model).inputs))
+    return Evaluator(load_data(images(32), GraphIndex(state.model).inputs)).score(state, plan)
 
 
 def test_a_better_block_is_kept(name: str, good: Plan) -> None:

@@ -1,4 +1,4 @@
-"""What stages share: the float model runs once a sample, a plan is judged once."""
+"""A plan is judged once, as the file answers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from onnx import numpy_helper, parser
 
 from onnxq.calibrate import calibrate
 from onnxq.config import Config, QuantWish, load_config
-from onnxq.data import load_data
-from onnxq.graph import GraphIndex
+from onnxq.evaluation.compare import compare
 from onnxq.passes import judging
 from onnxq.passes.assembly.model import realise
-from onnxq.passes.judging import Recorded, before_rounding, plan_errors, recorded
+from onnxq.passes.judging import Evaluator, before_rounding
 from onnxq.pipeline.prepared import load
 from onnxq.pipeline.quantize_model import look
 from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from onnxq.verify import compare
 from tests.pipeline.models import EVERYTHING, images, residual
 
 
@@ -40,39 +38,18 @@ def feeds(count: int = 12) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(1).standard_normal((count, 16)).astype(np.float32)}
 
 
-def test_the_float_model_runs_each_sample_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = load(model())
-    data = load_data(feeds(5), GraphIndex(prepared.model).inputs)
-    runs = []
-    real = Session.run
-    monkeypatch.setattr(Session, "run", lambda self, *args: runs.append(1) or real(self, *args))
-    begun = recorded(prepared.model, data)
-    first = [begun.run(sample)["y"] for sample in list(data.samples())[:2]]
-    again = recorded(prepared.model, data)
-    whole = [again.run(sample)["y"] for sample in data.samples()]
-    assert len(runs) == 5
-    assert all((a == b).all() for a, b in zip(first, whole, strict=False))
-    # Beyond the limit outputs are computed again: memory does not grow with the samples.
-    monkeypatch.setattr(judging, "_MOST_BYTES", 70)
-    bounded = Recorded(prepared.model)
-    for _ in range(2):
-        bounded.rewound()
-        got = [bounded.run(sample)["y"] for sample in data.samples()]
-        assert all((a == b).all() for a, b in zip(got, whole, strict=True))
-    assert len(runs) == 5 + 5 + 3
-
-
 def test_a_plan_is_judged_once_and_as_the_file_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config("ort-int8")
     prepared = load(model())
     inputs = read_data(prepared, feeds(), config)
     plan = calibrate(prepared.model, look(prepared, inputs, config, "").default(), inputs.calibration)
     held = inputs.validation
-    found = plan_errors(prepared, plan, held)
+    judge = Evaluator(held)
+    found = judge.measure(prepared, plan)
     sessions = (Session(prepared.model, optimize=False), Session(realise(prepared, plan), optimize=False))
     assert found == compare({"": sessions}, held.samples())[""]
     monkeypatch.setattr(judging, "paired", None)
-    assert plan_errors(prepared, plan, held) is found
+    assert judge.measure(prepared, plan) is found
 
 
 @pytest.mark.parametrize(("bits", "kept"), [(4, {Role.ACTIVATION}), (6, {Role.ACTIVATION}), (8, None)])

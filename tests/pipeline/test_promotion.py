@@ -15,10 +15,9 @@ import onnxq
 from onnxq.cli import cli
 from onnxq.config import Config, QuantWish, Rule
 from onnxq.errors import ConfigError, DataError
+from onnxq.evaluation.compare import compare
 from onnxq.graph import GraphIndex
-from onnxq.passes.metric import load_metric, parse_drop
 from onnxq.runtime import Session
-from onnxq.verify import compare
 from tests.pipeline.models import EVERYTHING, images, residual
 
 # One rough activation among good ones: everything else may stay.
@@ -183,21 +182,6 @@ class TestMetric:
                 quantize(**wanted)
         with pytest.raises(ConfigError, match="no samples"):
             onnxq.quantize(residual(), None, ROUGH, min_sqnr=10)
-
-    def test_drops(self) -> None:
-        assert parse_drop("1%").least(0.5) == pytest.approx(0.495)
-        assert parse_drop("1%").least(-2.0) == pytest.approx(-2.02)
-        assert parse_drop(0.01).least(0.5) == pytest.approx(0.49)
-        for text in ("-1", "x", "inf", "nan", "%"):
-            with pytest.raises(ConfigError):
-                parse_drop(text)
-
-    def test_a_function_that_raises_is_the_persons_fault(self) -> None:
-        def broken(model: object) -> float:
-            raise KeyError("top1")
-
-        with pytest.raises(DataError, match="KeyError"):
-            load_metric(broken)(residual())
 
 
 def lost(depth: int = 6) -> onnx.ModelProto:

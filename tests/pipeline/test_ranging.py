@@ -20,8 +20,9 @@ from onnxq.numerics import qparams_from_range
 from onnxq.observers import create
 from onnxq.passes.base import Stage, State
 from onnxq.passes.journal import Outcome
+from onnxq.passes.judging import Evaluator
 from onnxq.passes.ranges import passes
-from onnxq.passes.ranges.core import Ranges, chosen, noise
+from onnxq.passes.ranges.core import Ranges, chosen
 from onnxq.passes.ranges.search import choose_ranges
 from onnxq.passes.runner import run_stage
 from onnxq.pipeline.prepared import load
@@ -93,9 +94,9 @@ def test_what_a_range_would_cut_off_is_judged_wherever_it_is() -> None:
 
 def test_the_outputs_are_judged_on_samples_of_the_calibration_too(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
-    real = passes.mean_db
+    real = Evaluator.score
     monkeypatch.setattr(
-        passes, "mean_db", lambda state, plan, held, **how: counts.append(len(held)) or real(state, plan, held, **how)
+        Evaluator, "score", lambda self, *a, **b: counts.append(len(self.samples)) or real(self, *a, **b)
     )
     feeds = tokens(16)
     feeds["x"][:, 0, 0] = 100.0
@@ -188,7 +189,6 @@ def test_candidates_are_those_of_the_observers_without_repeats() -> None:
 def test_a_range_must_be_better_by_more_than_chance() -> None:
     assert chosen({"now": 1.0, "a": 0.85, "b": 0.9}, "now") == "now"
     assert chosen({"now": 1.0, "a": 0.7, "b": 0.6}, "now") == "b"
-    assert noise([np.array([3.0, 4.0])], [np.array([3.0, 4.5])]) == pytest.approx(0.25 / 25)
 
 
 def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyP
     assert told(config.model_copy(update={"effort": "fast"})) == []
     assert told(config, None) == []
     scores = iter((20.0, 19.0))
-    monkeypatch.setattr(passes, "mean_db", lambda *_, **__: next(scores))
+    monkeypatch.setattr(Evaluator, "score", lambda *_, **__: next(scores))
     state, plan = prepared_plan(deaf(), feeds)
     ctx = make_context(load_data(feeds, GraphIndex(state.model).inputs))
     after = run_stage(passes.RANGES, Stage.REFINE, ctx, replace(state, plan=plan))

@@ -15,12 +15,12 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config, QuantWish, Rule
 from onnxq.data import Dataset, load_data
 from onnxq.errors import PlanError
+from onnxq.evaluation.accumulator import OutputError
 from onnxq.graph import GraphIndex
-from onnxq.passes import judging
 from onnxq.passes.assembly.model import realise
 from onnxq.passes.base import RunContext, Stage, State
 from onnxq.passes.journal import Outcome
-from onnxq.passes.judging import answers_worse
+from onnxq.passes.judging import Evaluator
 from onnxq.passes.rounding import passes
 from onnxq.passes.rounding import samples as sampling
 from onnxq.passes.rounding.sequential import sweep
@@ -30,7 +30,6 @@ from onnxq.plan import Plan, from_json, to_json
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from onnxq.verify import OutputError
 from tests.passes.context import make_context
 from tests.pipeline.models import images, residual
 
@@ -164,8 +163,8 @@ def test_no_stretches_are_looked_for_where_no_answer_hangs_on_it(
     data = load_data(images(16), GraphIndex(prepared.model).inputs)
     counts: list[int] = []
     monkeypatch.setattr(passes, "sweep", lambda *args, **given: counts.append(1) or sweep(*args, **given))
-    monkeypatch.setattr(passes, "mean_db", lambda state, judged, *_, **__: before if judged is plan else before - 1.0)
-    monkeypatch.setattr(passes, "answers_worse", lambda *_, **__: True)
+    monkeypatch.setattr(Evaluator, "score", lambda _, state, judged, **__: before if judged is plan else before - 1.0)
+    monkeypatch.setattr(Evaluator, "is_worse", lambda *_, **__: True)
     after, ctx = round_in_a_run(prepared, plan, data, effort=effort)
     assert after.plan is plan
     assert len(counts) == sweeps
@@ -178,18 +177,21 @@ def test_one_sample_that_says_worse_is_chance(monkeypatch: pytest.MonkeyPatch) -
     prepared, plan, _ = calibrated(residual(), images(16), FOUR)
     data = load_data(images(16), GraphIndex(prepared.model).inputs)
     swept = sweep(prepared.model, plan, data.samples(), progress=silent).plan
-    assert not answers_worse(prepared, swept, plan, data)
-    assert answers_worse(prepared, plan, swept, data)
-    assert not answers_worse(prepared, plan, plan, data)
-    real = judging.sample_errors
+    judge = Evaluator(data)
+    assert not judge.is_worse(prepared, swept, plan)
+    assert judge.is_worse(prepared, plan, swept)
+    assert not judge.is_worse(prepared, plan, plan)
+    real = Evaluator.measure_each
 
-    def one_lost(prepared: State, judged: Plan, held: Dataset, **how: Progress) -> list[tuple[OutputError, ...]]:
-        found = real(prepared, judged, held, **how)
+    def one_lost(
+        self: Evaluator, state: State, judged: Plan, *, progress: Progress = silent
+    ) -> list[tuple[OutputError, ...]]:
+        found = real(self, state, judged, progress=progress)
         lost = tuple(replace(one, sqnr_db=-10.0) for one in found[3])
         return [*found[:3], lost, *found[4:]] if judged is swept else found
 
-    monkeypatch.setattr(judging, "sample_errors", one_lost)
-    assert not answers_worse(prepared, swept, plan, data)
+    monkeypatch.setattr(Evaluator, "measure_each", one_lost)
+    assert not judge.is_worse(prepared, swept, plan)
 
 
 MATMULS = """g (float[N,6,32] x) => (float[N,6,16] y) {

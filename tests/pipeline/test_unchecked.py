@@ -9,7 +9,6 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnxq
 from onnxq.config import load_config
-from onnxq.verify import compare
 
 _X = np.random.default_rng(0).standard_normal((24, 16)).astype(np.float32)
 # So small a network stays float unless it is asked for.
@@ -76,33 +75,3 @@ def test_a_wish_that_nothing_can_be_said_of_is_not_met() -> None:
     result = onnxq.quantize(network("words", _WORDS), {"x": _X}, _CONFIG, min_sqnr=10, latency=False)
     assert result.report.promotion is not None
     assert not result.report.promotion.met
-
-
-class _Gives:
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def run(self, feeds: object, /) -> dict:
-        return {"out": self.value}
-
-
-@pytest.mark.parametrize(
-    ("reference", "other", "db"),
-    [
-        ([np.ones(4), np.ones(2)], [np.ones(4), np.ones(2)], np.inf),
-        ([np.ones(4), np.ones(4)], [np.ones(4), np.full(4, 1.1)], 10 * np.log10(8 / (4 * 0.01))),
-        ([np.ones(4)], [np.ones(4), np.ones(4)], -np.inf),
-        ([np.ones(4)], [np.ones(3)], -np.inf),
-        ([{"a": 1.0, "b": 2.0}], [{"b": 2.0, "a": 1.0}], np.inf),
-        ([{"a": 1.0, "b": 2.0}], [{"a": 1.0, "c": 2.0}], -np.inf),
-        (np.ones(4), None, -np.inf),
-    ],
-)
-def test_values_in_sequences_and_maps_are_compared_place_by_place(reference: object, other: object, db: float) -> None:
-    (found,) = compare({"": (_Gives(reference), _Gives(other))}, [{}])[""]
-    assert found.sqnr_db == pytest.approx(db)
-
-
-@pytest.mark.parametrize("value", [["a", "b"], np.array(["a"]), [], None, [{"a": "b"}]])
-def test_what_holds_no_numbers_gives_no_figure(value: object) -> None:
-    assert compare({"": (_Gives(value), _Gives(value))}, [{}])[""] == ()

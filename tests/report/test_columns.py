@@ -17,7 +17,7 @@ from rich.text import Text
 
 from onnxq import pipeline, report
 from onnxq.engines.diff_model import OFF, ON, Difference, Error, LayerDiff, OutputDiff, Run
-from onnxq.profile import GroupCost, Profile, Reach
+from onnxq.evaluation.profile import GroupCost, PrefixError, Profile
 from onnxq.report.columns import fit_words, shorten
 from onnxq.report.terminal import MORE, first_rows, show, table
 
@@ -79,12 +79,14 @@ def shown(name: str, made: Made, **how: object) -> str:
 
 def profile() -> Profile:
     groups = tuple(
-        GroupCost(kind=kind, name=name, ops=("MatMul",), sites=(name,), alone_db=30.0, without_db=21.0, gain_db=1.0)
+        GroupCost(
+            kind=kind, name=name, ops=("MatMul",), sites=(name,), isolated_db=30.0, leave_one_out_db=21.0, gain_db=1.0
+        )
         for kind in ("node", "site")
         for name in names("MatMul")
     )
-    reach = tuple(Reach(node=name, sqnr_db=30.0) for name in names("MatMul"))
-    return Profile(sqnr_db=20.0, samples=4, outputs=(), groups=groups, reach=reach, fixed=(), warnings=())
+    prefixes = tuple(PrefixError(node=name, sqnr_db=30.0) for name in names("MatMul"))
+    return Profile(sqnr_db=20.0, samples=4, outputs=(), groups=groups, prefixes=prefixes, fixed=(), warnings=())
 
 
 def difference() -> Difference:

@@ -11,7 +11,7 @@ import pytest
 import onnxq
 from onnxq.config import load_config
 from onnxq.errors import ConfigError
-from onnxq.metrics import sqnr_db
+from onnxq.evaluation.accumulator import measure_error
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.targets import target
@@ -78,7 +78,7 @@ def test_every_width_and_scheme_is_taken_and_computed(bits: int, scheme: str, gr
     exact = Session(result.model, optimize=False).run(data[0])["y"]
     assert np.isfinite(exact).all()
     if bits >= 7:
-        assert sqnr_db(Session(proto).run(data[0])["y"], exact) > 20
+        assert measure_error(Session(proto).run(data[0])["y"], exact).sqnr_db > 20
 
 
 def test_it_accepts_what_no_engine_does() -> None:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 
 from onnxq.errors import CalibrationError, ConfigError, DataError, PlanError
-from onnxq.metrics import sqnr_db
+from onnxq.evaluation.accumulator import measure_error
 from onnxq.sites import Role
 from tests.torch.nets import Around, Branching, Dense, Encoder, ResNet, images, settled
 from torch_frontend.quant_model import QuantModel, State
@@ -318,7 +318,7 @@ def test_isolated_error_is_that_of_the_layer_alone() -> None:
     with torch.no_grad():
         wanted = nn.functional.conv2d(x, layer.weight, layer.bias, padding=1)
         got = layer(made.quantizers["input:x"](x))
-    assert found["stem"] == pytest.approx(sqnr_db(wanted.numpy(), got.numpy()), rel=1e-6)
+    assert found["stem"] == pytest.approx(measure_error(wanted.numpy(), got.numpy()).sqnr_db, rel=1e-6)
     assert "output" not in found
     assert list(found)[-1] == "fc"
 
@@ -330,7 +330,7 @@ def test_cumulative_error_grows_and_ends_at_the_output() -> None:
     made.set_quant(False, False)
     plain = made(x)
     made.set_quant()
-    wanted = sqnr_db(plain.detach().numpy(), made(x).detach().numpy())
+    wanted = measure_error(plain.detach().numpy(), made(x).detach().numpy()).sqnr_db
     assert together["output"] == pytest.approx(wanted, rel=1e-6)
     assert together["fc"] == pytest.approx(wanted, rel=1e-6)
 
@@ -499,7 +499,7 @@ def test_torchs_own_encoder_is_taken_apart_and_quantized(how: dict[str, Any], pa
     made.prepare_calibration()
     made(*inputs)
     made.calc_qparams(asym=True).set_quant()
-    assert sqnr_db(net(*inputs).detach().numpy(), made(*inputs).detach().numpy()) > 20
+    assert measure_error(net(*inputs).detach().numpy(), made(*inputs).detach().numpy()).sqnr_db > 20
     made.init_qat()(*inputs).square().sum().backward()
     grads = {name: p.grad for name, p in made.named_parameters()}
     assert all(g is not None and g.isfinite().all() for g in grads.values())
@@ -525,7 +525,7 @@ def test_encoder_and_decoder_together() -> None:
     made.prepare_calibration()
     made(**given)
     made.calc_qparams().set_quant()
-    assert sqnr_db(net(**given).detach().numpy(), made(**given).detach().numpy()) > 20
+    assert measure_error(net(**given).detach().numpy(), made(**given).detach().numpy()).sqnr_db > 20
 
 
 def test_attention_with_learned_extra_keys_stays_a_leaf_and_says_so() -> None:

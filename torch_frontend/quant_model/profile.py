@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -11,30 +12,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
-from onnxq import metrics
 from onnxq.errors import ConfigError, DataError, PlanError
+from onnxq.evaluation.accumulator import ErrorAccumulator
 from onnxq.nearest import did_you_mean
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing import as_inputs, bound, evaluating
 
 Array = NDArray[np.float64]
 Metric = Callable[[Array, Array], float]
-METRICS: Mapping[str, Metric] = {
-    "sqnr": metrics.sqnr_db,
-    "mse": metrics.mse,
-    "cosine": metrics.cosine,
-    "max_abs": metrics.max_abs,
+METRICS: Mapping[str, Callable[[ErrorAccumulator], float]] = {
+    "sqnr": lambda sums: sums.result().sqnr_db,
+    "mse": lambda sums: sums.noise / max(sums.count, 1) if sums.comparable else math.inf,
+    "cosine": lambda sums: sums.result().cosine,
+    "max_abs": lambda sums: sums.result().max_abs,
 }
 Mode = Literal["isolated", "cumulative"]
-
-
-def metric_of(metric: str | Metric) -> Metric:
-    """A metric by name. Raises ConfigError with the nearest names."""
-    if callable(metric):
-        return metric
-    if metric not in METRICS:
-        raise ConfigError(f"metric {metric!r}", "does not exist", did_you_mean(metric, METRICS), code="Q304")
-    return METRICS[metric]
 
 
 def batches_of(data: Any) -> Iterable[Any]:
@@ -43,11 +35,18 @@ def batches_of(data: Any) -> Iterable[Any]:
 
 
 class _Totals:
-    """Outputs of each layer in both models, batch by batch. Sums for the usual metrics, so memory does not grow."""
+    """Errors of each layer's outputs, float against quantized, summed over batches so that memory does not grow.
+
+    metric: of METRICS, or a function of two arrays whose values are averaged over batches. Raises ConfigError with the
+    nearest names.
+    """
 
     def __init__(self, metric: str | Metric) -> None:
-        self.name, self.metric = metric, metric_of(metric)
-        self.sums: dict[str, list[float]] = {}
+        if isinstance(metric, str) and metric not in METRICS:
+            raise ConfigError(f"metric {metric!r}", "does not exist", did_you_mean(metric, METRICS), code="Q304")
+        self.metric = metric
+        self.sums: dict[str, ErrorAccumulator] = {}
+        self._own: dict[str, list[float]] = {}
 
     def add(self, key: str, reference: Any, value: Any) -> None:
         """Take in one output."""
@@ -58,32 +57,15 @@ class _Totals:
         if not isinstance(reference, Tensor) or not reference.is_floating_point():
             return
         ref, got = (t.detach().double().cpu().numpy() for t in (reference, value))
-        gap = ref - got
-        new = [float(np.sum(ref * ref)), float(np.sum(gap * gap)), float(np.sum(ref * got)), float(np.sum(got * got)),
-               float(np.max(np.abs(gap), initial=0.0)), float(gap.size), self._own(ref, got), 1.0]  # fmt: skip
-        old = self.sums.setdefault(key, [0.0] * len(new))
-        self.sums[key] = [max(a, b) if k == 4 else a + b for k, (a, b) in enumerate(zip(old, new, strict=True))]
-
-    def _own(self, ref: Array, got: Array) -> float:
-        return 0.0 if isinstance(self.name, str) else float(self.metric(ref, got))
+        self.sums.setdefault(key, ErrorAccumulator(key)).update(ref, got)
+        if not isinstance(self.metric, str):
+            self._own.setdefault(key, []).append(float(self.metric(ref, got)))
 
     def result(self) -> dict[str, float]:
-        """Layer -> metric over all batches; a metric of the user's own is averaged over batches."""
-        return {key: self._one(*sums) for key, sums in self.sums.items()}
-
-    def _one(self, signal: float, noise: float, both: float, other: float, top: float, count: float, own: float,
-             batches: float) -> float:  # fmt: skip
-        if not isinstance(self.name, str):
-            return own / batches
-        if self.name == "mse":
-            return noise / max(count, 1.0)
-        if self.name == "max_abs":
-            return top
-        if self.name == "cosine":
-            return both / max(np.sqrt(signal) * np.sqrt(other), np.finfo(float).tiny) if signal or other else 1.0
-        if noise == 0.0:
-            return float("inf")
-        return float(10.0 * np.log10(signal / noise)) if signal else float("-inf")
+        """Layer -> metric over all batches."""
+        if isinstance(self.metric, str):
+            return {key: METRICS[self.metric](sums) for key, sums in self.sums.items()}
+        return {key: math.fsum(values) / len(values) for key, values in self._own.items()}
 
 
 @contextmanager

@@ -6,10 +6,10 @@ exact answer, the 16-bit sums are the cause, whichever CPU it ran on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.annotate import WeightSums, find_saturating
@@ -19,13 +19,15 @@ from onnxq.engines.ort import read_optimized
 from onnxq.engines.saturation.emulate import emulate
 from onnxq.engines.saturation.measure import SaturatingRun
 from onnxq.errors import OnnxqError
+from onnxq.evaluation.accumulator import measure_error
 from onnxq.graph import GraphIndex
 from onnxq.runtime import optimized_graph
 from onnxq.sites import TensorId
 
 Array = NDArray[Any]
-# Emulation must leave at most this share of the noise: 6 dB. An unrelated fault is as far from one as from the other.
-_EXPLAINED = 0.25
+# dB that a run must be nearer to the emulation than to the exact answer: a quarter of the noise. An unrelated fault is
+# as far from one as from the other.
+_EXPLAINED_DB = 6.0
 
 
 def find_cause(
@@ -49,18 +51,14 @@ def find_cause(
         return ()
     if value is None or exact is None or saturating is None or not exact.shape == saturating.shape == value.shape:
         return ()
-    if not _noise(value, saturating) <= _EXPLAINED * _noise(value, exact):
+    near, far = (measure_error(value, other).sqnr_db for other in (saturating, exact))
+    if near == -math.inf or near < far + _EXPLAINED_DB:
         return ()
     behind = _ancestors(index, tensor)
     seen = [
         weights[one.node] for one in session.nodes() if one.saturated and one.node in behind and one.node in weights
     ]
     return _nearest(index, tensor, seen)
-
-
-def _noise(value: Array, other: Array) -> float:
-    real = np.isfinite(other)
-    return float(np.square(value[real].astype(np.float64) - other[real].astype(np.float64)).sum())
 
 
 def _ancestors(index: GraphIndex, tensor: str) -> set[str]:

@@ -12,10 +12,10 @@ from onnx import ModelProto, TensorProto
 
 from onnxq.engines.saturation.emulate import Emulation, emulate
 from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
+from onnxq.evaluation.compare import compare
 from onnxq.runtime import Session, tap
 from onnxq.runtime.tap import Probe
 from onnxq.sites import Refusal, TensorId
-from onnxq.verify import compare
 
 Array = NDArray[Any]
 

@@ -9,7 +9,7 @@ from onnxq.graph import ModelLike, at_opset, verify
 from onnxq.graph.half import restore_half
 from onnxq.passes.assembly.guards import guard_float
 from onnxq.passes.assembly.matmul_bias import unfuse_matmul_bias
-from onnxq.passes.base import State
+from onnxq.passes.state import State
 from onnxq.plan import Plan
 from onnxq.sites import Role
 from onnxq.targets import target

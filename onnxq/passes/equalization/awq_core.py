@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.evaluation.layer_noise import sum_squares
 from onnxq.passes.equalization.smoothquant_core import Reader
 
 ALPHAS = (0.15, 0.25, 0.35, 0.5, 0.65)
@@ -36,8 +37,7 @@ def outputs_error(rows: NDArray[np.float32], readers: Sequence[Reader], s: NDArr
     ratios = []
     for reader in readers:
         gap = reader.rounded(s) / s[:, None] - reader.weight
-        exact = rows @ reader.weight
-        ratios.append(float(np.square(rows @ gap).sum()) / max(float(np.square(exact).sum()), 1e-30))
+        ratios.append(sum_squares(rows @ gap) / max(sum_squares(rows @ reader.weight), 1e-30))
     return float(np.mean(ratios))
 
 

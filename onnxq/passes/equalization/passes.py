@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from onnxq.passes.base import Pass, RunContext, Stage, State
+from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.equalization.bias_absorption import chosen_shifts, shift_axes
 from onnxq.passes.equalization.channel_statistics import observe_channels
 from onnxq.passes.equalization.cross_layer import channel_axes, equalizing_factors
@@ -15,6 +15,7 @@ from onnxq.passes.equalization.smoothquant import quantized_groups, smoothing_fa
 from onnxq.passes.equalization.smoothquant_core import Seen
 from onnxq.passes.equalization.trial import EQUALIZED, check_equivalent
 from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.state import State
 from onnxq.sites import TensorId
 
 # Largest values of channels settle early.

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, index_of, infer_shapes, structural_ids
-from onnxq.passes.base import State
 from onnxq.passes.equalization.bias_absorption import with_shifts
 from onnxq.passes.equalization.cross_layer import equalized
 from onnxq.passes.equalization.smoothquant import smoothed
+from onnxq.passes.state import State
 from onnxq.plan import Scaling
 from onnxq.sites import TensorId
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.evaluation.layer_noise import relative_noise
 from onnxq.numerics import SumOrder, fake_quant, fake_quant_weight, qparams_from_range, weight_qparams
 from onnxq.passes.affine_core import Array64
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
@@ -74,9 +75,7 @@ def layer_error(
     x = fake_quant(seen.rows / s, numbers, spec).astype(np.float32)
     ratios = []
     for reader, wanted in zip(readers, exact, strict=True):
-        ratios.append(
-            float(np.square(x @ reader.rounded(s) - wanted).sum()) / max(float(np.square(wanted).sum()), 1e-30)
-        )
+        ratios.append(relative_noise([wanted], [x @ reader.rounded(s)]))
     return float(np.mean(ratios))
 
 

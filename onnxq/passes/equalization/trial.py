@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 
 from onnxq.calibrate import calibrate
 from onnxq.errors import OnnxqError
-from onnxq.passes.base import RunContext, State, Trial
+from onnxq.evaluation.accumulator import OutputError
+from onnxq.passes.base import RunContext, Trial
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import before_rounding, recorded, trial_session
-from onnxq.progress import counted
+from onnxq.passes.judging import before_rounding, trial_session
+from onnxq.passes.state import State
 from onnxq.runtime import Session
-from onnxq.verify import OutputError, compare
 
 # Rewrites reorder float32 arithmetic; anything below this, in dB, is a different function.
 EQUIVALENT_DB = 60.0
@@ -28,17 +27,16 @@ def check_equivalent(ctx: RunContext, after: State, report: PassReport) -> PassR
     """The report with the largest change of a float output; NOT_EQUIVALENT where that is more than rounding."""
     found = _compare_float(ctx, after)
     worst = max((one.max_abs for one in found), default=0.0)
-    equal = all(one.sqnr_db >= EQUIVALENT_DB or one.max_abs < 1e-6 for one in found)
+    equal = all(one.whole_db >= EQUIVALENT_DB or one.max_abs < 1e-6 for one in found)
     if equal:
         return replace(report, difference=worst)
     return PassReport(report.name, outcome=Outcome.NOT_EQUIVALENT, difference=worst)
 
 
 def _compare_float(ctx: RunContext, after: State) -> tuple[OutputError, ...]:
-    held = ctx.data.validation
-    with ctx.progress("comparing with the model before", min(_PROOF, len(held))) as task:
-        pair = (recorded(ctx.base.model, held), Session(after.model, optimize=False))
-        return compare({"": pair}, counted(islice(held.samples(), _PROOF), task))[""]
+    floats = ctx.base.validation
+    with ctx.progress("comparing with the model before", min(_PROOF, len(floats.samples))) as task:
+        return floats.measure(Session(after.model, optimize=False), limit=_PROOF, tick=task.advance).results()
 
 
 def score_equalized(ctx: RunContext, state: State) -> float | None:
@@ -53,16 +51,15 @@ def score_equalized(ctx: RunContext, state: State) -> float | None:
 
 
 def _score(ctx: RunContext, state: State) -> float | None:
-    few = ctx.data.equalizing
+    floats = ctx.base.trial
     assert ctx.place is not None
     try:
         plan = before_rounding(ctx.place(state, ctx.progress))
-        done = calibrate(state.model, plan, few, memory_limit=ctx.memory_limit, progress=ctx.progress)
+        done = calibrate(state.model, plan, floats.samples, memory_limit=ctx.memory_limit, progress=ctx.progress)
         if not done.sites or not done.calibrated:
             return None
-        with ctx.progress("judging", len(few)) as task:
-            pair = recorded(ctx.base.model, few), trial_session(state, done)
-            found = compare({"": pair}, counted(few.samples(), task))[""]
+        with ctx.progress("judging", len(floats.samples)) as task:
+            found = floats.measure(trial_session(state, done), tick=task.advance).results()
     except OnnxqError:
         return None
     return min((min(one.sqnr_db, _PERFECT_DB) for one in found), default=None)

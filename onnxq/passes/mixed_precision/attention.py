@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from onnxq.passes.base import Pass, RunContext, Stage, State
+from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import PassReport
-from onnxq.passes.judging import plan_errors
 from onnxq.passes.rounding.passes import round_again
+from onnxq.passes.state import State
 from onnxq.plan import Plan
 
 NAME, AGAIN = "attention", "attention_after_rounding"
@@ -35,16 +35,17 @@ def without_attention(whole: Plan, plain: Plan) -> Plan:
 def choose_attention(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """Attention quantized if that answers as well as float, else the plan without it, with the same numbers."""
     assert state.plain is not None
-    whole, held = state.planned, ctx.data.validation
+    whole, judge = state.planned, ctx.data.judge
     plain = without_attention(whole, state.plain)
     both = {"quantized": whole, "float": plain}
-    found = {name: plan_errors(state, plan, held, progress=ctx.progress) for name, plan in both.items()}
+    found = {name: judge.measure(state, plan, progress=ctx.progress) for name, plan in both.items()}
     worst = {name: min((output.sqnr_db for output in outputs), default=math.inf) for name, outputs in found.items()}
     kept = [
         b.sqnr_db >= min(a.sqnr_db - _MAY_COST_DB, _GOOD_DB)
         for a, b in zip(found["float"], found["quantized"], strict=True)
     ]
-    said = f"{worst['quantized']:.1f} dB quantized, {worst['float']:.1f} dB in float, on {len(held)} held-back samples"
+    count = len(judge.samples)
+    said = f"{worst['quantized']:.1f} dB quantized, {worst['float']:.1f} dB in float, on {count} held-back samples"
     if all(kept):
         plan = replace(whole, choice={**whole.choice, "attention": f"quantized ({said})"})
         return replace(state, plan=plan), PassReport(NAME, ("quantized",))

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from onnxq.calibrate import calibrate
+from onnxq.evaluation.toggled import Setting, Switch, Switchboard
 from onnxq.graph import GraphIndex
-from onnxq.passes.base import RunContext, State
+from onnxq.passes.base import RunContext
 from onnxq.passes.mixed_precision.request import FLOAT, UINT16
+from onnxq.passes.state import State
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner import Choice, Draft, bind_sums
-from onnxq.profile import Setting, Switch, Switchboard
 from onnxq.sites import Edge, LeftFloat, Role, Site, TensorId
 from onnxq.spec import QuantSpec
 

@@ -14,21 +14,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from onnxq.calibrate import calibrate
-from onnxq.data import Dataset
 from onnxq.errors import ConfigError
+from onnxq.evaluation.compare import ModelErrors
+from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.metric import Metric
+from onnxq.evaluation.toggled import Switchboard, measure, switchboard
 from onnxq.graph.half import computes_in_half
 from onnxq.passes.assembly.model import paired, realise
-from onnxq.passes.base import Pass, RunContext, Stage, State
+from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion, PromotionStep
-from onnxq.passes.judging import plan_errors, recorded
-from onnxq.passes.metric import Metric
 from onnxq.passes.mixed_precision.attention import has_attention_rules
 from onnxq.passes.mixed_precision.candidates import Candidate, Ways, calibrate_missing, operators_of
 from onnxq.passes.mixed_precision.request import UINT16, AccuracyRequest, has_whole_bytes
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.passes import round_again
+from onnxq.passes.state import State
 from onnxq.plan import Plan
-from onnxq.profile import Errors, Switchboard, measure, switchboard
 from onnxq.progress import OutOfTime
 from onnxq.runtime import Session
 from onnxq.sites import Role
@@ -117,7 +118,7 @@ def _check(plan: Plan, request: AccuracyRequest) -> None:
 
 def _is_good(ctx: RunContext, state: State) -> bool:
     """True when no output is lost, as the file answers; the search looks at it with its own switches."""
-    found = plan_errors(state, state.planned, ctx.data.validation, progress=ctx.progress)
+    found = ctx.data.judge.measure(state, state.planned, progress=ctx.progress)
     return min((one.sqnr_db for one in found), default=math.inf) >= LOST_DB
 
 
@@ -197,13 +198,14 @@ class _Search:
     def __init__(self, ctx: RunContext, state: State, to: str) -> None:
         plan, problem = state.planned, state.problem
         assert problem is not None
-        self.ctx, self.state, self.plan, self.validation = ctx, state, plan, ctx.data.validation
+        self.ctx, self.state, self.plan = ctx, state, plan
         self.ways = Ways(problem, plan, to, has_attention_rules(ctx, state))
         threads = ctx.config.verify.threads
         with ctx.progress("putting every pair behind a switch"):
             self.board: Switchboard = switchboard(state.model, paired(state, plan), threads=threads)
-            self.reference = Session(state.model, optimize=False, threads=threads)
-        self.scan = ctx.data.calibration.take(_SCAN_SAMPLES, ctx.config.data.seed)
+        samples = ctx.data.calibration.take(_SCAN_SAMPLES, ctx.config.data.seed)
+        self.scan = FloatOutputs(state.model, samples, threads=threads)
+        self.validation = ctx.data.judge.float_outputs(state.model)
         self.count = len(operators_of(problem, plan))
         self.late = False
         self._plans: dict[frozenset[str], Plan] = {}
@@ -232,7 +234,7 @@ class _Search:
         """True when there is no time for another step."""
         return self.ctx.budget.left() <= 0
 
-    def judged(self, keys: frozenset[str]) -> Errors:
+    def judged(self, keys: frozenset[str]) -> ModelErrors:
         """The errors on the samples for judging."""
         return self._errors([keys], self.validation, "judging")[0]
 
@@ -299,29 +301,23 @@ class _Search:
                 self._known[keys] = min(errors.noise(), _BROKEN)
         return [self._known[keys] for keys in settings]
 
-    def _errors(self, settings: list[frozenset[str]], samples: Dataset, title: str) -> list[Errors]:
-        return (self._finished if self.as_run else self._switched)(settings, samples, title)
+    def _errors(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
+        return (self._finished if self.as_run else self._switched)(settings, floats, title)
 
-    def _finished(self, settings: list[frozenset[str]], samples: Dataset, title: str) -> list[Errors]:
+    def _finished(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
         """Of finished models, as users run them."""
-        ctx, state, found = self.ctx, self.state, []
-        with ctx.progress(title, len(settings) * len(samples)) as task:
+        found = []
+        with self.ctx.progress(title, len(settings) * len(floats.samples)) as task:
             for keys in settings:
-                session = Session(realise(state, self.finished(keys)), threads=ctx.config.verify.threads)
-                reference, errors = recorded(state.model, samples), Errors()
-                for feeds in samples.samples():
-                    errors.update(feeds, reference.run(feeds), session.run(feeds))
-                    task.advance()
-                found.append(errors)
+                model = realise(self.state, self.finished(keys))
+                session = Session(model, threads=self.ctx.config.verify.threads)
+                found.append(floats.measure(session, tick=task.advance))
         return found
 
-    def _switched(self, settings: list[frozenset[str]], samples: Dataset, title: str) -> list[Errors]:
+    def _switched(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
         """Of the switchboard: what the file says."""
         chosen = [self.ways.setting(self.board, self.placed(keys)) for keys in settings]
-        return measure(
-            self.board, self.reference, samples.samples(), chosen,
-            progress=self.ctx.progress, title=title, count=len(samples),
-        )  # fmt: skip
+        return measure(self.board, floats, chosen, progress=self.ctx.progress, title=title)
 
     def outcome(self, steps: list[_Step], asked: str, note: str, least: float) -> Found:
         """The plan after these steps, and the account; whether the wish holds is for the finished model to say."""
@@ -333,7 +329,7 @@ class _Search:
         )
         account = Promotion(
             asked=asked, unit="dB", met=False, value=math.nan, least=least, steps=told, operators=len(lost),
-            left=self.count - len(lost), samples=len(self.validation), note=note,
+            left=self.count - len(lost), samples=len(self.validation.samples), note=note,
         )  # fmt: skip
         return self.finished(keys), account
 

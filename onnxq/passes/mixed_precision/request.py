@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from onnxq.passes.metric import Drop, Metric
+from onnxq.evaluation.metric import Drop, Metric
 from onnxq.plan import Plan
 
 FLOAT, UINT16 = "float", "uint16"

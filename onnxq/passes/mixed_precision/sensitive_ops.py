@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.profile import decibel
+from onnxq.evaluation.toggled import Setting, Switch, measure, switchboard
 from onnxq.graph.half import computes_in_half
 from onnxq.passes.assembly.model import paired
-from onnxq.passes.base import Pass, RunContext, Stage, State
+from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.mixed_precision.attention import has_attention_rules
 from onnxq.passes.mixed_precision.candidates import Ways, calibrate_missing, operators_of
 from onnxq.passes.mixed_precision.request import FLOAT, has_whole_bytes
-from onnxq.profile import Setting, Switch, decibel, measure, switchboard
-from onnxq.runtime import Session
+from onnxq.passes.state import State
 from onnxq.sites import Role
 
 NAME = "sensitive_ops"
@@ -55,18 +57,15 @@ def exclude_sensitive_ops(ctx: RunContext, state: State) -> tuple[State, PassRep
 def _step(ctx: RunContext, state: State) -> tuple[State, str] | None:
     draft, plan = state.problem, state.planned
     assert draft is not None
-    few = ctx.data.calibration.take(_SAMPLES, ctx.config.data.seed)
     with ctx.progress("putting every pair behind a switch"):
         board = switchboard(state.model, paired(state, plan), threads=ctx.config.verify.threads)
-        reference = Session(state.model, optimize=False, threads=ctx.config.verify.threads)
+        samples = ctx.data.calibration.take(_SAMPLES, ctx.config.data.seed)
+        few = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
     pairs = [one for one in board.switches if one.role is not Role.WEIGHT and one.role is not Role.BIAS]
 
     def noises(settings: Sequence[Setting], judging: bool = False) -> list[float]:
-        samples = ctx.data.validation if judging else few
-        found = measure(
-            board, reference, samples.samples(), settings,
-            progress=ctx.progress, title="looking for the noise", count=len(samples),
-        )  # fmt: skip
+        floats = ctx.data.judge.float_outputs(state.model) if judging else few
+        found = measure(board, floats, settings, progress=ctx.progress, title="looking for the noise")
         return [one.noise() for one in found]
 
     whole = noises([frozenset(pairs)])[0]

@@ -12,12 +12,13 @@ from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, index_of
-from onnxq.passes.base import Pass, RunContext, Stage, State
+from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import PassReport
 from onnxq.passes.mixed_precision.weight_bits_core import Weight, mean_bits, spend
 from onnxq.passes.mixed_precision.weight_errors import isolated_errors
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.samples import augment_samples
+from onnxq.passes.state import State
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, Site, TensorId
 from onnxq.spec import QuantSpec

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.data import attended
+from onnxq.evaluation.compare import ModelErrors
 from onnxq.graph import GraphIndex, ModelLike, at_opset
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import bodies
@@ -122,18 +122,9 @@ def _value(site: SitePlan, constant: Array) -> Array:
 
 
 def _relative(samples: Sequence[Feeds], wanted: Sequence[Mapping[str, Any]], got: Iterable[Mapping[str, Any]]) -> float:
-    """Mean over outputs of squared error over power; of numbers only, without padding."""
-    errors: dict[str, float] = {}
-    powers: dict[str, float] = {}
+    """Mean over float outputs of squared error over power, without padding."""
+    errors = ModelErrors()
     for feeds, one, other in zip(samples, wanted, got, strict=True):
-        for name, value in one.items():
-            if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or other[name].shape != value.shape:
-                continue
-            meant = attended(feeds, value.shape)
-            pair = (value, other[name]) if meant is None else (value[meant], other[name][meant])
-            counted = np.isfinite(pair[0])
-            ref, got_ = (array[counted].astype(np.float64) for array in pair)
-            errors[name] = errors.get(name, 0.0) + float((got_ - ref) @ (got_ - ref))
-            powers[name] = powers.get(name, 0.0) + float(ref @ ref)
-    shares = [errors[name] / powers[name] if powers[name] > 0 else 0.0 for name in errors]
-    return float(np.mean(np.nan_to_num(shares, nan=np.inf))) if shares else 0.0
+        floats = {name: v for name, v in one.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"}
+        errors.update(feeds, floats, other)
+    return errors.noise()

@@ -8,7 +8,6 @@ them are candidates, and the error they cause behind the operator that reads the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,6 @@ OBSERVERS = (
 # What a candidate must leave at most of the error of the range there is: a decibel. Less is within what few samples can
 # tell (MobileNetV2, uint8: 39.2 dB as calibrated, 36.6 at 0.97 on four samples, 38.4 at 0.8 on sixteen).
 WORTH = 0.8
-# 64 KiB: what float32 sums up stays exact enough, and in the cache.
-_BLOCK = 1 << 14
 
 
 class Ranges:
@@ -85,23 +82,6 @@ def chosen(errors: dict[str, float], present: str) -> str:
     """The candidate of least error, if it leaves at most `WORTH` of what the present one causes; else that."""
     best = min(errors, key=lambda name: (errors[name], name))
     return best if errors[best] < WORTH * errors[present] else present
-
-
-def power(values: Array) -> float:
-    """Sum of squares, in float32 block by block."""
-    flat = np.ascontiguousarray(values, np.float32).reshape(-1)
-    return sum(float(np.dot(part, part)) for part in (flat[k : k + _BLOCK] for k in range(0, flat.size, _BLOCK)))
-
-
-def noise(exact: Sequence[Array], got: Iterable[Array], signal: float | None = None, most: float = np.inf) -> float:
-    """Sum of squared differences over `signal`, by default that of `exact`; inf as soon as it is beyond `most`."""
-    signal = sum(power(one) for one in exact) if signal is None else signal
-    wrong, floor = 0.0, max(signal, 1e-30)
-    for a, b in zip(exact, got, strict=True):
-        wrong += power(np.subtract(b, a, dtype=np.float32))
-        if wrong / floor > most:
-            return np.inf
-    return wrong / floor
 
 
 def rounded(values: Array, numbers: QParams, spec: QuantSpec) -> Array:

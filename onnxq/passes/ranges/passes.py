@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxq.passes.base import Pass, RunContext, Stage, State, Trial
+from onnxq.passes.base import Pass, RunContext, Stage, Trial
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import before_rounding, mean_db
+from onnxq.passes.judging import before_rounding
 from onnxq.passes.observed import MEASURED, list_replaced
 from onnxq.passes.precision import needs_float32
 from onnxq.passes.ranges.search import choose_ranges
 from onnxq.passes.rounding.samples import take_enough
+from onnxq.passes.state import State
 
 NAME = "ranges"
 # Errors of layers are judged on few samples: they have many positions each.
@@ -34,7 +35,7 @@ def improve_ranges(ctx: RunContext, state: State) -> tuple[State, PassReport]:
 
 
 def _score(ctx: RunContext, state: State) -> float:
-    return mean_db(state, before_rounding(state.planned), ctx.data.judges, progress=ctx.progress)
+    return ctx.data.judges.score(state, before_rounding(state.planned), progress=ctx.progress)
 
 
 def _loses_little(ctx: RunContext, before: State, after: State, before_db: float, after_db: float) -> bool:

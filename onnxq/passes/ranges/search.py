@@ -19,9 +19,10 @@ import onnx
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import tensor_of
 from onnxq.data import attended
+from onnxq.evaluation.layer_noise import relative_noise, sum_squares
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, at_opset, index_of
 from onnxq.graph.subgraph import assemble_model
-from onnxq.passes.ranges.core import WORTH, Array, Ranges, chosen, noise, power, rounded
+from onnxq.passes.ranges.core import WORTH, Array, Ranges, chosen, rounded
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.rounding.layerwise import Walk
 from onnxq.plan import Plan, SitePlan
@@ -146,11 +147,11 @@ class _State:
         judged = self._judged(values)
         run = self._alone(node, k) if node.op_type in _RUN and not node.domain else None
         exact = [self._kept(j, run(j, values[j]) if run else values[j]) for j in judged]
-        signal, errors, most = sum(power(one) for one in exact), self.errors[site.site], np.inf
+        signal, errors, most = sum(sum_squares(one) for one in exact), self.errors[site.site], np.inf
         for name, numbers in self.candidates[site.site].items():
             pairs = ((j, rounded(values[j], numbers, site.spec)) for j in judged)
             got = (self._kept(j, run(j, value) if run else value) for j, value in pairs)
-            errors[name] += noise(exact, got, signal, most - errors[name])
+            errors[name] += relative_noise(exact, got, signal, most - errors[name])
             if last:
                 # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
                 most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))

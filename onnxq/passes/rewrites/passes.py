@@ -9,7 +9,7 @@ from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, ModelLike, fold_constants, infer_shapes, name_nodes, strip_weights
 from onnxq.graph.scopes import walk
 from onnxq.nearest import did_you_mean
-from onnxq.passes.base import Pass, RunContext, Stage, State, rewriting
+from onnxq.passes.base import Pass, RunContext, Stage, rewriting
 from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.activations import activations
 from onnxq.passes.rewrites.affine import batchnorm, scalars
@@ -20,6 +20,7 @@ from onnxq.passes.rewrites.pool import pool
 from onnxq.passes.rewrites.prelu import prelu
 from onnxq.passes.rewrites.residual import residual
 from onnxq.passes.runner import run_stage
+from onnxq.passes.state import State
 
 
 def compute_constants(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from onnxq.graph import GraphIndex, at_opset, attach_weights
-from onnxq.passes.base import Pass, RunContext, Stage, State, Trial
+from onnxq.passes.base import Pass, RunContext, Stage, Trial
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import answers_worse, mean_db
 from onnxq.passes.observed import list_replaced
 from onnxq.passes.precision import needs_float32
 from onnxq.passes.rounding.external import registered, taken
@@ -21,6 +20,7 @@ from onnxq.passes.rounding.operators import Operator, operators
 from onnxq.passes.rounding.samples import augment_samples, take_enough
 from onnxq.passes.rounding.sequential import SEARCHED, Swept, sweep
 from onnxq.passes.runner import run_stage
+from onnxq.passes.state import State
 from onnxq.passes.timers import Timers
 from onnxq.plan import Plan
 from onnxq.sites import Role
@@ -44,7 +44,7 @@ def round_weights(ctx: RunContext, state: State) -> tuple[State, PassReport]:
 def round_segments(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """Segments of the network, from its end to its start, each kept if it helps those kept before."""
     plan = state.planned
-    score = mean_db(state, plan, ctx.data.judges, progress=ctx.progress)
+    score = ctx.data.judges.score(state, plan, progress=ctx.progress)
     if ctx.config.effort != "high" and score >= _GOOD_DB:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     chosen: frozenset[str] = frozenset()
@@ -52,7 +52,7 @@ def round_segments(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     found = operators(GraphIndex(at_opset(state.model, plan.opset)), plan)
     for part in _cut_segments(found):
         tried = _round(ctx, state, plan, chosen | part)
-        now = mean_db(state, tried.plan, ctx.data.judges, progress=ctx.progress)
+        now = ctx.data.judges.score(state, tried.plan, progress=ctx.progress)
         if now > score:
             chosen, best, score = chosen | part, tried, now
     return (state, PassReport(NAME, outcome=Outcome.NO_GAIN)) if best is None else _rounded(state, plan, best)
@@ -69,14 +69,14 @@ def round_externally(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """The roundings that others hand in, block by block; each is kept if the outputs come nearer to float by it."""
     plan, lines = state.planned, []
     few = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
-    reached = mean_db(state, plan, ctx.data.validation, progress=ctx.progress)
+    reached = ctx.data.judge.score(state, plan, progress=ctx.progress)
     for name, rounder in registered().items():
         asked = kept = 0
         begun, moved = reached, ""
         for block in rounder(attach_weights(state.model), plan, list(few.samples())):
             asked += 1
             tried, changes = taken(plan, block)
-            now = mean_db(state, tried, ctx.data.validation, progress=ctx.progress)
+            now = ctx.data.judge.score(state, tried, progress=ctx.progress)
             if now > reached:
                 plan, reached, kept = tried, now, kept + 1
                 moved += "".join(f"; {line}" for line in changes)
@@ -92,8 +92,8 @@ def round_again(ctx: RunContext, state: State, bare: Plan, name: str) -> tuple[S
     if again.planned is bare:
         return state, PassReport(name, outcome=Outcome.NO_GAIN)
     figures = (
-        mean_db(state, state.planned, ctx.data.validation, progress=ctx.progress),
-        mean_db(again, again.planned, ctx.data.validation, progress=ctx.progress),
+        ctx.data.judge.score(state, state.planned, progress=ctx.progress),
+        ctx.data.judge.score(again, again.planned, progress=ctx.progress),
     )
     lines = tuple(line for report in inner.journal for line in report.changed[:1])
     if figures[1] > figures[0]:
@@ -134,17 +134,17 @@ def _cut_segments(found: Sequence[Operator]) -> list[frozenset[str]]:
 
 
 def _score_judges(ctx: RunContext, state: State) -> float:
-    return mean_db(state, state.planned, ctx.data.judges, progress=ctx.progress)
+    return ctx.data.judges.score(state, state.planned, progress=ctx.progress)
 
 
 def _is_no_worse(ctx: RunContext, before: State, after: State, before_db: float, after_db: float) -> bool:
     if after_db > before_db:
         return True
-    return not answers_worse(after, after.planned, before.planned, ctx.data.judges, progress=ctx.progress)
+    return not ctx.data.judges.is_worse(after, after.planned, before.planned, progress=ctx.progress)
 
 
 def _score_validation(ctx: RunContext, state: State) -> float:
-    return mean_db(state, state.planned, ctx.data.validation, progress=ctx.progress)
+    return ctx.data.judge.score(state, state.planned, progress=ctx.progress)
 
 
 def _gains(ctx: RunContext, before: State, after: State, before_db: float, after_db: float) -> bool:

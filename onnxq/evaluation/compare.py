@@ -1,82 +1,74 @@
-"""Is the quantized model still the float one? Both run on held-back samples, as the file says and as users run it."""
+"""Outputs of two models side by side over samples, and their interfaces."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnxq.data import attended
 from onnxq.errors import VerificationError
+from onnxq.evaluation.accumulator import Array, ErrorAccumulator, OutputError, compute_sqnr
+from onnxq.evaluation.slices import SliceSums
 from onnxq.graph import ModelLike
-
-Array = NDArray[np.generic]
 
 
 class Runs(Protocol):
-    """A Session, or what stands in for one."""
+    """A Session, or a stand-in for one."""
 
     def run(self, feeds: Mapping[str, Array], /) -> dict[str, Array]:
-        """All outputs by name."""
+        """Return all outputs by name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutputError:
-    """How far one output is from the reference over all samples: SQNR in dB and cosine similarity."""
+@dataclass(eq=False)
+class ModelErrors:
+    """All outputs of one model against another's, summed over samples, whole and by slices of other scales."""
 
-    name: str
-    sqnr_db: float
-    cosine: float
-    max_abs: float
+    outputs: dict[str, ErrorAccumulator] = field(default_factory=dict)
+    _each: dict[str, list[float]] = field(default_factory=dict)
 
+    def update(self, feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]) -> None:
+        """Add one run. Strings do not count, nor does what the model's own mask input leaves out."""
+        for name, pairs in paired_outputs(feeds, reference, got):
+            sums = self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums()))
+            before = sums.noise
+            for one, two in pairs:
+                sums.update(one, two)
+            self._each.setdefault(name, []).append(sums.noise - before)
 
-@dataclass
-class Comparison:
-    """Streaming sums of one output against its reference; nothing of a sample is kept."""
+    def results(self) -> tuple[OutputError, ...]:
+        """The error of each output."""
+        return tuple(sums.result() for sums in self.outputs.values())
 
-    name: str
-    signal: float = 0.0
-    noise: float = 0.0
-    dot: float = 0.0
-    power: float = 0.0
-    worst: float = 0.0
-    finite: bool = True
-    shapes: bool = field(default=True)
+    def noise(self) -> float:
+        """Noise power over signal power, the mean of all outputs; inf when an output is not finite."""
+        ratios = [10.0 ** (-one.sqnr_db / 10.0) for one in self.results()]
+        return math.fsum(ratios) / len(ratios) if ratios else 0.0
 
-    def update(self, reference: Array, value: Array) -> None:
-        """Add one sample."""
-        if reference.shape != value.shape:
-            self.shapes = False
-            return
-        if reference.size == 0:
-            return
-        ref, got = reference.astype(np.float64), value.astype(np.float64)
-        both = np.isfinite(ref)
-        if not np.isfinite(got[both]).all():
-            self.finite = False
-            return
-        ref, got = ref[both], got[both]
-        error = got - ref
-        self.signal += float(ref @ ref)
-        self.noise += float(error @ error)
-        self.dot += float(ref @ got)
-        self.power += float(got @ got)
-        self.worst = max(self.worst, float(np.abs(error).max(initial=0.0)))
+    def worst_db(self) -> float:
+        """SQNR in dB of the worst output, or part of one; inf when nothing differs."""
+        return min((one.sqnr_db for one in self.results()), default=math.inf)
 
-    def result(self) -> OutputError:
-        """What the sums say. An all-zero pair agrees perfectly."""
-        if not self.finite or not self.shapes:
-            return OutputError(name=self.name, sqnr_db=-np.inf, cosine=0.0, max_abs=np.inf)
-        if self.noise == 0.0:
-            sqnr = np.inf
-        else:
-            sqnr = 10.0 * float(np.log10(max(self.signal, np.finfo(np.float64).tiny) / self.noise))
-        norm = float(np.sqrt(self.signal) * np.sqrt(self.power))
-        cosine = self.dot / norm if norm > 0 else float(self.noise == 0.0)
-        return OutputError(name=self.name, sqnr_db=sqnr, cosine=cosine, max_abs=self.worst)
+    def likely_db(self) -> float:
+        """SQNR in dB that the worst output, or part of one, is likely to have on as many other samples.
+
+        That is with the mean noise and one standard error of it more; with twice the noise of a single sample, which
+        says nothing of others.
+        """
+        found = [math.inf]
+        for name, sums in self.outputs.items():
+            each = self._each[name]
+            mean = math.fsum(each) / len(each)
+            error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else mean
+            worse = 10.0 * math.log10(1.0 + error / mean) if mean > 0 else 0.0
+            found.append(sums.result().whole_db - worse)
+            if sums.comparable:
+                found += [compute_sqnr(part.signal, part.noise + part.spread) for part in sums.parts()]
+        return min(found)
 
 
 def compare(
@@ -88,26 +80,25 @@ def compare(
     """Run each (reference, other) pair of sessions over the samples; per label, one result an output.
 
     Sessions that appear in several pairs run once a sample. Only numbers are compared, those in sequences and maps too;
-    outputs without any are left out. Of outputs with a
-    position for each of the model's mask input only the positions that it does not leave out as padding.
+    outputs without any are left out. Of outputs with a position for each of the model's mask input only the positions
+    count that it does not leave out as padding.
     """
-    sums: dict[str, dict[str, Comparison]] = {label: {} for label in pairs}
+    sums = {label: ModelErrors() for label in pairs}
     for feeds in samples:
         done: dict[int, dict[str, Array]] = {}
         for session in {id(s): s for pair in pairs.values() for s in pair}.values():
             done[id(session)] = session.run(feeds)
         for label, (reference, other) in pairs.items():
-            got = done[id(other)]
-            for name, beside in paired_outputs(feeds, done[id(reference)], got):
-                for one, two in beside:
-                    sums[label].setdefault(name, Comparison(name)).update(one, two)
+            sums[label].update(feeds, done[id(reference)], done[id(other)])
         on_sample()
-    return {label: tuple(one.result() for one in by_name.values()) for label, by_name in sums.items()}
+    return {label: errors.results() for label, errors in sums.items()}
 
 
 def _meant(feeds: Mapping[str, Array], value: Array, other: Array) -> tuple[Array, Array]:
     mask = attended(feeds, value.shape)
-    return (value, other) if mask is None or value.shape != other.shape else (value[mask], other[mask])
+    if mask is None or value.shape != other.shape:
+        return value, other
+    return value[mask][np.newaxis], other[mask][np.newaxis]
 
 
 def paired_outputs(

@@ -16,9 +16,9 @@ import onnxq
 from onnxq.cli import cli
 from onnxq.config import QuantWish, Rule
 from onnxq.errors import ConfigError, PlanError
-from onnxq.profile import KINDS
+from onnxq.evaluation.compare import compare
+from onnxq.evaluation.profile import KINDS
 from onnxq.runtime import Session
-from onnxq.verify import compare
 from tests.diff.models import chain, pairs
 from tests.diff.models import samples as rows
 from tests.pipeline.models import EVERYTHING, images, residual
@@ -47,13 +47,13 @@ def profile(result: onnxq.Result) -> onnxq.Profile:
 def test_the_rough_site_is_found_by_every_reading(profile: onnxq.Profile) -> None:
     sites = profile.of("site")
     assert sites[0].sites == ("r",)
-    assert min(sites, key=lambda one: one.alone_db).sites == ("r",)
+    assert min(sites, key=lambda one: one.isolated_db).sites == ("r",)
     assert sites[0].gain_db > 10
     assert all(abs(one.gain_db) < 1 for one in sites[1:])
     first = profile.of("node")[0]
     assert "r" in first.sites
     assert first.name in ("c/Conv", "d/Conv")
-    steps = [step.sqnr_db for step in profile.reach]
+    steps = [step.sqnr_db for step in profile.prefixes]
     assert steps[0] > steps[-1] + 10
 
 
@@ -63,7 +63,7 @@ def test_figures_are_those_of_the_models_themselves(profile: onnxq.Profile, resu
     found = compare({"": (plain, Session(result.model, optimize=False))}, [{"x": s[None]} for s in images()["x"]])[""]
     assert taken.outputs[0].sqnr_db == pytest.approx(found[0].sqnr_db, abs=0.1)
     assert profile.outputs[0].float_db > 100
-    assert profile.reach[-1].sqnr_db == pytest.approx(profile.sqnr_db)
+    assert profile.prefixes[-1].sqnr_db == pytest.approx(profile.sqnr_db)
 
 
 def test_the_same_again(profile: onnxq.Profile, result: onnxq.Result) -> None:
@@ -87,13 +87,13 @@ def test_scaled_channels_are_compared_with_the_scaled_model() -> None:
     assert found.warnings == ()
 
 
-def test_stretches_find_what_sites_hide() -> None:
-    """Three rough sites in a row: leaving one out brings little back, leaving the stretch out nearly all."""
+def test_segments_find_what_sites_hide() -> None:
+    """Three rough sites in a row: leaving one out brings little back, leaving the segment out nearly all."""
     config = EVERYTHING.model_copy(update={"weights": QuantWish(granularity="channel", bits=2, narrow_range=True)})
     found = onnxq.profile_model(residual(), data=images(), config=config, samples=4)
-    stretch, site = found.of("stretch")[0], found.of("site")[0]
-    assert stretch.gain_db > site.gain_db + 2
-    assert len(stretch.sites) > len(site.sites)
+    segment, site = found.of("segment")[0], found.of("site")[0]
+    assert segment.gain_db > site.gain_db + 2
+    assert len(segment.sites) > len(site.sites)
 
 
 def test_groupings() -> None:
@@ -137,7 +137,7 @@ def work(tmp_path: Path, result: onnxq.Result) -> Path:
 def test_the_command(work: Path) -> None:
     shown = run("profile", work / "m.onnx", work / "q.onnx", "--data", work / "d.npz", "--samples", 2)
     assert shown.exit_code == 0, shown.stderr
-    for text in ("nodes, each with all it reads", "stretches", "sites", "reach", "gain"):
+    for text in ("nodes, each with all it reads", "segments", "sites", "prefixes", "gain"):
         assert text in shown.stdout
     one = run("profile", work / "m.onnx", "--plan", work / "p.json", "--data", work / "d.npz", "--by", "site", "--json")
     document = json.loads(one.stdout)

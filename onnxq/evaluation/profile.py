@@ -1,4 +1,4 @@
-"""What a profile found, as frozen values."""
+"""Sensitivity as frozen values: the cost of sites, nodes and segments at the outputs."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 
 from onnxq.sites import Caution, Refusal
 
-KINDS = ("node", "stretch", "site")
+KINDS = ("node", "segment", "site")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCost:
-    """What some sites cost together at the outputs, in dB of SQNR against the float model.
+    """The cost of some sites together at the outputs, in dB of SQNR against the float model.
 
-    kind: "site"; "node": all that one node reads quantized; "stretch": neighbouring nodes. ops: who reads them.
-    alone_db: only these are quantized. without_db: everything but these is. inf: no difference at all.
+    kind: "site"; "node": all that one node reads quantized; "segment": neighbouring nodes. ops: their readers.
+    isolated_db: only these are quantized. leave_one_out_db: everything but these is. inf: no difference at all.
     """
 
     kind: str
     name: str
     ops: tuple[str, ...]
     sites: tuple[str, ...]
-    alone_db: float
-    without_db: float
+    isolated_db: float
+    leave_one_out_db: float
     gain_db: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
+class PrefixError:
     """SQNR with the network quantized from its start up to and including `node`."""
 
     node: str
@@ -37,11 +37,15 @@ class Reach:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputCost:
-    """One output: everything quantized, and everything switched off, which should be exact."""
+    """One output: with everything quantized, and with everything switched off, which should be exact.
+
+    part: the slices of another scale that sqnr_db is of, like "[:, 4:, :]", "" where it is of the whole.
+    """
 
     name: str
     sqnr_db: float
     float_db: float
+    part: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +53,14 @@ class Profile:
     """Errors at the outputs by what causes them.
 
     sqnr_db: of everything quantized, all outputs taken together (mean of their relative noise). groups: worst first.
-    fixed: what could not be switched and stayed quantized throughout. data, source, quantized: in words.
+    fixed: pairs that could not be switched and stayed quantized throughout. data, source, quantized: in words.
     """
 
     sqnr_db: float
     samples: int
     outputs: tuple[OutputCost, ...]
     groups: tuple[GroupCost, ...]
-    reach: tuple[Reach, ...] = ()
+    prefixes: tuple[PrefixError, ...] = ()
     fixed: tuple[Refusal, ...] = ()
     warnings: tuple[Caution, ...] = ()
     source: str = ""

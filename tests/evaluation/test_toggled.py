@@ -12,10 +12,10 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 
 import onnxq
 from onnxq.config import Config, QuantWish, Rule, load_config
+from onnxq.evaluation.accumulator import measure_error
+from onnxq.evaluation.toggled import switchboard
 from onnxq.graph import name_nodes
-from onnxq.metrics import sqnr_db
 from onnxq.pipeline.prepared import load
-from onnxq.profile import switchboard
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from tests.diff.models import chain, pairs, samples
@@ -31,7 +31,7 @@ def outputs(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, n
 
 def close(a: dict[str, np.ndarray], b: dict[str, np.ndarray], least: float = 100.0) -> bool:
     """But for the order of sums: ORT packs weights that are constants, and not those that are fed."""
-    return a.keys() == b.keys() and all(sqnr_db(a[name], b[name]) > least for name in a)
+    return a.keys() == b.keys() and all(measure_error(a[name], b[name]).sqnr_db > least for name in a)
 
 
 @pytest.fixture(scope="module")

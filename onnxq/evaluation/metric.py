@@ -12,10 +12,10 @@ from typing import Any
 from onnxq.data.scripts import find_function
 from onnxq.data.user_code import user_code
 from onnxq.errors import ConfigError, DataError
+from onnxq.evaluation.accumulator import Array
 from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike, save_model
 from onnxq.runtime import Feeds, Session
-from onnxq.verify import Array
 
 
 class MetricModel:

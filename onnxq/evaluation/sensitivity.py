@@ -1,9 +1,9 @@
-"""profile_pairs(): who is to blame for the error at the outputs.
+"""Sensitivity: how much of the error at the outputs comes from each quantized site, node and segment of the network.
 
-Three readings, because each of them misleads somewhere: alone (only these sites quantized), without (all but these) and
-the reach (the network quantized from its start up to a node). Sites alone look harmless where several spoil a result
-together, as in the spectrogram front end of an audio net (each site ≥ 26 dB, together 9), so nodes are scanned with
-their weight and inputs as one, and stretches of neighbouring nodes too.
+Three readings, because each of them misleads somewhere: isolated (only these sites quantized), leave-one-out (all but
+these) and prefix (the network quantized from its start up to a node). Isolated sites look harmless where several spoil
+a result together, as in the spectrogram front end of an audio net (each site ≥ 26 dB, together 9), so nodes are scanned
+with their weight and inputs as one, and segments of neighbouring nodes too.
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ from dataclasses import dataclass
 
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
+from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.profile import KINDS, GroupCost, OutputCost, PrefixError, Profile, decibel
+from onnxq.evaluation.toggled import Setting, Switch, Switchboard, measure, switchboard
 from onnxq.graph import ModelLike
 from onnxq.nearest import did_you_mean
-from onnxq.profile.measure import Setting, measure
-from onnxq.profile.model import KINDS, GroupCost, OutputCost, Profile, Reach, decibel
-from onnxq.profile.switch import Switch, Switchboard, switchboard
 from onnxq.progress import Progress
-from onnxq.runtime import Session
 from onnxq.sites import Caution, Role
 
-# The network in so many stretches, coarse to fine, and in so many steps of the reach.
-_STRETCHES = (2, 4, 8)
-_STEPS = 16
+# The network in so many segments, coarse to fine, and in at most so many prefixes.
+_SEGMENTS = (2, 4, 8)
+_PREFIXES = 16
+# Nodes with a weight in a segment; a single one is a node of its own.
 _LEAST = 2
-# With everything off the outputs must be the float model's.
+# With everything off the outputs must be the float model's, but for the order of sums: ORT packs constant weights, and
+# not those that are fed.
 _SAME_DB = 60.0
 
 
 @dataclass(frozen=True)
 class Group:
-    """Switches that are looked at together."""
+    """Switches that are measured together."""
 
     kind: str
     name: str
     switches: tuple[Switch, ...]
 
 
-def groups_of(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tuple[Group, ...]:
-    """Sites, nodes with all they read quantized, stretches of nodes; one of two that hold the same switches.
+def list_groups(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tuple[Group, ...]:
+    """Sites, nodes with all they read quantized, segments of nodes; one of two that hold the same switches.
 
     switches: in the order the model runs. Raises ConfigError for a kind that does not exist.
     """
@@ -48,15 +49,15 @@ def groups_of(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tuple
     for kind in wanted:
         if kind not in KINDS:
             raise ConfigError(f"by: {kind}", "there is no such grouping", did_you_mean(kind, KINDS), code="Q304")
-    nodes = by_node(switches)
+    nodes = group_by_node(switches)
     found: dict[tuple[str, frozenset[Switch]], Group] = {}
     if "node" in wanted:
         for name, members in nodes.items():
             found.setdefault(("", frozenset(members)), Group("node", name, members))
-    if "stretch" in wanted:
-        for parts in _STRETCHES:
-            for group in stretches(nodes, parts):
-                found.setdefault(("stretch", frozenset(group.switches)), group)
+    if "segment" in wanted:
+        for parts in _SEGMENTS:
+            for group in split_segments(nodes, parts):
+                found.setdefault(("segment", frozenset(group.switches)), group)
     if "site" in wanted:
         for one in switches:
             key = ("", frozenset([one]))
@@ -65,7 +66,7 @@ def groups_of(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tuple
     return tuple(found.values())
 
 
-def by_node(switches: Iterable[Switch]) -> dict[str, tuple[Switch, ...]]:
+def group_by_node(switches: Iterable[Switch]) -> dict[str, tuple[Switch, ...]]:
     """Node name -> the switches of what it reads, in order."""
     nodes: dict[str, list[Switch]] = {}
     for one in switches:
@@ -74,8 +75,8 @@ def by_node(switches: Iterable[Switch]) -> dict[str, tuple[Switch, ...]]:
     return {name: tuple(members) for name, members in nodes.items()}
 
 
-def stretches(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[Group]:
-    """The nodes in so many stretches with about as many weights each; [] where they would hold fewer than two."""
+def split_segments(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[Group]:
+    """The nodes in so many segments with about as many weights each; [] where they would hold fewer than two."""
     heavy = [name for name, members in nodes.items() if any(one.role is Role.WEIGHT for one in members)]
     marks = heavy or list(nodes)
     size = -(-len(marks) // parts)
@@ -90,7 +91,7 @@ def stretches(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[Group]:
     groups = []
     for names in out:
         members = tuple(dict.fromkeys(one for name in names for one in nodes[name]))
-        groups.append(Group("stretch", f"{names[0]} … {names[-1]}", members))
+        groups.append(Group("segment", f"{names[0]} … {names[-1]}", members))
     return groups
 
 
@@ -103,65 +104,73 @@ def profile_pairs(
     threads: int = 0,
     progress: Progress,
 ) -> Profile:
-    """The error of every group of sites at the outputs: alone, and what remains without it.
+    """The error of every group of sites at the outputs: isolated, and left out.
 
     float_model: prepared as `quantized` was, nodes named alike. Streaming: one session, only sums are kept.
     Raises ModelError and DataError from the runs, ConfigError for a kind that does not exist.
     """
     with progress("putting every pair behind a switch"):
         board = switchboard(float_model, quantized, threads=threads)
-        reference = Session(float_model, optimize=False, threads=threads)
-    groups = groups_of(board.switches, kinds)
+        reference = FloatOutputs(float_model, samples, threads=threads)
+    groups = list_groups(board.switches, kinds)
     everything: Setting = frozenset(board.switches)
-    steps = _steps(board)
+    steps = _list_prefixes(board)
     settings: list[Setting] = [frozenset(), everything]
     for group in groups:
         settings += [frozenset(group.switches), everything.difference(group.switches)]
     settings += [setting for _, setting in steps]
-    errors = measure(board, reference, samples.samples(), settings, progress=progress, count=len(samples))
+    errors = measure(board, reference, settings, progress=progress)
     off, on, rest = errors[0], errors[1], errors[2:]
     whole = decibel(on.noise())
     costs = []
     for k, group in enumerate(groups):
-        alone, without = decibel(rest[2 * k].noise()), decibel(rest[2 * k + 1].noise())
-        costs.append(_cost(group, alone, without, whole))
-    costs.sort(key=lambda cost: (-cost.gain_db, cost.alone_db, cost.name))
-    reach = [
-        Reach(node=name, sqnr_db=decibel(e.noise()))
+        isolated, left_out = decibel(rest[2 * k].noise()), decibel(rest[2 * k + 1].noise())
+        costs.append(_make_cost(group, isolated, left_out, whole))
+    costs.sort(key=lambda cost: (-cost.gain_db, cost.isolated_db, cost.name))
+    prefixes = [
+        PrefixError(node=name, sqnr_db=decibel(e.noise()))
         for (name, _), e in zip(steps, rest[2 * len(groups) :], strict=True)
     ]
-    plain = off.sqnr_db()
-    outputs = tuple(OutputCost(name=n, sqnr_db=db, float_db=plain[n]) for n, db in on.sqnr_db().items())
+    outputs = tuple(
+        OutputCost(name=one.name, sqnr_db=one.sqnr_db, part=one.part, float_db=plain.whole_db)
+        for one, plain in zip(on.results(), off.results(), strict=True)
+    )
     return Profile(
         sqnr_db=whole,
         samples=len(samples),
         outputs=outputs,
         groups=tuple(costs),
-        reach=tuple(reach),
+        prefixes=tuple(prefixes),
         fixed=board.fixed,
-        warnings=_warnings(outputs, board),
+        warnings=_gather_warnings(outputs, board),
     )
 
 
-def _cost(group: Group, alone: float, without: float, whole: float) -> GroupCost:
+def _make_cost(group: Group, isolated: float, left_out: float, whole: float) -> GroupCost:
     ops = tuple(dict.fromkeys(op for one in group.switches for op in one.ops))
     sites = tuple(one.site for one in group.switches)
-    gain = without - whole if without != whole else 0.0
+    gain = left_out - whole if left_out != whole else 0.0
     return GroupCost(
-        kind=group.kind, name=group.name, ops=ops, sites=sites, alone_db=alone, without_db=without, gain_db=gain
+        kind=group.kind,
+        name=group.name,
+        ops=ops,
+        sites=sites,
+        isolated_db=isolated,
+        leave_one_out_db=left_out,
+        gain_db=gain,
     )
 
 
-def _steps(board: Switchboard) -> list[tuple[str, Setting]]:
-    """The network on from its start to one node after another, in at most so many steps."""
-    nodes = by_node(board.switches)
+def _list_prefixes(board: Switchboard) -> list[tuple[str, Setting]]:
+    """Settings that quantize from the start up to one node after another."""
+    nodes = group_by_node(board.switches)
     names = list(nodes)
-    size = max(1, -(-len(names) // _STEPS))
+    size = max(1, -(-len(names) // _PREFIXES))
     ends = [*range(size - 1, len(names) - 1, size), *([len(names) - 1] if names else [])]
     return [(names[k], frozenset(one for name in names[: k + 1] for one in nodes[name])) for k in ends]
 
 
-def _warnings(outputs: Sequence[OutputCost], board: Switchboard) -> tuple[Caution, ...]:
+def _gather_warnings(outputs: Sequence[OutputCost], board: Switchboard) -> tuple[Caution, ...]:
     found = []
     worst = min(outputs, key=lambda one: one.float_db, default=None)
     if worst is not None and worst.float_db < _SAME_DB and not board.fixed:

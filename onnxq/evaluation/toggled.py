@@ -1,8 +1,8 @@
-"""A quantized model whose pairs and rounded constants can be switched on and off while it runs: one session for all.
+"""The toggled model: a quantized model whose pairs and rounded constants are switched on and off by its inputs.
 
 Every QuantizeLinear/DequantizeLinear pair goes into the branch of an If, with the plain tensor in the other; every
 dequantized constant, and every bias that differs from the float model's, becomes an input that is fed the one value or
-the other. What is off costs next to nothing, and nothing is built twice.
+the other. One session serves all settings, and a pair that is off costs next to nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxq.annotate.find import Chain, chains
 from onnxq.annotate.notes import read_notes
 from onnxq.annotate.read import pair_info
+from onnxq.evaluation.compare import ModelErrors
+from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.graph import GraphIndex, ModelLike, inline_functions, name_nodes
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import walk
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
+from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.sites import Edge, Refusal, Role, TensorId
 
@@ -34,7 +37,7 @@ _CORRECTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add"})
 
 @dataclass(frozen=True)
 class Switch:
-    """One thing that is on (as in the quantized model) or off (as in the float one).
+    """A pair or constant that is on (as in the quantized model) or off (as in the float one).
 
     site: as reports call it. readers: the nodes it serves, by name. ops: their operators. feed: the input that sets it.
     """
@@ -46,9 +49,13 @@ class Switch:
     feed: str
 
 
+# The switches that are on.
+Setting = frozenset[Switch]
+
+
 @dataclass(frozen=True, eq=False)
 class Switchboard:
-    """switches: in the order the model runs. fixed: pairs that cannot be switched and stay on, with the reason."""
+    """The model and its switches, in the order it runs. fixed: pairs that cannot be switched and stay on, and why."""
 
     session: Session
     switches: tuple[Switch, ...]
@@ -63,18 +70,37 @@ class Switchboard:
         return self.session.run({**feeds, **held})
 
 
-def switchboard(float_model: ModelLike, quantized: ModelLike, *, threads: int = 0) -> Switchboard:
-    """Put everything that `quantized` rounds behind switches.
+def measure(
+    board: Switchboard,
+    reference: FloatOutputs,
+    settings: Sequence[Setting],
+    *,
+    progress: Progress,
+    title: str = "profiling",
+) -> list[ModelErrors]:
+    """The errors of every setting, in order, over the reference's samples. Raises ModelError and DataError."""
+    found = {setting: ModelErrors() for setting in settings}
+    with progress(title, len(reference.samples) * len(found)) as task:
+        for at, feeds in enumerate(reference.samples.samples()):
+            wanted = reference.run(at, feeds)
+            for setting, errors in found.items():
+                errors.update(feeds, wanted, board.run(feeds, setting))
+                task.advance()
+    return [found[setting] for setting in settings]
 
-    float_model: the same network, nodes named alike where constants are to be switched: what off means is read from it.
+
+def switchboard(float_model: ModelLike, quantized: ModelLike, *, threads: int = 0) -> Switchboard:
+    """Put every rounding of `quantized` behind a switch.
+
+    float_model: the same network, nodes named alike where constants are to be switched: it has their float values.
     Raises ModelError when ORT refuses the result.
     """
     named = name_nodes(quantized)
     named = name_nodes(inline_functions(named)) if named.functions else named
     work = _Work(GraphIndex(float_model), GraphIndex(named), named)
-    work.pairs()
-    work.corrections()
-    proto = work.finished()
+    work.toggle_pairs()
+    work.toggle_corrections()
+    proto = work.finish()
     session = Session(proto, optimize=False, threads=threads)
     present = {value.name for value in session.inputs}
     order = {node.name: node.order for node in work.index.nodes}
@@ -109,17 +135,17 @@ class _Work:
         self.known = {node.name for node in self.real.nodes}
         kept = {node.name for node in self.index.nodes}
         gone = [node for node in self.real.nodes if node.op_type in ("Relu", "Clip") and node.name not in kept]
-        # What they read may have kept its name, or what they wrote.
+        # Their inputs may have kept their names, or their outputs.
         self.activations = {name: node for node in gone for name in (node.inputs[0], node.outputs[0])}
         self.taken = {node.name for node in self.index.nodes}
         for _, graph in walk(self.proto.graph):
             self.taken.update(name for node in graph.node for name in (*node.input, *node.output))
 
-    def pairs(self) -> None:
+    def toggle_pairs(self) -> None:
         """Every chain of nodes that rounds something."""
         notes = read_notes(self.source)
         for chain in chains(self.index):
-            if self._in_both(chain):
+            if self._is_in_both(chain):
                 continue
             info = pair_info(self.index, chain, notes)
             if chain.dequantize is None:
@@ -128,11 +154,11 @@ class _Work:
                 continue
             made = TensorId(chain.dequantize.outputs[0], chain.dequantize.scope)
             edges = self.index.consumers(made)
-            nodes = tuple(dict.fromkeys(edge.node for edge in edges)) or _maker(self.index, chain)
+            nodes = tuple(dict.fromkeys(edge.node for edge in edges)) or _find_maker(self.index, chain)
             if chain.quantize is not None:
-                feed = self._branch(chain, set(info.nodes) | _inner(chain))
+                feed = self._insert_branch(chain, set(info.nodes) | _list_inner(chain))
             else:
-                feed = self._constant(chain, made, edges)
+                feed = self._toggle_constant(chain, made, edges)
             if feed:
                 ops = tuple(dict.fromkeys(self.index.node(name).op_type for name in nodes))
                 self.switches.append(Switch(str(info.site), info.role, nodes, ops, feed))
@@ -142,13 +168,13 @@ class _Work:
                     Refusal(str(info.site), reason, "name its nodes as the quantized ones", "profile", "R113")
                 )
 
-    def _in_both(self, chain: Chain) -> bool:
+    def _is_in_both(self, chain: Chain) -> bool:
         """True for a pair, or a dequantized constant, that the float model came with too: it is on in both."""
         if chain.dequantize is None or not all(node.name in self.known for node in chain.nodes):
             return False
         return chain.quantize is not None or (chain.source is not None and self.index.is_constant(chain.source))
 
-    def _branch(self, chain: Chain, members: set[str]) -> str:
+    def _insert_branch(self, chain: Chain, members: set[str]) -> str:
         """An If in the place of the pair."""
         last = chain.last
         inside = [
@@ -157,15 +183,15 @@ class _Work:
         plain, made = inside[0].input[0], inside[-1].output[0]
         if self.index.resolve(plain, last.scope) is None:
             return ""
-        rename = {name: self._fresh(f"{name}/in") for node in inside for name in node.output}
+        rename = {name: self._make_unique(f"{name}/in") for node in inside for name in node.output}
         for node in inside:
-            node.name = self._fresh(f"{node.name}/in")
+            node.name = self._make_unique(f"{node.name}/in")
             node.input[:] = [rename.get(name, name) for name in node.input]
             node.output[:] = [rename[name] for name in node.output]
         source = self.index.resolve(plain, last.scope)
         dtype = (self.index.dtype(source) if source is not None else 0) or TensorProto.FLOAT
-        feed, skip = self._fresh(f"onnxq/{last.name}/on"), self._fresh(f"{made}/plain")
-        outside = self._lost(plain, skip, f"{last.name}/plain")
+        feed, skip = self._make_unique(f"onnxq/{last.name}/on"), self._make_unique(f"{made}/plain")
+        outside = self._make_bypass(plain, skip, f"{last.name}/plain")
         branches = [
             helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info(out, dtype, None)])
             for nodes, out in ((inside, rename[made]), (outside, skip))
@@ -177,44 +203,44 @@ class _Work:
         self.on[feed], self.off[feed] = np.asarray(True), np.asarray(False)
         return feed
 
-    def _lost(self, plain: str, made: str, base: str) -> list[NodeProto]:
-        """What `made` is without the pair: the tensor, through the Relu or Clip that the pair took the place of.
+    def _make_bypass(self, plain: str, made: str, base: str) -> list[NodeProto]:
+        """Nodes that compute `made` without the pair: the tensor, through the Relu or Clip the pair stands for.
 
         onnxruntime.quantization leaves out activations whose bounds the integers keep anyway.
         """
         node = self.activations.get(plain)
-        name = self._fresh(base)
+        name = self._make_unique(base)
         if node is None:
             return [helper.make_node("Identity", [plain], [made], name=name)]
         again = helper.make_node(node.op_type, [plain], [made], name=name)
         again.attribute.extend(helper.make_attribute(key, value) for key, value in node.attrs.items())
         nodes = []
         for k, given in enumerate(node.inputs[1:], start=1):
-            value = self._held(self.real, Edge(node.name, k, node.scope)) if given else None
-            again.input.append(self._fresh(f"{made}/bound{k}") if value is not None else "")
+            value = self._find_constant(self.real, Edge(node.name, k, node.scope)) if given else None
+            again.input.append(self._make_unique(f"{made}/bound{k}") if value is not None else "")
             if value is not None:
                 tensor = numpy_helper.from_array(np.asarray(value))
                 nodes.append(helper.make_node("Constant", [], [again.input[-1]], name=again.input[-1], value=tensor))
         return [*nodes, again]
 
-    def _constant(self, chain: Chain, made: TensorId, edges: Sequence[Edge]) -> str:
+    def _toggle_constant(self, chain: Chain, made: TensorId, edges: Sequence[Edge]) -> str:
         """An input in the place of a dequantized constant; "" where the float model does not say what it was."""
-        plain = self._plain(edges)
-        value = _dequantized(self.index, chain)
+        plain = self._find_float_constant(edges)
+        value = _dequantize_constant(self.index, chain)
         if plain is None or value is None or value.size != plain.size or self.index.is_output(made):
             return ""
-        return self._fed(f"onnxq/{chain.last.name}", edges, value, plain.reshape(value.shape))
+        return self._feed_constant(f"onnxq/{chain.last.name}", edges, value, plain.reshape(value.shape))
 
-    def _plain(self, edges: Sequence[Edge]) -> Array | None:
+    def _find_float_constant(self, edges: Sequence[Edge]) -> Array | None:
         """The float model's constant in the place of these inputs."""
         found = None
         for edge in edges:
-            found = self._held(self.real, edge)
+            found = self._find_constant(self.real, edge)
             if found is None:
                 return None
         return found
 
-    def _held(self, index: GraphIndex, edge: Edge) -> Array | None:
+    def _find_constant(self, index: GraphIndex, edge: Edge) -> Array | None:
         if index is self.real and edge.node not in self.known:
             return None
         node = index.node(edge.node)
@@ -222,8 +248,8 @@ class _Work:
         tensor = index.resolve(name, node.scope) if name else None
         return None if tensor is None else index.constant(tensor)
 
-    def _fed(self, base: str, edges: Sequence[Edge], on: Array, off: Array) -> str:
-        feed = self._fresh(base)
+    def _feed_constant(self, base: str, edges: Sequence[Edge], on: Array, off: Array) -> str:
+        feed = self._make_unique(base)
         for edge in edges:
             self.by_name[edge.node].input[edge.index] = feed
         dtype = helper.np_dtype_to_tensor_dtype(on.dtype)
@@ -231,7 +257,7 @@ class _Work:
         self.on[feed], self.off[feed] = np.ascontiguousarray(on), np.ascontiguousarray(off.astype(on.dtype))
         return feed
 
-    def corrections(self) -> None:
+    def toggle_corrections(self) -> None:
         """Float constants that differ from the float model's: corrected biases."""
         for node in self.index.nodes:
             if node.op_type not in _CORRECTED or node.name not in self.known:
@@ -242,16 +268,16 @@ class _Work:
                 if value is None or value.dtype.kind != "f" or (k == 0 and node.op_type != "Add"):
                     continue
                 edge = Edge(node.name, k, node.scope)
-                held = self._held(self.real, edge)
+                held = self._find_constant(self.real, edge)
                 missing = k >= len(self.real.node(node.name).inputs) or not self.real.node(node.name).inputs[k]
                 plain = np.zeros_like(value) if held is None and missing else held
                 if plain is None or plain.size != value.size or np.array_equal(plain.ravel(), value.ravel()):
                     continue
-                feed = self._fed(f"onnxq/{edge}", [edge], value, plain.reshape(value.shape))
-                owner = self._owner(node.name, k)
+                feed = self._feed_constant(f"onnxq/{edge}", [edge], value, plain.reshape(value.shape))
+                owner = self._find_owner(node.name, k)
                 self.switches.append(Switch(str(edge), Role.BIAS, (owner,), (self.index.node(owner).op_type,), feed))
 
-    def _owner(self, name: str, k: int) -> str:
+    def _find_owner(self, name: str, k: int) -> str:
         """The operator whose bias this is: the MatMul in front of an Add."""
         node = self.index.node(name)
         other = node.inputs[1 - k] if node.op_type == "Add" and len(node.inputs) == 2 else ""
@@ -259,13 +285,13 @@ class _Work:
         maker = None if tensor is None else self.index.producer(tensor)
         return maker.name if maker is not None and maker.op_type == "MatMul" else name
 
-    def finished(self) -> ModelLike:
+    def finish(self) -> ModelLike:
         """The model with the branches in place, and nothing in it that no output needs."""
         for _, graph in walk(self.proto.graph):
             nodes = [self.branches.get(node.name, node) for node in graph.node]
             del graph.node[:]
             graph.node.extend(nodes)
-        # From the inside out: what a body no longer reads, its holder need not make.
+        # From the inside out: a tensor that no subgraph reads any more, its parent need not compute.
         for _, graph in reversed(list(walk(self.proto.graph))):
             remove_unneeded(graph)
         used = {value.name for value in self.index.inputs} | _read(self.proto)
@@ -274,7 +300,7 @@ class _Work:
         self.proto.graph.input.extend(kept)
         return rebuild(self.source, self.proto)
 
-    def _fresh(self, base: str) -> str:
+    def _make_unique(self, base: str) -> str:
         name, n = base, 0
         while name in self.taken:
             n += 1
@@ -283,18 +309,18 @@ class _Work:
         return name
 
 
-def _inner(chain: Chain) -> set[str]:
+def _list_inner(chain: Chain) -> set[str]:
     """A Clip between the two halves of a pair belongs to it; the network's own Clip in front does not."""
     return {chain.inner.name} if chain.inner is not None else set()
 
 
-def _maker(index: GraphIndex, chain: Chain) -> tuple[str, ...]:
+def _find_maker(index: GraphIndex, chain: Chain) -> tuple[str, ...]:
     producer = None if chain.source is None else index.producer(chain.source)
     return () if producer is None else (producer.name,)
 
 
-def _dequantized(index: GraphIndex, chain: Chain) -> Array | None:
-    """What a chain without a quantize node makes of its constant, by ONNX Runtime itself."""
+def _dequantize_constant(index: GraphIndex, chain: Chain) -> Array | None:
+    """The constant of a chain without a quantize node, dequantized by ONNX Runtime itself."""
     nodes: list[NodeProto] = []
     tensors: dict[str, TensorProto] = {}
     for node in chain.nodes:

@@ -1,0 +1,127 @@
+"""Error sums of one tensor against its reference, added up sample by sample: nothing of a sample is kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.evaluation.slices import Part, SliceSums
+
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputError:
+    """How far one tensor is from its reference over all samples.
+
+    sqnr_db: 10 log10(signal / noise) of the whole tensor, or of the part of it that is farther; inf when identical,
+    -inf when shapes differ or a value is not finite where the reference is. whole_db: of the whole. part: the slices
+    that `sqnr_db` is of, like "[:, 4:, :]", "" for the whole. cosine: of the angle between all values of both.
+    max_abs: the largest difference.
+    """
+
+    name: str
+    sqnr_db: float
+    whole_db: float
+    part: str = ""
+    cosine: float
+    max_abs: float
+
+
+@dataclass(frozen=True)
+class SampleError:
+    """Sums of one sample. signal, noise: of squares, of reference and difference. max_abs, peak: largest of the two."""
+
+    signal: float
+    noise: float
+    max_abs: float
+    peak: float
+
+
+@dataclass
+class ErrorAccumulator:
+    """Sums of one tensor over samples, in float64. Positions where the reference is not finite do not count.
+
+    slices: judge parts of other scales by themselves too, for a tensor that people read.
+    """
+
+    name: str = ""
+    signal: float = 0.0
+    noise: float = 0.0
+    dot: float = 0.0
+    power: float = 0.0
+    max_abs: float = 0.0
+    count: int = 0
+    comparable: bool = True
+    slices: SliceSums | None = None
+
+    def update(self, reference: Array, value: Array) -> SampleError | None:
+        """Add one sample and return its own sums; None for shapes that differ, and for empty arrays."""
+        if reference.shape != value.shape:
+            self.comparable = False
+            return None
+        if reference.size == 0:
+            return None
+        ref, got = reference.astype(np.float64), value.astype(np.float64)
+        known = np.isfinite(ref)
+        whole = bool(known.all())
+        ref, got = (ref.ravel(), got.ravel()) if whole else (ref[known], got[known])
+        signal, peak = float(ref @ ref), float(np.abs(ref).max(initial=0.0))
+        if not np.isfinite(got).all():
+            self.comparable = False
+            return SampleError(signal, math.inf, math.inf, peak)
+        error = got - ref
+        found = SampleError(signal, float(error @ error), float(np.abs(error).max(initial=0.0)), peak)
+        self.signal += found.signal
+        self.noise += found.noise
+        self.dot += float(ref @ got)
+        self.power += float(got @ got)
+        self.max_abs = max(self.max_abs, found.max_abs)
+        self.count += ref.size
+        if self.slices is not None and reference.dtype.kind == "f":
+            if whole:
+                self.slices.update(ref.reshape(reference.shape), error.reshape(reference.shape))
+            else:
+                self.slices.update(_spread(ref, known), _spread(error, known))
+        return found
+
+    def result(self) -> OutputError:
+        """The error over all samples so far. An all-zero pair agrees perfectly."""
+        if not self.comparable:
+            return OutputError(name=self.name, sqnr_db=-math.inf, whole_db=-math.inf, cosine=0.0, max_abs=math.inf)
+        norm = float(np.sqrt(self.signal) * np.sqrt(self.power))
+        cosine = self.dot / norm if norm > 0 else float(self.noise == 0.0)
+        whole = compute_sqnr(self.signal, self.noise)
+        parts = [(compute_sqnr(part.signal, part.noise), part.text) for part in self.parts()]
+        worst, part = min([(whole, ""), *parts], key=lambda one: one[0])
+        return OutputError(
+            name=self.name, sqnr_db=worst, whole_db=whole, part=part, cosine=cosine, max_abs=self.max_abs
+        )
+
+    def parts(self) -> tuple[Part, ...]:
+        """The parts that are judged by themselves."""
+        return () if self.slices is None else tuple(self.slices.parts())
+
+
+def compute_sqnr(signal: float, noise: float) -> float:
+    """SQNR in dB of two sums of squares; inf without noise, and a finite, very low figure without signal."""
+    if noise == 0.0:
+        return math.inf
+    return 10.0 * float(np.log10(max(signal, np.finfo(np.float64).tiny) / noise))
+
+
+def _spread(values: NDArray[np.float64], known: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """The values in their places, zeros between them."""
+    found = np.zeros(known.shape)
+    found[known] = values
+    return found
+
+
+def measure_error(reference: Array, value: Array, name: str = "") -> OutputError:
+    """The error of one array against another."""
+    sums = ErrorAccumulator(name)
+    sums.update(reference, value)
+    return sums.result()

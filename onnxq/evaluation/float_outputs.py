@@ -1,0 +1,66 @@
+"""The outputs of the float model on some samples, by sample: it runs each of them once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from onnxq.data import Dataset
+from onnxq.evaluation.accumulator import Array
+from onnxq.evaluation.compare import ModelErrors, Runs
+from onnxq.graph import ModelLike
+from onnxq.runtime import Feeds, Session
+
+# Bytes of outputs that are kept; those of further samples are computed again.
+_MOST_BYTES = 2**26
+
+_Run = tuple[Feeds, dict[str, Array], dict[str, Array]]
+
+
+def _nothing() -> None:
+    return
+
+
+class FloatOutputs:
+    """A float model on the samples of a data set, without optimizations."""
+
+    def __init__(self, proto: ModelLike, samples: Dataset, *, threads: int = 0) -> None:
+        self.proto, self.samples = proto, samples
+        self._threads = threads
+        self._session: Session | None = None
+        self._kept: dict[int, dict[str, Array]] = {}
+        self._bytes = 0
+
+    def run(self, at: int, feeds: Feeds) -> dict[str, Array]:
+        """Return the outputs for the sample at this position, whose inputs are `feeds`."""
+        if at in self._kept:
+            return self._kept[at]
+        if self._session is None:
+            self._session = Session(self.proto, optimize=False, threads=self._threads)
+        found: dict[str, Array] = self._session.run(feeds)
+        self._bytes += sum(value.nbytes for value in found.values() if hasattr(value, "nbytes"))
+        if self._bytes <= _MOST_BYTES:
+            self._kept[at] = found
+            if len(self._kept) == len(self.samples):
+                self._session = None  # and the weights with it: nothing is left to run
+        return found
+
+    def measure(self, model: Runs, *, limit: int | None = None, tick: Callable[[], None] = _nothing) -> ModelErrors:
+        """Return a model's errors over all samples. limit: the most samples to run. tick: called after each."""
+        errors = ModelErrors()
+        for run in self._run_both(model, limit, tick):
+            errors.update(*run)
+        return errors
+
+    def measure_each(self, model: Runs, *, tick: Callable[[], None] = _nothing) -> list[ModelErrors]:
+        """Return a model's errors on each sample alone, in their order."""
+        found = []
+        for run in self._run_both(model, None, tick):
+            found.append(ModelErrors())
+            found[-1].update(*run)
+        return found
+
+    def _run_both(self, model: Runs, limit: int | None, tick: Callable[[], None]) -> Iterator[_Run]:
+        for at, feeds in enumerate(islice(self.samples.samples(), limit)):
+            yield feeds, self.run(at, feeds), model.run(feeds)
+            tick()

@@ -1,0 +1,46 @@
+"""What passes hand on: a float model and the plan made for it so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from onnxq.graph import GraphIndex, Model, ModelLike
+from onnxq.passes.journal import Promotion
+from onnxq.plan import Plan, Scaling
+from onnxq.planner import Draft
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A float model and the plan made for it, as the passes so far leave them.
+
+    named: the model as loaded, every node named; its declarations come back in the quantized model. model: the float
+    model as rewritten and equalized. rewrites: names of the passes that changed it, in order.
+    plan: None before planning. plain: the same choice without attention, where attention is to be tried. problem: the
+    placement problem that the plan answers. unrounded: the plan that weight rounding began with; rounded: the operators
+    it treated. scalings: the record by which the plan equalizes the model again.
+    """
+
+    named: ModelLike
+    model: ModelLike
+    source: Model | None = None
+    rewrites: tuple[str, ...] = ()
+    plan: Plan | None = None
+    plain: Plan | None = None
+    problem: Draft | None = None
+    unrounded: Plan | None = None
+    rounded: frozenset[str] = frozenset()
+    scalings: tuple[Scaling, ...] = ()
+    promotion: Promotion | None = None
+
+    @cached_property
+    def before(self) -> GraphIndex:
+        """The index of the model as loaded."""
+        return GraphIndex(self.named)
+
+    @property
+    def planned(self) -> Plan:
+        """The plan, in stages that have one."""
+        assert self.plan is not None
+        return self.plan

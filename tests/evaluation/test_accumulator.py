@@ -1,0 +1,74 @@
+"""Error sums: equal to the formulas, blind to how samples are cut up, and never good where a number is missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxq.evaluation.accumulator import ErrorAccumulator, measure_error
+
+
+def test_hand_computed_values() -> None:
+    found = measure_error(np.array([3.0, -4.0]), np.array([3.0, -3.0]), "y")
+    assert found.name == "y"
+    assert found.max_abs == 1.0
+    assert found.sqnr_db == pytest.approx(10 * np.log10(25))
+    assert found.cosine == pytest.approx((9 + 12) / (5 * np.sqrt(18)))
+
+
+def test_identical_zero_and_empty_arrays() -> None:
+    x, empty = np.arange(5.0), np.zeros((0, 3))
+    for same in (x, x * 0, empty):
+        found = measure_error(same, same)
+        assert (found.sqnr_db, found.max_abs) == (np.inf, 0.0)
+        assert found.cosine == pytest.approx(1.0)
+    lost = measure_error(x * 0, x)
+    assert lost.sqnr_db < -1000
+    assert lost.cosine == 0.0
+    assert measure_error(x, -x).cosine == pytest.approx(-1.0)
+
+
+def test_float16_and_int8_do_not_overflow() -> None:
+    a = np.full(1000, 60000, np.float16)
+    sums = ErrorAccumulator()
+    sums.update(a, -a)
+    assert sums.noise / sums.count == (2 * float(a[0])) ** 2
+    assert measure_error(np.int8([127]), np.int8([-128])).max_abs == 255.0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_never_looks_good(bad: float) -> None:
+    x = np.arange(1.0, 5.0)
+    y = x.copy()
+    y[2] = bad
+    sums = ErrorAccumulator("y")
+    sample = sums.update(x, y)
+    assert sample is not None
+    assert sample.noise == sample.max_abs == np.inf
+    sums.update(x, x)
+    found = sums.result()
+    assert (found.sqnr_db, found.cosine, found.max_abs) == (-np.inf, 0.0, np.inf)
+
+
+def test_where_the_reference_is_not_finite_nothing_counts() -> None:
+    x, y = np.array([1.0, np.inf, 3.0]), np.array([1.0, 7.0, 2.0])
+    found = measure_error(x, y)
+    assert found == measure_error(x[[0, 2]], y[[0, 2]])
+
+
+def test_shapes_must_agree() -> None:
+    assert measure_error(np.ones(3), np.ones((3, 1))).sqnr_db == -np.inf
+
+
+def test_sums_do_not_depend_on_how_samples_are_cut() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((8, 3, 4)).astype(np.float32)
+    y = x + rng.standard_normal(x.shape).astype(np.float32) / 10
+    cut = ErrorAccumulator()
+    for k in range(8):
+        sample = cut.update(x[k], y[k])
+        assert sample is not None
+        assert sample.peak == np.abs(x[k]).max()
+    whole, parts = measure_error(x, y), cut.result()
+    assert parts.max_abs == whole.max_abs
+    assert (parts.sqnr_db, parts.cosine) == pytest.approx((whole.sqnr_db, whole.cosine))

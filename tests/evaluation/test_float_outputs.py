@@ -1,0 +1,75 @@
+"""The float model runs once a sample, in whichever order the samples are asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+from onnxq.data import Dataset, load_data
+from onnxq.evaluation import float_outputs
+from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.graph import GraphIndex, name_nodes
+from onnxq.runtime import Session
+
+
+def model(scale: float = 1.0) -> onnx.ModelProto:
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        main (float[N, 16] x) => (float[N, 8] y) { m = MatMul(x, w) y = Relu(m) }"""
+    )
+    weight = scale * np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return name_nodes(proto)
+
+
+def data(proto: onnx.ModelProto) -> Dataset:
+    return load_data(
+        {"x": np.random.default_rng(1).standard_normal((5, 16)).astype(np.float32)}, GraphIndex(proto).inputs
+    )
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    counts: list[int] = []
+    real = Session.run
+    monkeypatch.setattr(Session, "run", lambda self, *args: counts.append(1) or real(self, *args))
+    return counts
+
+
+def test_each_sample_runs_once_whatever_the_order(runs: list[int]) -> None:
+    proto = model()
+    samples = data(proto)
+    kept = FloatOutputs(proto, samples)
+    backwards = {at: kept.run(at, samples[at])["y"] for at in reversed(range(5))}
+    again = [kept.run(at, feeds)["y"] for at, feeds in enumerate(samples.samples())]
+    assert len(runs) == 5
+    assert all((backwards[at] == value).all() for at, value in enumerate(again))
+    assert not any((again[0] == value).all() for value in again[1:])
+
+
+def test_memory_does_not_grow_with_the_samples(runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    proto = model()
+    samples = data(proto)
+    whole = [value["y"] for value in map(Session(proto, optimize=False).run, samples.samples())]
+    runs.clear()
+    monkeypatch.setattr(float_outputs, "_MOST_BYTES", 70)
+    bounded = FloatOutputs(proto, samples)
+    for _ in range(2):
+        got = [bounded.run(at, feeds)["y"] for at, feeds in enumerate(samples.samples())]
+        assert all((a == b).all() for a, b in zip(got, whole, strict=True))
+    assert len(runs) == 5 + 3
+
+
+def test_sums_over_samples_and_of_each() -> None:
+    proto, other = model(), model(1.1)
+    kept = FloatOutputs(proto, data(proto))
+    ticks: list[int] = []
+    (whole,) = kept.measure(Session(other, optimize=False), tick=lambda: ticks.append(1)).results()
+    each = kept.measure_each(Session(other, optimize=False))
+    assert whole.sqnr_db == pytest.approx(20.0, abs=0.01)
+    assert len(each) == len(ticks) == 5
+    assert all(one.worst_db() == pytest.approx(20.0, abs=0.01) for one in each)
+    few = kept.measure(Session(other, optimize=False), limit=2)
+    assert few.outputs["y"].signal == sum(one.outputs["y"].signal for one in each[:2])

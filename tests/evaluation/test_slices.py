@@ -1,0 +1,185 @@
+"""Slices of another scale are judged by themselves, all the way through; what is merely small raises no alarm."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+
+import onnxq
+from onnxq.config import Config, load_config
+from onnxq.evaluation.accumulator import ErrorAccumulator, OutputError
+from onnxq.evaluation.compare import ModelErrors, compare
+from onnxq.evaluation.slices import SliceSums
+from onnxq.report import show_difference, show_report
+from tests.evaluation.heads import head, samples
+
+RNG = np.random.default_rng(0)
+
+
+def noisy(reference: np.ndarray, share: float | np.ndarray) -> np.ndarray:
+    """The reference with an error of this share of 1 in every value."""
+    return reference + share * np.where(RNG.random(reference.shape) < 0.5, -1.0, 1.0)
+
+
+def measured(reference: np.ndarray, value: np.ndarray) -> OutputError:
+    """The errors over [samples, 1, ...]."""
+    sums = ErrorAccumulator("y", slices=SliceSums())
+    for one, other in zip(reference, value, strict=True):
+        sums.update(one, other)
+    return sums.result()
+
+
+def columns(*scales: float, count: int = 8, positions: int = 16, low: float = -1.0) -> np.ndarray:
+    """[count, 1, columns, positions] with values to these scales along the columns."""
+    values = RNG.uniform(low, 1.0, (count, 1, len(scales), positions))
+    values[..., 0] = 1.0
+    return values * np.array(scales)[:, None]
+
+
+def test_a_part_has_its_own_figure_and_a_name() -> None:
+    reference = columns(640, 640, 640, 640, 0.9, 0.5, 0.2)
+    found = measured(reference, noisy(reference, np.array([4.0] * 4 + [0.05] * 3)[:, None]))
+    scores = reference[:, :, 4:]
+    expected = 10 * np.log10(np.square(scores).sum() / (0.05**2 * scores.size))
+    assert found.part == "[:, 4:, :]"
+    assert found.sqnr_db == pytest.approx(expected)
+    assert found.whole_db == pytest.approx(10 * np.log10(np.square(reference).sum() / (4.0**2 * 4 * 16 * 8)), abs=0.01)
+    assert found.whole_db > found.sqnr_db + 10
+
+
+def test_where_the_whole_is_farther_it_is_the_figure() -> None:
+    reference = columns(640, 640, 0.9, 0.5)
+    found = measured(reference, noisy(reference, np.array([60.0, 60.0, 0.001, 0.001])[:, None]))
+    assert found.part == ""
+    assert found.sqnr_db == found.whole_db
+
+
+@pytest.mark.parametrize(
+    ("reference", "why"),
+    [
+        pytest.param(columns(9, 4, 2, 1), "all alike", id="like scales"),
+        pytest.param(columns(1, 0.3, 1e-3, 1e-4, low=0.0), "probabilities, most classes in no sample", id="scores"),
+        pytest.param(columns(640, 640, 640, 1e-3), "padding and dead channels", id="dead"),
+        pytest.param(columns(640, 640, 640, 0.0), "exact zeros", id="zero"),
+        pytest.param(columns(*[5.0] * 99, 0.1), "one channel of a hundred that happens to be small", id="single"),
+        pytest.param(columns(5.0, 0.1, count=1, positions=4), "four values do not tell a scale", id="few values"),
+        pytest.param(columns(*[5.0, 0.1] * 2500, count=1), "positions, not channels", id="long"),
+        pytest.param(columns(640, 0.5).astype(np.int64), "integers have no scale", id="integers"),
+        pytest.param(np.swapaxes(columns(640, 0.9), 1, 2), "the batch", id="batch"),
+    ],
+)
+def test_what_is_merely_small_is_no_part(reference: np.ndarray, why: str) -> None:
+    found = measured(reference, reference + 0.001 if reference.dtype.kind == "f" else reference + 1)
+    assert found.part == "", why
+    assert found.sqnr_db == found.whole_db
+
+
+def test_an_axis_whose_size_changes_is_left_out() -> None:
+    sums = ErrorAccumulator("y", slices=SliceSums())
+    for size in (2, 3):
+        reference = columns(*[640, 0.5, 0.5][:size])[0]
+        sums.update(reference, noisy(reference, 0.1))
+    assert sums.result().part == ""
+
+
+@pytest.mark.parametrize(
+    ("scales", "text"),
+    [
+        ([0.5, 640], "[:, 0, :]"),
+        ([0.5, 0.5, 640], "[:, :2, :]"),
+        ([640, 0.5, 0.5, 640], "[:, 1:3, :]"),
+        ([640, 640, 0.5] * 3, "[:, 2::3, :]"),
+        ([640, 0.5, 640, 640, 0.5, 0.5, 640], "[:, (1, 4:6), :]"),
+        ([640, 0.5, 640, 640, 0.5, 0.5, 640, 0.5, 640, 0.5, 640], "[:, (1, 4:6, 7, …), :]"),
+    ],
+)
+def test_parts_are_named_as_numpy_takes_them(scales: list[float], text: str) -> None:
+    reference = columns(*scales)
+    assert measured(reference, noisy(reference, 0.1)).part == text
+
+
+def test_of_several_parts_the_worst_counts() -> None:
+    reference = columns(1000, 30, 30, -1.5, -1.5)
+    errors = np.array([1.0, 3.0, 3.0, 0.05, 0.05])[:, None]
+    assert measured(reference, noisy(reference, errors)).part == "[:, 1:3, :]"
+    errors[3:] = 0.5
+    assert measured(reference, noisy(reference, errors)).part == "[:, 3:, :]"
+
+
+class Gives:
+    def __init__(self, values: list[np.ndarray]) -> None:
+        self.values = iter(values)
+
+    def run(self, feeds: object, /) -> dict[str, np.ndarray]:
+        return {"y": next(self.values)}
+
+
+def test_padding_by_the_models_own_mask_counts_in_no_slice() -> None:
+    reference = np.swapaxes(columns(640, 0.9), 2, 3)  # [samples, 1, positions, columns]
+    value = noisy(reference, 0.05)
+    value[:, :, 8:] = 99.0
+    mask = np.zeros((1, 16), np.int64)
+    mask[:, :8] = 1
+    pair = Gives(list(reference)), Gives(list(value))
+    (found,) = compare({"": pair}, [{"attention_mask": mask}] * len(reference))[""]
+    assert found.part == "[:, :, 1]"
+    assert found.sqnr_db == pytest.approx(measured(reference[:, :, :8], value[:, :, :8]).sqnr_db)
+
+
+def test_other_samples_are_likely_to_be_worse() -> None:
+    reference = columns(640, 640, 0.9, 0.5, count=4)
+    even, uneven = ModelErrors(), ModelErrors()
+    for k, one in enumerate(reference):
+        error = noisy(np.zeros_like(one), np.array([2.0, 2.0, 0.05, 0.05])[:, None])
+        even.update({}, {"y": one}, {"y": one + error})
+        uneven.update({}, {"y": one}, {"y": one + error * (1.99 if k == 0 else 0.2)})
+    assert even.likely_db() == pytest.approx(even.worst_db(), abs=0.01)
+    assert uneven.worst_db() == pytest.approx(even.worst_db(), abs=0.2)
+    assert uneven.likely_db() < uneven.worst_db() - 2
+
+
+CONFIG: Config = load_config("trt-int8").model_copy(update={"effort": "fast", "skip": ("equalize", "absorb", "smooth")})
+
+
+def test_scores_beside_boxes_are_seen_from_quantize_to_diff() -> None:
+    """As a whole the output is fine; its scores are not, and promotion goes on until they are."""
+    model, data = head(noisy=9.0), samples()
+    plain = onnxq.quantize(model, data, CONFIG, latency=False)
+    (check,) = plain.report.checks
+    assert check.parts[0] == "[:, 4:, :]"
+    assert check.sqnr_db[0] == pytest.approx(25, abs=1.5)
+    assert check.whole_db[0] > 36
+    shown = io.StringIO()
+    show_report(plain.report, stream=shown, width=200)
+    assert "output0[:, 4:, :] is the part of output0 that is farthest; as a whole it has 3" in shown.getvalue()
+
+    found = onnxq.diff(model, plain.model, data, engines=("ort",), min_sqnr=32)
+    (unmet, *_) = found.unmet
+    assert (unmet.output, unmet.part) == ("output0", "[:, 4:, :]")
+    assert "SQNR in dB of [:, 4:, :] is 2" in str(unmet)
+    shown = io.StringIO()
+    show_difference(found, stream=shown, width=200)
+    assert "output0[:, 4:, :]" in shown.getvalue()
+    shown = io.StringIO()
+    show_difference(found, as_json=True, stream=shown)
+    error = json.loads(shown.getvalue())["outputs"][0]["accuracy"][0]
+    assert error["part"] == "[:, 4:, :]"
+    assert error["whole_db"] > error["sqnr_db"] + 10
+
+    better = onnxq.quantize(model, data, CONFIG, latency=False, min_sqnr=32)
+    promotion = better.report.promotion
+    assert promotion is not None
+    assert promotion.met
+    assert [step.nodes for step in promotion.steps] == [("score_map",)]
+    assert min(better.report.checks[0].sqnr_db) >= 32
+
+
+def test_a_wish_that_does_not_hold_names_the_part() -> None:
+    found = onnxq.quantize(head(noisy=9.0), samples(), CONFIG, latency=False, min_sqnr=500)
+    promotion = found.report.promotion
+    assert promotion is not None
+    assert not promotion.met
+    assert promotion.part == found.report.checks[0].worst[0]
