@@ -11,7 +11,7 @@ from onnxq.cli.errors import error_fields, say_error
 from onnxq.errors import VerificationError
 
 if TYPE_CHECKING:
-    from onnxq.engines.diff_model import Difference
+    from onnxq.engines.diff.model import Difference
 
 
 def _engines(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:

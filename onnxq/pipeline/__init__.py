@@ -10,17 +10,17 @@ from onnxq.pipeline.api import annotate_bits, apply, import_calibration, inspect
 from onnxq.pipeline.result import Result
 
 if TYPE_CHECKING:
-    from onnxq.engines.diff_model import Difference
-    from onnxq.engines.proof import Proof
+    from onnxq.engines.diff.model import Difference
+    from onnxq.engines.prove.proof import Proof
     from onnxq.pipeline.differ import diff
     from onnxq.pipeline.profiler import profile_model
     from onnxq.pipeline.prover import prove
     from onnxq.profile import Profile
 
 _HOME = {
-    "Difference": "onnxq.engines.diff_model",
+    "Difference": "onnxq.engines.diff.model",
     "Profile": "onnxq.profile",
-    "Proof": "onnxq.engines.proof",
+    "Proof": "onnxq.engines.prove.proof",
     "diff": "onnxq.pipeline.differ",
     "profile_model": "onnxq.pipeline.profiler",
     "prove": "onnxq.pipeline.prover",

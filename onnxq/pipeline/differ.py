@@ -12,10 +12,10 @@ import onnx
 
 from onnxq.config import Config, check_number
 from onnxq.data import load_data
-from onnxq.engines.diff import Outcome, Wish, compare
-from onnxq.engines.diff_model import OFF, ON, TRT, Difference, Tolerances
-from onnxq.engines.diff_polygraphy import INPUTS, RESULTS, inputs_beside, load_results, save_feeds
-from onnxq.engines.diff_runs import ENGINES
+from onnxq.engines.diff.compare import Outcome, Wish, compare
+from onnxq.engines.diff.model import OFF, ON, TRT, Difference, Tolerances
+from onnxq.engines.diff.results import INPUTS, RESULTS, inputs_beside, load_results, save_feeds
+from onnxq.engines.diff.runs import ENGINES
 from onnxq.errors import ConfigError, OutputError
 from onnxq.files import saving_into, write_text
 from onnxq.graph import GraphIndex, load_model, name_nodes, save_model

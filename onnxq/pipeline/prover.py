@@ -10,9 +10,9 @@ import onnx
 from onnxq.annotate import read_model
 from onnxq.config import Config, check_number
 from onnxq.data import Dataset, load_data
-from onnxq.engines.proof import ORT, Proof
-from onnxq.engines.prove import TIMEOUT, Wish, saving
-from onnxq.engines.prove import prove as _prove
+from onnxq.engines.prove.proof import ORT, Proof
+from onnxq.engines.prove.prove import TIMEOUT, Wish, saving
+from onnxq.engines.prove.prove import prove as _prove
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.pipeline.run import Options, configured

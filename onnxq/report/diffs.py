@@ -12,7 +12,7 @@ from typing import IO, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxq.engines.diff_model import FLOAT, OFF, Difference, Error, LayerDiff, Parting, run_label
+from onnxq.engines.diff.model import FLOAT, OFF, Difference, Error, LayerDiff, Parting, run_label
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import saturation_cause
 from onnxq.report.terminal import decibel, first_rows, sheet, show, table, warning_text, write

@@ -11,7 +11,7 @@ from typing import IO, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxq.engines.proof import BUILT, FUSED, INT8, NodeProof, Proof, Tensor
+from onnxq.engines.prove.proof import BUILT, FUSED, INT8, NodeProof, Proof, Tensor
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import cost_lines, saturation_summary, sums_tables
 from onnxq.report.terminal import MORE, first_rows, seconds, sheet, show, size, table, warning_text, write

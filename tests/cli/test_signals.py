@@ -131,11 +131,11 @@ import subprocess, sys
 from pathlib import Path
 from onnx import parser
 from onnxq.cli.signals import stopping
-from onnxq.engines import builds
+from onnxq.engines.build import process as builds
 run = subprocess.run
 def slow(command, **how):
     # A library that takes long: the process announces itself, and stands still.
-    code = "import os, sys, time; from onnxq.engines import child; child.end_with_parent();"
+    code = "import os, sys, time; from onnxq.engines.build import child; child.end_with_parent();"
     code += "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
     return run([sys.executable, "-c", code, sys.argv[1] + "/pid"], **how)
 subprocess.run = slow

@@ -19,8 +19,8 @@ from onnxq import errors
 from onnxq.cli import cli
 from onnxq.cli.group import LazyGroup
 from onnxq.data import load_data
-from onnxq.engines.compared import read_proof
-from onnxq.engines.diff import check_pair
+from onnxq.engines.diff.compare import check_pair
+from onnxq.engines.prove.compare import read_proof
 from onnxq.graph import Editor, GraphIndex, ValueInfo, inline_functions, load_model, name_nodes, upgrade_opset
 from onnxq.graph.weights import check_tensors
 from onnxq.interop import strip_markers
@@ -185,7 +185,7 @@ def strangers(_: Path):
 @reach("Q115")
 def a_foreign_engine_fails(_: Path):
     pytest.importorskip("polygraphy")
-    from onnxq.engines.diff_polygraphy import polygraphy, quiet
+    from onnxq.engines.diff.results import polygraphy, quiet
 
     with quiet():
         polygraphy("logger").G_LOGGER.critical("the engine broke")

@@ -101,7 +101,7 @@ def out_of_reach(_: Path):
 
 @reach("R111")
 def no_tensorrt(_: Path):
-    from onnxq.engines import diff_trt
+    from onnxq.engines.diff import trt as diff_trt
 
     found = diff_trt.obstacle()
     if found is None:
@@ -262,10 +262,10 @@ def nothing_done(_: Path):
 
 @reach("W112")
 def other_kernels(folder: Path):
-    from onnxq.engines import builds
-    from onnxq.engines.builds import Outcome
-    from onnxq.engines.proof import BUILT
-    from onnxq.engines.prove import ORT, _otherwise
+    from onnxq.engines.build import process as builds
+    from onnxq.engines.build.process import Outcome
+    from onnxq.engines.prove.proof import BUILT
+    from onnxq.engines.prove.prove import ORT, _otherwise
 
     saved(folder, saturating(), builds.OPTIMIZED)
     body = "g (float[N,64] x) => (float[N,64] y) { y = QLinearConv(x, x, x, x, x, x, x, x) }"

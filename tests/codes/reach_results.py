@@ -171,7 +171,7 @@ def not_exact(folder: Path):
 
 @reach("Q708")
 def no_gpu(_: Path):
-    from onnxq.engines.builds import Outcome, able
+    from onnxq.engines.build.process import Outcome, able
 
     able(Outcome(state="unable", reason="there is no GPU"), "tensorrt", "")
 

@@ -15,10 +15,10 @@ import numpy as np
 import onnx
 
 import onnxq
-from onnxq.engines.compared import changes, read_proof
-from onnxq.engines.diff_polygraphy import load_results
-from onnxq.engines.layers import read_text
-from onnxq.engines.proof import Build, Kernel, NodeProof, Proof, SiteProof
+from onnxq.engines.diff.results import load_results
+from onnxq.engines.prove.compare import changes, read_proof
+from onnxq.engines.prove.proof import Build, Kernel, NodeProof, Proof, SiteProof
+from onnxq.engines.prove.trt_kernels import read_text
 from onnxq.interop import write_cache
 from onnxq.interop.trt_cache import ORIGIN
 from onnxq.kernels import cache as kernel_cache

@@ -1,4 +1,4 @@
-"""The process in which engines are built: `python -m onnxq.engines.child FOLDER`. See builds.py for what lies there."""
+"""The process in which engines are built: `python -m onnxq.engines.build.child FOLDER`. See builds.py for what lies there."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from onnxq.engines.builds import JOB, RESULT
+from onnxq.engines.build.process import JOB, RESULT
 
 # Of linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 # Which module builds with which library; they are imported here only, so that the parent never loads the library.
 _BUILDERS = {
-    "tensorrt_rtx": "onnxq.engines.build_trt",
-    "tensorrt": "onnxq.engines.build_trt",
-    "onnxruntime": "onnxq.engines.build_ort",
+    "tensorrt_rtx": "onnxq.engines.build.trt",
+    "tensorrt": "onnxq.engines.build.trt",
+    "onnxruntime": "onnxq.engines.build.ort",
 }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import onnx
 
-from onnxq.engines.builds import ENGINE, MODEL, OPTIMIZED
-from onnxq.engines.proof import BUILT, REFUSED
+from onnxq.engines.build.process import ENGINE, MODEL, OPTIMIZED
+from onnxq.engines.prove.proof import BUILT, REFUSED
 from onnxq.errors import MissingDependencyError, ModelError
 from onnxq.runtime import UnknownOperatorError, operator_libraries, optimized_graph
 

@@ -1,6 +1,6 @@
 """Builds in child processes: a failed build poisons the next one in its process, and some graphs crash the library.
 
-The child is `python -m onnxq.engines.child FOLDER`: it reads job.json there, writes build.log line by line as it goes,
+The child is `python -m onnxq.engines.build.child FOLDER`: it reads job.json there, writes build.log line by line as it goes,
 and at its end result.json with the kernels, beside the engine. No result means that it crashed.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import onnx
 
-from onnxq.engines.proof import CRASHED, LATE
+from onnxq.engines.prove.proof import CRASHED, LATE
 from onnxq.errors import MissingDependencyError, VerificationError
 from onnxq.graph import save_model
 
@@ -69,7 +69,7 @@ def build(proto: onnx.ModelProto, job: Job, folder: Path, *, timeout: float) -> 
     save_model(proto, folder / MODEL, overwrite=True)
     (folder / RESULT).unlink(missing_ok=True)
     (folder / JOB).write_text(json.dumps(asdict(job)), encoding="utf-8")
-    command = [sys.executable, "-m", "onnxq.engines.child", str(folder)]
+    command = [sys.executable, "-m", "onnxq.engines.build.child", str(folder)]
     start = time.perf_counter()
     with open(folder / _STDERR, "wb") as sink:
         try:
@@ -98,7 +98,7 @@ def build(proto: onnx.ModelProto, job: Job, folder: Path, *, timeout: float) -> 
 def _environ() -> dict[str, str]:
     """The child finds the same packages, wherever this process has them from."""
     paths = [path for path in sys.path if path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[2]), *paths])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[3]), *paths])}
 
 
 def _result(folder: Path) -> dict[str, Any] | None:

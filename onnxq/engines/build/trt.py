@@ -14,9 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from onnxq.engines.builds import ENGINE, LAYERS, LOG, MODEL
-from onnxq.engines.layers import HEADER
-from onnxq.engines.proof import BUILT, FAILED, REFUSED
+from onnxq.engines.build.process import ENGINE, LAYERS, LOG, MODEL
+from onnxq.engines.prove.trt_kernels import HEADER
+from onnxq.engines.prove.proof import BUILT, FAILED, REFUSED
 
 _ERRORS = ("ERROR", "INTERNAL_ERROR")
 

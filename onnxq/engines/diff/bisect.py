@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.engines.diff_extract import Parts
-from onnxq.engines.diff_levels import Level
-from onnxq.engines.diff_measure import Tally, parts
-from onnxq.engines.diff_model import OFF, Bisection, Error
+from onnxq.engines.diff.cut import Parts
+from onnxq.engines.diff.levels import Level
+from onnxq.engines.diff.measure import Tally, parts
+from onnxq.engines.diff.model import OFF, Bisection, Error
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
 from onnxq.runtime import Session, tap, trim

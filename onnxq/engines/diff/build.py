@@ -1,4 +1,4 @@
-"""The child process that builds a TensorRT engine: `python -m onnxq.engines.diff_build JOB.json`."""
+"""The child process that builds a TensorRT engine: `python -m onnxq.engines.diff.build JOB.json`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from onnxq.engines.child import end_with_parent
-from onnxq.engines.diff_polygraphy import polygraphy
-from onnxq.engines.diff_trt import Job, choose_library
+from onnxq.engines.build.child import end_with_parent
+from onnxq.engines.diff.results import polygraphy
+from onnxq.engines.diff.trt import Job, choose_library
 
 
 def main(path: str) -> int:

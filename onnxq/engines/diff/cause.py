@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.annotate import WeightSums, find_saturating
-from onnxq.engines.diff_layers import Place
-from onnxq.engines.judge import judge_sums
-from onnxq.engines.ort import read_optimized
+from onnxq.engines.diff.matching import Place
+from onnxq.engines.prove.judge import judge_sums
+from onnxq.engines.prove.ort_kernels import read_optimized
 from onnxq.engines.saturation.emulate import emulate
 from onnxq.engines.saturation.measure import SaturatingRun
 from onnxq.errors import OnnxqError

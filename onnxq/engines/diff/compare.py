@@ -14,16 +14,16 @@ import numpy as np
 import onnx
 
 from onnxq.data import Dataset
-from onnxq.engines.diff_alone import check_kernels
-from onnxq.engines.diff_bisect import Found, bisect
-from onnxq.engines.diff_inside import Inner, Inside, Spot, open_inner, read_inside, read_on
-from onnxq.engines.diff_layers import Place
-from onnxq.engines.diff_levels import level_of
-from onnxq.engines.diff_measure import SAME_DB, Array, Tally, parts, unmet
-from onnxq.engines.diff_model import FLOAT, OFF, ON, Difference, Error, OutputDiff, Parting, Run, Tolerances, run_label
-from onnxq.engines.diff_polygraphy import Loaded, Recorder, infer, polygraphy
-from onnxq.engines.diff_runs import Engines, engine_text
-from onnxq.engines.saturation.cause import find_cause
+from onnxq.engines.diff.bisect import Found, bisect
+from onnxq.engines.diff.cause import find_cause
+from onnxq.engines.diff.isolated import check_kernels
+from onnxq.engines.diff.layers import Inner, Inside, Spot, open_inner, read_inside, read_on
+from onnxq.engines.diff.levels import level_of
+from onnxq.engines.diff.matching import Place
+from onnxq.engines.diff.measure import SAME_DB, Array, Tally, parts, unmet
+from onnxq.engines.diff.model import FLOAT, OFF, ON, Difference, Error, OutputDiff, Parting, Run, Tolerances, run_label
+from onnxq.engines.diff.results import Loaded, Recorder, infer, polygraphy
+from onnxq.engines.diff.runs import Engines, engine_text
 from onnxq.errors import DataError, ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.engines.diff_bisect import Feeds, Reference, optimized
-from onnxq.engines.diff_extract import Parts
-from onnxq.engines.diff_inside import Inner, Spot
-from onnxq.engines.diff_layers import Place, Row, rows
-from onnxq.engines.diff_measure import Tally, parts
-from onnxq.engines.diff_model import OFF, ON, Error, Parting, run_label
+from onnxq.engines.diff.bisect import Feeds, Reference, optimized
+from onnxq.engines.diff.cut import Parts
+from onnxq.engines.diff.layers import Inner, Spot
+from onnxq.engines.diff.matching import Place, Row, rows
+from onnxq.engines.diff.measure import Tally, parts
+from onnxq.engines.diff.model import OFF, ON, Error, Parting, run_label
 from onnxq.errors import ModelError
 from onnxq.runtime import Session
 

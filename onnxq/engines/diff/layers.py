@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.engines.diff_layers import Place, Row, reached, rows
-from onnxq.engines.diff_levels import Level, level_of
-from onnxq.engines.diff_measure import Tally, parts
-from onnxq.engines.diff_model import FLOAT, OFF, ON, Error, LayerDiff, Parting, run_label
-from onnxq.engines.diff_polygraphy import Feeds, active, infer, ort_runner
+from onnxq.engines.diff.levels import Level, level_of
+from onnxq.engines.diff.matching import Place, Row, reached, rows
+from onnxq.engines.diff.measure import Tally, parts
+from onnxq.engines.diff.model import FLOAT, OFF, ON, Error, LayerDiff, Parting, run_label
+from onnxq.engines.diff.results import Feeds, active, infer, ort_runner
 from onnxq.errors import OnnxqError
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.progress import Task, silent

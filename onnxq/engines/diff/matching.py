@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.engines.diff_levels import Level, level_of
+from onnxq.engines.diff.levels import Level, level_of
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.sites import TensorId
 

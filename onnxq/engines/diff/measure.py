@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.engines.diff_model import Error, OutputDiff, Tolerances, Unmet
+from onnxq.engines.diff.model import Error, OutputDiff, Tolerances, Unmet
 from onnxq.verify import Comparison
 
 Array = NDArray[np.generic]

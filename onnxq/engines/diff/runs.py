@@ -14,11 +14,11 @@ import onnx
 from onnxq.config.schema import JsonText
 from onnxq.data import Dataset
 from onnxq.emit import PLAN_KEY
-from onnxq.engines import diff_trt
-from onnxq.engines.diff_bisect import Rival, optimized
-from onnxq.engines.diff_measure import Array
-from onnxq.engines.diff_model import FLOAT, OFF, ON, TRT
-from onnxq.engines.diff_polygraphy import Feeds, active, infer, ort_runner
+from onnxq.engines.diff import trt as diff_trt
+from onnxq.engines.diff.bisect import Rival, optimized
+from onnxq.engines.diff.measure import Array
+from onnxq.engines.diff.model import FLOAT, OFF, ON, TRT
+from onnxq.engines.diff.results import Feeds, active, infer, ort_runner
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex

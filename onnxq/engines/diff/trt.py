@@ -15,8 +15,8 @@ from typing import Any
 
 import onnx
 
-from onnxq.engines.diff_model import TRT
-from onnxq.engines.diff_polygraphy import Feeds, polygraphy, quiet
+from onnxq.engines.diff.model import TRT
+from onnxq.engines.diff.results import Feeds, polygraphy, quiet
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, save_model
 from onnxq.sites import Refusal
@@ -120,7 +120,7 @@ def build(
     save_model(proto, model, overwrite=True)
     wanted = Job(str(model), str(engine), dict(shapes), library() or "tensorrt", layers, capability)
     job.write_text(json.dumps(asdict(wanted)), encoding="utf-8")
-    command = [sys.executable, "-m", "onnxq.engines.diff_build", str(job)]
+    command = [sys.executable, "-m", "onnxq.engines.diff.build", str(job)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE, errors="replace")
     except subprocess.TimeoutExpired as error:

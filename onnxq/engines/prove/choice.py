@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx import ModelProto
 
 from onnxq.annotate import read_plan_note
-from onnxq.engines.proof import ORT, RTX
+from onnxq.engines.prove.proof import ORT, RTX
 
 _OF_TARGET = {"ort": ORT, "trt": RTX}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.config.schema import JsonText, Loose, Natural
-from onnxq.engines.proof import Change, Proof
+from onnxq.engines.prove.proof import Change, Proof
 from onnxq.errors import DataError
 from onnxq.files import read_text
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from onnxq.annotate import Inspection, PairInfo, WeightSums, find_saturating
 from onnxq.annotate.notes import Notes, read_notes
-from onnxq.engines.kernels import HEAVY, PRODUCTS, computed_type, is_low, types, workers
-from onnxq.engines.proof import FLOAT8, FUSED, INT8, LOOSE, PARTLY, UNSEEN, Kernel, NodeProof, SiteProof
-from onnxq.engines.why import Why
+from onnxq.engines.prove.kernels import HEAVY, PRODUCTS, computed_type, is_low, types, workers
+from onnxq.engines.prove.proof import FLOAT8, FUSED, INT8, LOOSE, PARTLY, UNSEEN, Kernel, NodeProof, SiteProof
+from onnxq.engines.prove.reasons import Why
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE
 from onnxq.sites import Role, TensorId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from onnxq.engines.proof import FLOAT8, INT8, UNSEEN, Kernel, Tensor
+from onnxq.engines.prove.proof import FLOAT8, INT8, UNSEEN, Kernel, Tensor
 
 # Products: nearly all of a network's arithmetic. The second group moves or averages, which int8 makes cheaper too.
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "LSTM", "GRU", "RNN", "Attention"})

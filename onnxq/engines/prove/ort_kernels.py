@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto
 
-from onnxq.engines.kernels import ORT_INT8
-from onnxq.engines.proof import Kernel, Tensor
+from onnxq.engines.prove.kernels import ORT_INT8
+from onnxq.engines.prove.proof import Kernel, Tensor
 from onnxq.graph import GraphIndex, NodeRef, name_nodes
 from onnxq.graph.scopes import walk
 from onnxq.plan.names import DEQUANTIZE

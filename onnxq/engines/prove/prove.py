@@ -16,20 +16,33 @@ from onnxq.annotate import Inspection, WeightSums, inspect_model
 from onnxq.config import matches
 from onnxq.data import Dataset
 from onnxq.emit import PLAN_KEY
-from onnxq.engines import builds
-from onnxq.engines.builds import Job, Outcome, able
-from onnxq.engines.choice import choose_engine
-from onnxq.engines.compared import changes, read_proof
-from onnxq.engines.judge import heavy_nodes, judge, judge_sums, unasked_sums
-from onnxq.engines.kernels import HEAVY
-from onnxq.engines.layers import read_inspector, read_text
-from onnxq.engines.ort import integer_kernels, read_optimized
-from onnxq.engines.profiles import profile
-from onnxq.engines.proof import BUILT, CRASHED, ENGINES, INT8, ORT, RTX, TRT, Build, Kernel, Proof, Reduced, Requirement
-from onnxq.engines.reduce import reduce
+from onnxq.engines.build import process as builds
+from onnxq.engines.build.process import Job, Outcome, able
+from onnxq.engines.prove.choice import choose_engine
+from onnxq.engines.prove.compare import changes, read_proof
+from onnxq.engines.prove.judge import heavy_nodes, judge, judge_sums, unasked_sums
+from onnxq.engines.prove.kernels import HEAVY
+from onnxq.engines.prove.ort_kernels import integer_kernels, read_optimized
+from onnxq.engines.prove.proof import (
+    BUILT,
+    CRASHED,
+    ENGINES,
+    INT8,
+    ORT,
+    RTX,
+    TRT,
+    Build,
+    Kernel,
+    Proof,
+    Reduced,
+    Requirement,
+)
+from onnxq.engines.prove.reasons import Why
+from onnxq.engines.prove.reduce import reduce
+from onnxq.engines.prove.shapes import profile
+from onnxq.engines.prove.trt_kernels import read_inspector, read_text
 from onnxq.engines.saturation.measure import measure
 from onnxq.engines.saturation.model import Cost
-from onnxq.engines.why import Why
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, replacing, saving_into
 from onnxq.graph import GraphIndex, infer_shapes, inline_functions, name_nodes, save_model

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxq.annotate import PairInfo
-from onnxq.engines.kernels import PRODUCTS
-from onnxq.engines.proof import ORT, UNSEEN, NodeProof
+from onnxq.engines.prove.kernels import PRODUCTS
+from onnxq.engines.prove.proof import ORT, UNSEEN, NodeProof
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Role, TensorId, Unquantized

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import onnx
 from onnx import ModelProto, helper
 
-from onnxq.engines.proof import Reduced
+from onnxq.engines.prove.proof import Reduced
 from onnxq.graph import GraphIndex
 from onnxq.graph.scopes import reads
 from onnxq.sites import TensorId

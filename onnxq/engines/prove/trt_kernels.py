@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from onnxq.engines.proof import Kernel, Tensor
+from onnxq.engines.prove.proof import Kernel, Tensor
 
 HEADER = "Layers:"
 _LINE = re.compile(

@@ -14,16 +14,16 @@ from onnx import helper, numpy_helper, parser
 import onnxq
 from onnxq.config import DataConfig
 from onnxq.data import load_data
-from onnxq.engines.diff import Wish, compare
-from onnxq.engines.diff_inside import grouped, open_inner, read_inside
-from onnxq.engines.diff_layers import rows
-from onnxq.engines.diff_model import OFF, ON, LayerDiff
-from onnxq.engines.diff_polygraphy import active, ort_runner
+from onnxq.engines.diff.compare import Wish, compare
+from onnxq.engines.diff.layers import grouped, open_inner, read_inside
+from onnxq.engines.diff.matching import rows
+from onnxq.engines.diff.model import OFF, ON, LayerDiff
+from onnxq.engines.diff.results import active, ort_runner
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.runtime import Session, tap
 from onnxq.sites import TensorId
-from tests.diff.models import WIDTH, chain, pairs, samples
+from tests.engines.diff.models import WIDTH, chain, pairs, samples
 from tests.pipeline.models import EVERYTHING, images, residual
 
 

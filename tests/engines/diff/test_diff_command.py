@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from onnxq.cli import cli
-from onnxq.engines import diff_trt
-from tests.diff.models import chain, pairs, samples
+from onnxq.engines.diff import trt as diff_trt
+from tests.engines.diff.models import chain, pairs, samples
 
 
 @pytest.fixture(scope="module")

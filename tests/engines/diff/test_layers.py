@@ -8,16 +8,16 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.engines.diff_alone import check_kernels
-from onnxq.engines.diff_extract import Parts
-from onnxq.engines.diff_inside import Inner, open_inner
-from onnxq.engines.diff_layers import reached, rows, source
-from onnxq.engines.diff_levels import Level, level_of
-from onnxq.engines.diff_model import ON
+from onnxq.engines.diff.cut import Parts
+from onnxq.engines.diff.isolated import check_kernels
+from onnxq.engines.diff.layers import Inner, open_inner
+from onnxq.engines.diff.levels import Level, level_of
+from onnxq.engines.diff.matching import reached, rows, source
+from onnxq.engines.diff.model import ON
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.runtime import Session, optimized_graph
 from onnxq.sites import TensorId
-from tests.diff.models import WIDTH, chain, pairs, samples
+from tests.engines.diff.models import WIDTH, chain, pairs, samples
 from tests.pipeline.models import EVERYTHING, images, residual
 
 

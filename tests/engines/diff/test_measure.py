@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from onnxq import metrics
-from onnxq.engines.diff_measure import Tally, parts, unmet
-from onnxq.engines.diff_model import OFF, Error, OutputDiff, Tolerances
+from onnxq.engines.diff.measure import Tally, parts, unmet
+from onnxq.engines.diff.model import OFF, Error, OutputDiff, Tolerances
 
 VALUES = st.floats(-100, 100, width=32)
 

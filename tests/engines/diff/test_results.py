@@ -10,10 +10,10 @@ import onnx
 import pytest
 
 import onnxq
-from onnxq.engines.diff_polygraphy import Recorder, inputs_beside, load_results, polygraphy, quiet
+from onnxq.engines.diff.results import Recorder, inputs_beside, load_results, polygraphy, quiet
 from onnxq.errors import DataError, OutputError
 from onnxq.runtime import Session
-from tests.diff.models import chain, pairs, samples
+from tests.engines.diff.models import chain, pairs, samples
 
 pytest.importorskip("polygraphy")
 

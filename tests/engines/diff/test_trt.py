@@ -9,11 +9,11 @@ import onnx
 import pytest
 
 import onnxq
-from onnxq.engines import diff_trt
-from onnxq.engines.diff_polygraphy import active, infer
+from onnxq.engines.diff import trt as diff_trt
+from onnxq.engines.diff.results import active, infer
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, name_nodes
-from tests.diff.models import WIDTH, chain, pairs, samples
+from tests.engines.diff.models import WIDTH, chain, pairs, samples
 
 AMPERE = (8, 6)
 SHAPES = {"x": ((1, WIDTH), (1, WIDTH), (4, WIDTH))}

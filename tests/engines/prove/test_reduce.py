@@ -6,7 +6,7 @@ import onnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.engines.reduce import Parts, reduce
+from onnxq.engines.prove.reduce import Parts, reduce
 from onnxq.graph import GraphIndex, infer_shapes
 from tests.engines import kit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from onnxq.engines.profiles import parse_shapes, profile
+from onnxq.engines.prove.shapes import parse_shapes, profile
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex
 from tests.engines import kit

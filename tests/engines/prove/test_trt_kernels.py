@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import onnxq
-from onnxq.engines.kernels import computed_type, workers
-from onnxq.engines.layers import dtype_of, node_names, read_inspector, read_text
-from onnxq.engines.why import Why
+from onnxq.engines.prove.kernels import computed_type, workers
+from onnxq.engines.prove.reasons import Why
+from onnxq.engines.prove.trt_kernels import dtype_of, node_names, read_inspector, read_text
 from onnxq.graph import GraphIndex
 from tests.engines import kit
 

@@ -12,10 +12,12 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper
 
 from onnxq.cli import cli
-from onnxq.engines import diff_bisect, diff_inside, diff_runs
+from onnxq.engines.diff import bisect as diff_bisect
+from onnxq.engines.diff import layers as diff_inside
+from onnxq.engines.diff import runs as diff_runs
 from onnxq.engines.saturation.emulate import emulate
 from onnxq.runtime import Session
-from tests.engines import saturation_kit as kit
+from tests.engines.saturation import kit
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -14,7 +14,7 @@ from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics.saturation import multiply_saturating
 from onnxq.pipeline import quantize
 from onnxq.runtime import Session, optimized_graph
-from tests.engines import saturation_kit as kit
+from tests.engines.saturation import kit
 
 # onnxruntime.quantization warns of what it deprecates in itself.
 pytestmark = pytest.mark.filterwarnings("ignore")
