@@ -83,7 +83,7 @@ def command(
 
     with report.watched(f"proving {model}", model, quiet=quiet) as progress:
         from onnxq import pipeline
-        from onnxq.engines.prove.shapes import parse_shapes
+        from onnxq.engines.builder.shapes import parse_shapes
 
         proof = pipeline.prove(model, shapes=parse_shapes(shapes), progress=progress, **wanted)
     unmet = _find_unmet(proof)

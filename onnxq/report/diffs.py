@@ -1,4 +1,4 @@
-"""What engines make of a quantized model, as tables and JSON."""
+"""Differences of models and engines, as tables and JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxq.engines.diff.model import FLOAT, OFF, Difference, Error, LayerDiff, Parting, run_label
+from onnxq.engines.diff.model import FLOAT, OFF, Difference, Divergence, Error, LayerDiff, Unmet, label_run
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import saturation_cause
 from onnxq.report.terminal import decibel, first_rows, sheet, show, table, warning_text, write
@@ -34,9 +34,21 @@ def difference_json(found: Difference, error: Mapping[str, Any] | None = None) -
             "error": error,
             "holds": found.holds,
             **values,
-            "messages": [str(one) for one in found.unmet],
+            "messages": [describe_unmet(found, one) for one in found.unmet],
         }
     )
+
+
+def describe_unmet(found: Difference, unmet: Unmet) -> str:
+    """A tolerance that is not met: the run, the value and the bound."""
+    bound = f"{'at most' if unmet.at_most else 'at least'} {unmet.wanted:g}"
+    value = "nothing comparable" if math.isnan(unmet.value) else f"{unmet.value:.6g}"
+    label = _label_runs(found).get(unmet.run, label_run(unmet.run))
+    return f"{label}: {unmet.measure} is {value}, {bound} is wanted"
+
+
+def _label_runs(found: Difference) -> dict[str, str]:
+    return {run.name: run.label for run in found.runs}
 
 
 def show_difference(
@@ -80,10 +92,10 @@ def _rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tuple[s
     yield "engines", Text(_engines(found))
     for piece in found.bisections:
         names = ", ".join(f"{name} ({op})" for name, op in zip(piece.nodes, piece.ops, strict=True))
-        what = f"part by themselves at {piece.output} ({_apart(piece.sqnr_db, piece.levels)})"
+        verdict = f"diverge by themselves at {piece.output} ({_describe_error(piece.sqnr_db, piece.levels)})"
         if piece.failure:
-            what = f"cannot run by themselves ({piece.failure})"
-        text = f"{run_label(piece.run)}: {len(piece.nodes)} nodes {what}: {names}"
+            verdict = f"cannot run by themselves ({piece.failure})"
+        text = f"{label_run(piece.run)}: {len(piece.nodes)} nodes {verdict}: {names}"
         yield "bisected", Text(text + (f"\nwritten to {piece.path}" if piece.path else ""))
     if found.worst:
         by_name = {layer.name: layer for layer in found.layers}
@@ -94,7 +106,7 @@ def _rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tuple[s
             yield "worst", Text("\n".join([*lines, *filter(None, [more])]))
     if found.skipped:
         reasons = (
-            f"[{s.code}] {run_label(s.subject)}: {s.reason}" + (f"\n    fix: {phrase(s.fix)}" if s.fix else "")
+            f"[{s.code}] {label_run(s.subject)}: {s.reason}" + (f"\n    fix: {phrase(s.fix)}" if s.fix else "")
             for s in found.skipped
         )
         yield "not run", Text("\n".join(reasons))
@@ -105,19 +117,19 @@ def _rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tuple[s
 
 
 def _runs(found: Difference) -> RenderableType:
-    rows = ((run_label(run.name), run.engine, str(run.samples)) for run in found.runs)
+    rows = ((run.label, run.engine, str(run.samples)) for run in found.runs)
     return table(("run", "engine", "samples"), rows, right=("samples",), fold=("run", "engine"))
 
 
 def _outputs(found: Difference) -> RenderableType:
     best = f"top-{found.top_k}"
-    columns = ("output", "run", "SQNR", "cosine", "max abs", "max rel", best, f"against {run_label(OFF)}")
-    rows = []
+    columns = ("output", "run", "SQNR", "cosine", "max abs", "max rel", best, f"against {label_run(OFF)}")
+    labels, rows = _label_runs(found), []
     for output in found.outputs:
         against = {error.run: error for error in output.engines}
         for error in output.accuracy:
             other = against.get(error.run)
-            rows.append((output.name, run_label(error.run), *_numbers(error), decibel(other.sqnr_db) if other else ""))
+            rows.append((output.name, labels[error.run], *_numbers(error), decibel(other.sqnr_db) if other else ""))
     return table(columns, rows, right=columns[2:], names=("output",), fold=("run",))
 
 
@@ -132,26 +144,26 @@ def _numbers(error: Error) -> tuple[str, str, str, str, str]:
 
 
 def _engines(found: Difference) -> str:
-    runs = [run.name for run in found.runs]
-    if found.parted:
+    labels = _label_runs(found)
+    if found.divergences:
         return "\n".join(
-            f"{run_label(part.run)}: parts from what the file says first at {part.tensor} ({part.op} {part.node}): "
-            f"{_apart(part.sqnr_db, part.levels)}{_cause(part)}"
-            for part in found.parted
+            f"{labels[one.run]}: diverges from the file first at {one.tensor} ({one.op} {one.node}): {_describe(one)}"
+            for one in found.divergences
         )
     compared = {error.run for output in found.outputs for error in output.engines}
     if not compared:
-        names = ", ".join(run_label(run) for run in runs if run != FLOAT)
+        names = ", ".join(label for run, label in labels.items() if run != FLOAT)
         return f"only one engine ran ({names}): nothing to compare it with"
     return "all agree within rounding"
 
 
-def _cause(part: Parting) -> str:
-    told = saturation_cause(part.saturating)
-    return f"; {told}" if told else ""
+def _describe(divergence: Divergence, *, brackets: bool = False) -> str:
+    """Its size, in brackets or not, and the weights that cause it."""
+    size, cause = _describe_error(divergence.sqnr_db, divergence.levels), saturation_cause(divergence.saturating)
+    return (f"({size})" if brackets else size) + (f"; {cause}" if cause else "")
 
 
-def _apart(sqnr_db: float, levels: float) -> str:
+def _describe_error(sqnr_db: float, levels: float) -> str:
     return decibel(sqnr_db) + ("" if math.isnan(levels) else f", up to {levels:.0f} levels")
 
 
@@ -159,8 +171,9 @@ def _layers(found: Difference, verbose: bool, top: int | None) -> Iterator[Rende
     layers, more = _most_lost(found, top)
     runs = list(dict.fromkeys(error.run for layer in found.layers for error in layer.accuracy))
     others = list(dict.fromkeys(error.run for layer in found.layers for error in layer.engines))
-    columns: tuple[str, ...] = ("tensor", "op", *(f"SQNR {run_label(run)}" for run in runs), "drop")
-    columns += (*(f"{run_label(run)} against {run_label(OFF)}" for run in others), "levels")
+    labels = _label_runs(found)
+    columns: tuple[str, ...] = ("tensor", "op", *(f"SQNR {labels[run]}" for run in runs), "drop")
+    columns += (*(f"{labels[run]} against {labels[OFF]}" for run in others), "levels")
     if verbose:
         columns += ("cosine", "max abs", "max rel", "read at")
     rows = (_layer(layer, runs, others, verbose) for layer in layers)
@@ -196,13 +209,12 @@ def _layer(layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose
 
 
 def _warnings(found: Difference) -> Iterator[RenderableType]:
-    for part in found.parted:
-        text = (
-            f"{run_label(part.run)}: something else than the file says is computed from {part.tensor} on "
-            f"({_apart(part.sqnr_db, part.levels)}){_cause(part)}"
-        )
+    labels = _label_runs(found)
+    for one in found.divergences:
+        from_there = f"something else than the file says is computed from {one.tensor} on"
+        text = f"{labels[one.run]}: {from_there} {_describe(one, brackets=True)}"
         yield warning_text(Caution("W109", text), "bold red")
-    for one in found.unmet:
-        yield Text(f"unmet: output {one.output}: {one}", style="bold red")
+    for unmet in found.unmet:
+        yield Text(f"unmet: output {unmet.output}: {describe_unmet(found, unmet)}", style="bold red")
     if found.synthetic:
         yield warning_text(SYNTHETIC)

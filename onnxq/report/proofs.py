@@ -1,4 +1,4 @@
-"""What an engine made of a model, as tables and as JSON that another proof can be compared with."""
+"""Proofs of engines as tables, and as JSON that another proof can be compared with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxq.engines.prove.proof import BUILT, FUSED, INT8, NodeProof, Proof, Tensor
+from onnxq.engines.prove.proof import INT8, NodeProof, Proof, SiteState, Tensor
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import cost_lines, saturation_summary, sums_tables
 from onnxq.report.terminal import MORE, first_rows, seconds, sheet, show, size, table, warning_text, write
@@ -20,7 +20,7 @@ from onnxq.wording import phrase
 
 _SHOWN = 12
 _NODE_FIELDS = ("op", "type", "kernel", "kind", "types", "kernels", "reason")
-_SITE_FIELDS = ("role", "state", "rule", "readers", "loose", "kernels", "reason")
+_SITE_FIELDS = ("role", "state", "rule", "readers", "unfused", "kernels", "reason")
 
 
 def proof_json(proof: Proof, error: Mapping[str, Any] | None = None) -> str:
@@ -82,9 +82,9 @@ def show_proof(
 
 def _warnings(proof: Proof) -> Iterator[Caution]:
     yield from proof.warnings
-    told = saturation_summary(proof.weights)
-    if told and not proof.require_exact:
-        yield Caution("W107", told if proof.cost is not None else f"{told}; `data=…` says how often they do")
+    summary = saturation_summary(proof.weights)
+    if summary and not proof.require_exact:
+        yield Caution("W107", summary if proof.cost is not None else f"{summary}; `data=…` says how often they do")
 
 
 def _parts(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
@@ -97,7 +97,7 @@ def _parts(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableT
     facts.append(f"{build.state} in {seconds(build.seconds)}")
     name = PurePath(proof.source).name or "model"
     yield Text(name, style="bold").append(f"  ({', '.join(facts)})", style="dim")
-    if build.state == BUILT:
+    if proof.built:
         yield from _tables(proof, verbose, top)
     yield sheet(_rows(proof, verbose))
 
@@ -105,15 +105,15 @@ def _parts(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableT
 def _tables(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
     if proof.nodes:
         nodes = proof.nodes if top is None else sorted(proof.nodes, key=lambda one: one.type == INT8)
-        shown, more = first_rows(nodes, top)
-        rows = ((one.node, one.op, one.type, one.kind, one.types) for one in shown)
+        first, more = first_rows(nodes, top)
+        rows = ((one.node, one.op, one.type, one.kind, one.types) for one in first)
         columns = ("node", "op", "type", "kernel", "reads -> writes")
         yield table(columns, rows, names=("node", "kernel"), fold=("reads -> writes",))
         yield from _end(more)
-    pairs = [one for one in proof.sites if verbose or one.state != FUSED]
+    pairs = [one for one in proof.sites if verbose or one.state is not SiteState.FUSED]
     if pairs:
-        loose, more = first_rows(pairs, top)
-        cells = [(one.site, one.role, one.state, one.rule, one.reason) for one in loose]
+        shown, more = first_rows(pairs, top)
+        cells = [(one.site, one.role, str(one.state), one.rule, one.reason) for one in shown]
         yield table(("pair", "role", "state", "rule", "why"), cells, names=("pair",), fold=("rule", "why"))
         yield from _end(more)
     yield from sums_tables(proof.weights, proof.cost, verbose, top)
@@ -145,9 +145,9 @@ def _counted(tensors: Sequence[Tensor]) -> list[tuple[str, int]]:
 
 def _rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
     build = proof.build
-    if build.state != BUILT:
+    if not proof.built:
         blamed = f"node {build.node}: " if build.node else ""
-        yield build.state, Text(f"{blamed}{build.reason}", style="bold red")
+        yield str(build.state), Text(f"{blamed}{build.reason}", style="bold red")
         if build.log:
             yield "last lines", Text("\n".join(build.log if verbose else build.log[-6:]))
     if build.reduced is not None:

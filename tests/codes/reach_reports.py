@@ -101,9 +101,9 @@ def out_of_reach(_: Path):
 
 @reach("R111")
 def no_tensorrt(_: Path):
-    from onnxq.engines.diff import trt as diff_trt
+    from onnxq.engines.diff.trt import find_obstacle
 
-    found = diff_trt.obstacle()
+    found = find_obstacle()
     if found is None:
         pytest.skip("TensorRT runs here")
     return found
@@ -262,15 +262,14 @@ def nothing_done(_: Path):
 
 @reach("W112")
 def other_kernels(folder: Path):
-    from onnxq.engines.build import process as builds
-    from onnxq.engines.build.process import Outcome
-    from onnxq.engines.prove.proof import BUILT
-    from onnxq.engines.prove.prove import ORT, _otherwise
+    from onnxq.engines.builder import process
+    from onnxq.engines.builder.process import BuildResult, BuildState
+    from onnxq.engines.prove.prove import ORT, _find_layout_changes
 
-    saved(folder, saturating(), builds.OPTIMIZED)
+    saved(folder, saturating(), process.OPTIMIZED)
     body = "g (float[N,64] x) => (float[N,64] y) { y = QLinearConv(x, x, x, x, x, x, x, x) }"
-    saved(folder, model(body), builds.ENGINE)
-    return list(_otherwise(ORT, Outcome(state=BUILT), folder))
+    saved(folder, model(body), process.ENGINE)
+    return list(_find_layout_changes(ORT, BuildResult(state=BuildState.BUILT), folder))
 
 
 @reach("W113")

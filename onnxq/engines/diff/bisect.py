@@ -1,6 +1,6 @@
-"""The smallest subgraph in which two engines part when both are fed the same inputs: the reference engine's.
+"""The smallest subgraph in which two engines diverge when both are fed the same inputs: the reference engine's.
 
-From the tensor that parts, grow backwards until the piece parts alone; then leave out whatever it parts without.
+From the tensor that diverges, grow backwards until the piece diverges by itself; then leave out all it can do without.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from onnxq.engines.diff.cut import Parts
 from onnxq.engines.diff.levels import Level
-from onnxq.engines.diff.measure import Tally, parts
+from onnxq.engines.diff.measure import Tally, diverges
 from onnxq.engines.diff.model import OFF, Bisection, Error
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
@@ -24,7 +24,7 @@ from onnxq.sites import TensorId
 
 Array = NDArray[np.generic]
 Feeds = Mapping[str, Array]
-Rival = Callable[[onnx.ModelProto, Feeds], Mapping[str, Array]]
+EngineUnderTest = Callable[[onnx.ModelProto, Feeds], Mapping[str, Array]]
 
 # How much a growing piece grows: a deep network is not walked node by node.
 _GROWTH = 1.5
@@ -32,8 +32,8 @@ _NOTHING = Error(run="", against="", sqnr_db=-math.inf, cosine=0.0, max_abs=math
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """The result, the model that shows it and what to feed it."""
+class Piece:
+    """A bisection with the subgraph as a model and its inputs."""
 
     bisection: Bisection
     proto: onnx.ModelProto
@@ -61,16 +61,16 @@ class Reference:
         return {name: self._known[name] for name in wanted}
 
 
-def optimized(proto: onnx.ModelProto, feeds: Feeds) -> Mapping[str, Array]:
-    """The rival that users run: ORT with all optimizations."""
+def run_optimized(proto: onnx.ModelProto, feeds: Feeds) -> Mapping[str, Array]:
+    """The outputs of ORT with all optimizations, as users run it."""
     return Session(proto, threads=1, arena=False).run(feeds)
 
 
-def bisect(
+def bisect_divergence(
     index: GraphIndex,
     tensor: str,
     feeds: Feeds,
-    rival: Rival,
+    engine: EngineUnderTest,
     *,
     run: str,
     level: Level | None = None,
@@ -78,14 +78,14 @@ def bisect(
     failing: bool = False,
     threads: int = 0,
     tick: Callable[[], None] = lambda: None,
-) -> Found | None:
-    """Search from `tensor` of the main graph, on one sample's feeds. level, step: what its integers mean, if any.
+) -> Piece | None:
+    """Search from `tensor` of the main graph, on one sample's feeds. level, step: of its integers, if it holds any.
 
-    failing: look for what the rival cannot run, in place of what it computes otherwise.
+    failing: look for a piece that the engine cannot run, in place of one that it computes differently.
 
-    Returns None when no piece parts alone: the difference then adds up from roundings.
+    Returns None when no piece diverges by itself: the difference then adds up from roundings.
     """
-    search = _Search(Parts(index, Reference(index, feeds, threads=threads)), tensor, rival, level, step, tick, failing)
+    search = _Search(Parts(index, Reference(index, feeds, threads=threads)), tensor, engine, level, step, tick, failing)
     piece = search.grow()
     if piece is None:
         return None
@@ -106,7 +106,7 @@ def bisect(
         trials=search.trials,
         failure=search.failures.get(frozenset(piece), ""),
     )
-    return Found(found, proto, inputs)
+    return Piece(found, proto, inputs)
 
 
 class _Search:
@@ -114,13 +114,13 @@ class _Search:
         self,
         cutter: Parts,
         tensor: str,
-        rival: Rival,
+        engine: EngineUnderTest,
         level: Level | None,
         step: float,
         tick: Callable[[], None],
         failing: bool,
     ) -> None:
-        self.parts, self._tensor, self._rival = cutter, tensor, rival
+        self.parts, self._tensor, self._engine = cutter, tensor, engine
         self._level, self._step, self._tick = level, step, tick
         self.tried: dict[frozenset[str], Error] = {}
         self.failures: dict[frozenset[str], str] = {}
@@ -129,7 +129,7 @@ class _Search:
         self.trials = 0
 
     def grow(self) -> set[str] | None:
-        """The first of growing neighbourhoods that parts; None when even everything before the tensor does not."""
+        """The first of growing neighbourhoods that diverges; None when even all nodes before the tensor do not."""
         start = self.parts.maker(self._tensor)
         if start is None:
             return None
@@ -137,7 +137,7 @@ class _Search:
         target = 1.0
         while True:
             if len(piece) >= target or not edge:
-                if self.differs(piece):
+                if self._fails(piece):
                     return piece
                 target = max(target * _GROWTH, len(piece) + 1)
             if not edge:
@@ -154,7 +154,7 @@ class _Search:
             smaller = None
             for at in range(0, len(order), size):
                 rest = self.parts.needed(piece - set(order[at : at + size]), self._tensor)
-                if rest and len(rest) < len(piece) and self.differs(rest):
+                if rest and len(rest) < len(piece) and self._fails(rest):
                     smaller = rest
                     break
             if smaller is not None:
@@ -165,8 +165,8 @@ class _Search:
             else:
                 size = max(1, size // 2)
 
-    def differs(self, piece: set[str]) -> bool:
-        """Does the piece part (or fail) alone? What the reference itself cannot run does not count."""
+    def _fails(self, piece: set[str]) -> bool:
+        """True when the piece diverges (or fails) by itself; one that the reference cannot run does not count."""
         key = frozenset(piece)
         if key in self.tried or key in self._fine:
             return key in self.tried
@@ -179,7 +179,7 @@ class _Search:
             self._fine.add(key)
             return False
         try:
-            theirs = self._rival(proto, feeds)[self._tensor]
+            theirs = self._engine(proto, feeds)[self._tensor]
         except ModelError as failure:
             if self._failing:
                 self.tried[key], self.failures[key] = _NOTHING, str(failure).splitlines()[0]
@@ -187,13 +187,13 @@ class _Search:
                 self._fine.add(key)
             return self._failing
         tally = Tally(self._tensor, step=self._step)
-        tally.update(self._real(mine), self._real(theirs))
+        tally.update(self._to_real(mine), self._to_real(theirs))
         error = tally.error("", "")
-        if parts(error) and not self._failing:
+        if diverges(error) and not self._failing:
             self.tried[key] = error
             return True
         self._fine.add(key)
         return False
 
-    def _real(self, value: Array) -> Array:
+    def _to_real(self, value: Array) -> Array:
         return self._level.real(value) if self._level is not None else value

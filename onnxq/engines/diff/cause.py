@@ -1,4 +1,4 @@
-"""Does saturation explain that ONNX Runtime computes something else with optimizations on than with them off?
+"""Saturation as the cause of a difference between ONNX Runtime with optimizations on and with them off.
 
 The saturating model says what the file gives on a CPU without VNNI. Where a run is much nearer to that than to the
 exact answer, the 16-bit sums are the cause, whichever CPU it ran on.
@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.annotate import WeightSums, find_saturating
-from onnxq.engines.diff.matching import Place
+from onnxq.engines.diff.matching import Counterpart
 from onnxq.engines.prove.judge import judge_sums
 from onnxq.engines.prove.ort_kernels import read_optimized
 from onnxq.engines.saturation.emulate import emulate
 from onnxq.engines.saturation.measure import SaturatingRun
 from onnxq.errors import OnnxqError
-from onnxq.graph import GraphIndex
+from onnxq.graph import GraphIndex, NodeRef
 from onnxq.runtime import optimized_graph
 from onnxq.sites import TensorId
 
@@ -28,14 +28,19 @@ Array = NDArray[Any]
 _EXPLAINED = 0.25
 
 
-def find_cause(
-    index: GraphIndex, place: Place, feeds: Mapping[str, Array], run: Callable[[], Array | None], *, threads: int = 0
+def find_saturating_weights(
+    index: GraphIndex,
+    counterpart: Counterpart,
+    feeds: Mapping[str, Array],
+    run: Callable[[], Array | None],
+    *,
+    threads: int = 0,
 ) -> tuple[WeightSums, ...]:
-    """The weights whose sums saturate on this sample on the way to a place; () where they do not explain the run.
+    """The weights whose sums saturate on this sample on the way to a tensor; () where they do not explain the run.
 
-    run: the place's real values in the run that parts; asked only if a weight can saturate.
+    run: gives the tensor's real values in the run that diverges; called only if a weight can saturate.
     """
-    tensor = place.tensor
+    tensor = counterpart.tensor
     if not any(one.rows for one in find_saturating(index)):
         return ()
     try:
@@ -44,44 +49,44 @@ def find_cause(
         emulation = emulate(index.proto, frozenset(weights))
         plain = SaturatingRun(emulation, exact=True, tensor=tensor, threads=threads)
         session = SaturatingRun(emulation, tensor=tensor, threads=threads)
-        exact, saturating, value = place.read(plain.run(feeds)), place.read(session.run(feeds)), run()
+        exact, saturating, value = counterpart.read(plain.run(feeds)), counterpart.read(session.run(feeds)), run()
     except OnnxqError:
         return ()
     if value is None or exact is None or saturating is None or not exact.shape == saturating.shape == value.shape:
         return ()
-    if not _noise(value, saturating) <= _EXPLAINED * _noise(value, exact):
+    if not _sum_noise(value, saturating) <= _EXPLAINED * _sum_noise(value, exact):
         return ()
-    behind = _ancestors(index, tensor)
+    behind = _find_ancestors(index, tensor)
     seen = [
         weights[one.node] for one in session.nodes() if one.saturated and one.node in behind and one.node in weights
     ]
-    return _nearest(index, tensor, seen)
+    return _choose_nearest(index, tensor, seen)
 
 
-def _noise(value: Array, other: Array) -> float:
+def _sum_noise(value: Array, other: Array) -> float:
     real = np.isfinite(other)
     return float(np.square(value[real].astype(np.float64) - other[real].astype(np.float64)).sum())
 
 
-def _ancestors(index: GraphIndex, tensor: str) -> set[str]:
-    """Nodes that a tensor is computed by; those of bodies with the node that holds them."""
+def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
+    """Names of the nodes that a tensor is computed by, with those of their bodies."""
+    by_scope: dict[str, list[NodeRef]] = {}
+    for node in index.nodes:
+        by_scope.setdefault(node.scope, []).append(node)
     found: set[str] = set()
-    stack: list[TensorId] = [TensorId(tensor)]
+    stack = [index.producer(TensorId(tensor))]
     while stack:
-        node = index.producer(stack.pop())
-        if node is None or node.name in found:
+        reached = stack.pop()
+        if reached is None or reached.name in found:
             continue
-        found.add(node.name)
-        scopes = [scope for _, scope in index.bodies(node.name)]
-        inner = [one for one in index.nodes if any(one.scope == s or one.scope.startswith(s + "/") for s in scopes)]
-        found.update(one.name for one in inner)
-        for reader in (node, *inner):
-            read = (index.resolve(name, reader.scope) for name in reader.inputs)
-            stack.extend(one for one in read if one is not None)
+        found.add(reached.name)
+        stack += [node for _, scope in index.bodies(reached.name) for node in by_scope.get(scope, ())]
+        sources = (index.resolve(name, reached.scope) for name in reached.inputs)
+        stack += [index.producer(source) for source in sources if source is not None]
     return found
 
 
-def _nearest(index: GraphIndex, tensor: str, seen: list[WeightSums]) -> tuple[WeightSums, ...]:
+def _choose_nearest(index: GraphIndex, tensor: str, seen: list[WeightSums]) -> tuple[WeightSums, ...]:
     """The one weight that a tensor is computed from directly, if there is one; else all."""
     node = index.producer(TensorId(tensor))
     while (
@@ -93,5 +98,5 @@ def _nearest(index: GraphIndex, tensor: str, seen: list[WeightSums]) -> tuple[We
     return direct or tuple(seen)
 
 
-# What stands between a product and the tensor that its kernel gives.
+# Operators between a product and the tensor that its kernel gives.
 _THIN = frozenset({"Add", "Relu", "Clip", "QuantizeLinear", "DequantizeLinear", "Reshape", "Transpose", "LeakyRelu"})

@@ -1,4 +1,4 @@
-"""Compare a quantized model with its float one, and what engines make of it with each other."""
+"""Compare a quantized model with its float one, and the engines' answers with each other."""
 
 from __future__ import annotations
 
@@ -6,36 +6,52 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
-from typing import Any, TypeGuard
 
 import numpy as np
 import onnx
 
 from onnxq.data import Dataset
-from onnxq.engines.diff.bisect import Found, bisect
-from onnxq.engines.diff.cause import find_cause
+from onnxq.engines.diff.bisect import Piece, bisect_divergence
+from onnxq.engines.diff.cause import find_saturating_weights
 from onnxq.engines.diff.isolated import check_kernels
-from onnxq.engines.diff.layers import Inner, Inside, Spot, open_inner, read_inside, read_on
-from onnxq.engines.diff.levels import level_of
-from onnxq.engines.diff.matching import Place
-from onnxq.engines.diff.measure import SAME_DB, Array, Tally, parts, unmet
-from onnxq.engines.diff.model import FLOAT, OFF, ON, Difference, Error, OutputDiff, Parting, Run, Tolerances, run_label
-from onnxq.engines.diff.results import Loaded, Recorder, infer, polygraphy
-from onnxq.engines.diff.runs import Engines, engine_text
-from onnxq.errors import DataError, ModelError
+from onnxq.engines.diff.layers import (
+    DivergencePoint,
+    Inner,
+    LayerResults,
+    compare_layers,
+    open_inner,
+    read_optimized_tensor,
+)
+from onnxq.engines.diff.matching import Counterpart
+from onnxq.engines.diff.measure import SAME_DB, diverges, find_unmet
+from onnxq.engines.diff.model import (
+    FLOAT,
+    OFF,
+    ON,
+    Difference,
+    Divergence,
+    OutputDiff,
+    Run,
+    Tolerances,
+    label_run,
+)
+from onnxq.engines.diff.outputs import OutputSums, find_output_step
+from onnxq.engines.diff.results import LoadedRun, Recorder
+from onnxq.engines.diff.runs import Engines, describe_engine
+from onnxq.errors import DataError, ModelError, OnnxqError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.progress import Progress, silent
+from onnxq.runtime import NodeError
 from onnxq.sites import Refusal, TensorId
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What to compare. engines: of ENGINES, () takes ORT and, where it can run, TensorRT. keep: samples to record.
+class DiffRequest:
+    """The comparisons to make. engines: of ENGINES, () takes ORT and, where it can run, TensorRT.
 
-    memory_limit: bytes of inner tensors held at a time. threads: of ORT; 0 takes all.
+    keep: samples to record. memory_limit: bytes of inner tensors held at a time. threads: of ORT; 0 takes all.
     """
 
     engines: tuple[str, ...] = ()
@@ -54,67 +70,66 @@ class Wish:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """The account, the recorded samples and the pieces that bisection cut out."""
+class DiffResult:
+    """The difference, the recorded samples and the pieces that bisection cut out."""
 
     difference: Difference
     recorder: Recorder
-    pieces: tuple[Found, ...] = ()
+    pieces: tuple[Piece, ...] = ()
 
 
 def compare(
     float_proto: onnx.ModelProto,
     quantized: onnx.ModelProto,
     dataset: Dataset,
-    wish: Wish = Wish(),
+    request: DiffRequest = DiffRequest(),
     *,
-    loaded: Sequence[Loaded] = (),
+    loaded: Sequence[LoadedRun] = (),
     progress: Progress = silent,
-) -> Outcome:
+) -> DiffResult:
     """Run float in ORT (optimizations off), quantized in ORT (off, on) and TensorRT, and sum up the differences.
 
     loaded: results of other runs on the same samples, compared like engines; one called "float" only proves that the
     samples are the same. Raises ModelError for models that do not belong together, DataError for results of other
-    samples, MissingDependencyError without Polygraphy or ONNX Runtime.
+    samples, MissingDependencyError without ONNX Runtime.
     """
-    polygraphy()
     with progress("indexing both models"):
         float_index, index = GraphIndex(name_nodes(float_proto)), GraphIndex(infer_shapes(name_nodes(quantized)))
         check_pair(float_index, index)
     with ScratchFolder() as folder:
-        engines = Engines(float_index, index, dataset, wish.engines, wish.threads, folder, progress)
-        work = _Work(engines, wish, recorder=Recorder(wish.keep))
-        outputs = work.outputs(loaded)
-        inside = work.inside() if wish.inside else Inside()
-        spots = _first_spots(work, inside, outputs)
-        if wish.bisect:
-            spots = (*spots, *work.alone(spots))
-        spots = tuple(work.explained(spot) for spot in spots)
-        pieces = (*work.bisections(spots), *work.failing_pieces()) if wish.bisect else ()
+        engines = Engines(float_index, index, dataset, request.engines, request.threads, folder, progress)
+        work = _Comparison(engines, request, Recorder(request.keep))
+        outputs = work.compare_outputs(loaded)
+        layers = work.compare_layers() if request.inside else LayerResults()
+        points = _find_first_points(work, layers, outputs)
+        if request.bisect:
+            points = (*points, *work.check_kernels(points))
+        points = tuple(work.explain(point) for point in points)
+        pieces = (*work.bisect(points), *work.bisect_failures()) if request.bisect else ()
     difference = Difference(
         data=dataset.describe(),
         samples=len(dataset),
         synthetic=dataset.synthetic,
-        top_k=wish.top_k,
+        top_k=request.top_k,
         runs=tuple(work.runs),
         outputs=outputs,
-        layers=inside.layers if wish.layers else (),
-        worst=inside.worst,
-        parted=tuple(spot.parting for spot in spots),
+        layers=layers.layers if request.layers else (),
+        worst=layers.worst,
+        divergences=tuple(point.divergence for point in points),
         bisections=tuple(piece.bisection for piece in pieces),
-        skipped=(*engines.skipped, *inside.skipped),
-        notes=(*inside.notes, *work.notes),
-        unmet=unmet(outputs, wish.tolerances),
+        skipped=(*engines.skipped, *work.skipped, *layers.skipped),
+        notes=(*layers.notes, *work.notes),
+        unmet=find_unmet(outputs, request.tolerances),
         missing=tuple(engines.missing),
     )
-    return Outcome(difference, work.recorder, pieces)
+    return DiffResult(difference, work.recorder, pieces)
 
 
 def check_pair(float_index: GraphIndex, index: GraphIndex) -> None:
     """Raise ModelError unless both models take the same inputs and share an output."""
-    mine, theirs = ({value.name for value in one.inputs} for one in (float_index, index))
-    if mine != theirs:
-        only = sorted(mine ^ theirs)
+    inputs, others = ({value.name for value in one.inputs} for one in (float_index, index))
+    if inputs != others:
+        only = sorted(inputs ^ others)
         raise ModelError(
             "inputs",
             f"the models do not have the same ones: {', '.join(only)}",
@@ -128,14 +143,17 @@ def check_pair(float_index: GraphIndex, index: GraphIndex) -> None:
 
 
 @dataclass(eq=False)
-class _Work:
+class _Comparison:
+    """The steps of one comparison, and their results so far."""
+
     engines: Engines
-    wish: Wish
-    loaded: Mapping[str, Loaded] = field(default_factory=dict)
-    recorder: Recorder = field(default_factory=lambda: Recorder(0))
+    request: DiffRequest
+    recorder: Recorder
+    loaded: Mapping[str, LoadedRun] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
+    skipped: list[Refusal] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    sums: _OutputSums | None = None
+    sums: OutputSums | None = None
     inner: Inner | None = None
 
     @property
@@ -148,47 +166,51 @@ class _Work:
         """The samples."""
         return self.engines.dataset
 
-    def outputs(self, loaded: Sequence[Loaded]) -> tuple[OutputDiff, ...]:
+    def compare_outputs(self, loaded: Sequence[LoadedRun]) -> tuple[OutputDiff, ...]:
         """Every common output over all samples."""
-        theirs = {value.name for value in self.index.outputs}
-        names = [value.name for value in self.engines.float_index.outputs if value.name in theirs]
-        self.sums = sums = _OutputSums(names, self.wish.top_k, {name: _output_step(self.index, name) for name in names})
-        with self.engines.running(alone=not loaded) as runners:
-            self.loaded = _labelled(loaded, self.engines.names)
+        common = {value.name for value in self.index.outputs}
+        names = [value.name for value in self.engines.float_index.outputs if value.name in common]
+        steps = {name: find_output_step(self.index, name) for name in names}
+        self.sums = sums = OutputSums(names, self.request.top_k, steps)
+        with self.engines.open_runners(alone=not loaded) as runners:
+            self.loaded = _label_loaded(loaded, self.engines.names)
             with self.engines.progress("comparing outputs", len(self.dataset)) as task:
                 for at, feeds in enumerate(self.dataset.samples()):
-                    values = {runner.name: infer(runner, feeds) for runner in runners}
+                    values = {runner.name: runner.infer(feeds) for runner in runners}
                     if self.recorder.wants(at):
-                        times = {runner.name: runner.last_inference_time() for runner in runners}
-                        self.recorder.add(feeds, values, times)
+                        self.recorder.add(feeds, values, {runner.name: runner.seconds for runner in runners})
                     values |= {run: one.samples[at] for run, one in self.loaded.items() if at < len(one.samples)}
                     sums.add(values)
                     task.advance()
-        self._tell_runs(sums.seen)
-        self._same_samples(sums)
-        return sums.results([run for run in self.runs_shown() if run != FLOAT])
-
-    def runs_shown(self) -> list[str]:
-        """All runs but float runs from files: those only prove that the samples are the same."""
-        return [run.name for run in self.runs if not self._proves(run.name)]
+        self.skipped += [
+            Refusal(f"output {name}", f"is {kind}: only tensors of numbers are compared and saved", code="R111")
+            for name, kind in sums.not_numeric.items()
+        ]
+        self._describe_runs(sums.seen)
+        self._check_same_samples(sums)
+        return sums.make_results([run.name for run in self.runs if run.name != FLOAT and not self._proves(run.name)])
 
     def _proves(self, run: str) -> bool:
+        """True for a float run from a file: it only proves that the samples are the same."""
         return run in self.loaded and self.loaded[run].name == FLOAT
 
-    def _tell_runs(self, seen: Mapping[str, int]) -> None:
-        for run in [*self.engines.names, *self.loaded]:
-            count, where = seen.get(run, 0), self.loaded[run].path if run in self.loaded else ""
-            self.runs.append(Run(name=run, engine=f"from {where}" if where else engine_text(run), samples=count))
-            if where and count < len(self.dataset):
+    def _describe_runs(self, seen: Mapping[str, int]) -> None:
+        for name in self.engines.names:
+            self.runs.append(Run(name=name, engine=describe_engine(name), samples=seen.get(name, 0), base=name))
+        for name, one in self.loaded.items():
+            count = seen.get(name, 0)
+            run = Run(name=name, engine=f"from {one.path}", samples=count, base=one.name, origin=one.origin)
+            self.runs.append(run)
+            if count < len(self.dataset):
                 self.notes.append(
-                    f"{run_label(run)}: only the first {count} of {len(self.dataset)} samples are in {where}"
+                    f"{run.label}: only the first {count} of {len(self.dataset)} samples are in {one.path}"
                 )
 
-    def _same_samples(self, sums: _OutputSums) -> None:
+    def _check_same_samples(self, sums: OutputSums) -> None:
         """The float run in a results file must answer as float does here."""
         for run in filter(self._proves, self.loaded):
             for name in sums.names:
-                error = sums.error(name, run, FLOAT)
+                error = sums.find_error(name, run, FLOAT)
                 if error is not None and error.sqnr_db < SAME_DB:
                     path = self.loaded[run].path
                     raise DataError(
@@ -199,92 +221,90 @@ class _Work:
                         code="Q218",
                     )
 
-    def inside(self) -> Inside:
+    def compare_layers(self) -> LayerResults:
         """Every matching tensor inside."""
-        first, threads = self.dataset[0], self.wish.threads
+        first, threads = self.dataset[0], self.request.threads
         if OFF not in self.engines.names:
-            return Inside(
-                skipped=(
-                    Refusal(
-                        "layers", f"they are compared with the model run {run_label(OFF)}, which failed", code="R111"
-                    ),
-                )
-            )
+            cause = f"they are compared with the model run {label_run(OFF)}, which failed"
+            return LayerResults(skipped=(Refusal("layers", cause, code="R111"),))
         with self.engines.progress("having ONNX Runtime optimize the model"):
             self.inner = inner = open_inner(
                 self.engines.float_index, self.index, first, fused=ON in self.engines.names, threads=threads
             )  # fmt: skip
         with ExitStack() as stack:
-            others = self.engines.inner(stack)
-            return read_inside(
+            others = self.engines.open_inner(stack)
+            return compare_layers(
                 inner, self.dataset.samples, first, others=others, threads=threads,
-                memory_limit=self.wish.memory_limit,
+                memory_limit=self.request.memory_limit,
                 begin=lambda rounds: self.engines.progress("comparing layers", rounds * len(self.dataset)),
             )  # fmt: skip
 
-    def alone(self, spots: Sequence[Spot]) -> Iterator[Spot]:
-        """Where nothing parts on the way through: a kernel that parts when it is fed the same as without fusions."""
-        if self.inner is None or self.inner.fused is None or any(spot.parting.run == ON for spot in spots):
+    def check_kernels(self, points: Sequence[DivergencePoint]) -> Iterator[DivergencePoint]:
+        """Where no tensor on the way diverges: a kernel that diverges when it is fed the same as without fusions."""
+        if self.inner is None or self.inner.fused is None or any(point.divergence.run == ON for point in points):
             return
         with self.engines.progress("checking each kernel alone") as task:
-            found = check_kernels(self.inner, self.dataset[0], threads=self.wish.threads, tick=task.advance)
-        if found.spot is not None:
-            yield found.spot
+            found = check_kernels(self.inner, self.dataset[0], threads=self.request.threads, tick=task.advance)
+        if found.point is not None:
+            yield found.point
         elif found.kernels:
-            self.notes.append(found.text())
+            self.notes.append(found.describe())
 
-    def explained(self, spot: Spot) -> Spot:
-        """The spot with the weights that saturate, where a run with optimizations parts because of them."""
-        if spot.parting.run != ON:
-            return spot
-        feeds = self.dataset[spot.sample]
+    def explain(self, point: DivergencePoint) -> DivergencePoint:
+        """The point with the weights that saturate, where these make a run with optimizations diverge."""
+        if point.divergence.run != ON:
+            return point
+        feeds = self.dataset[point.sample]
         with self.engines.progress("looking for the cause"):
-            found = find_cause(
-                self.index, spot.place, feeds, lambda: read_on(self.inner, self.index, spot.place, feeds),
-                threads=self.wish.threads,
+            found = find_saturating_weights(
+                self.index, point.counterpart, feeds,
+                lambda: read_optimized_tensor(self.inner, self.index, point.counterpart, feeds),
+                threads=self.request.threads,
             )  # fmt: skip
-        return replace(spot, parting=replace(spot.parting, saturating=found))
+        return replace(point, divergence=replace(point.divergence, saturating=found))
 
-    def bisections(self, spots: Iterable[Spot]) -> Iterator[Found]:
-        """The smallest piece for every engine that parts."""
-        for spot in spots:
-            run, rival = spot.parting.run, self.engines.rivals.get(spot.parting.run)
-            if rival is None or run not in self.engines.names:
+    def bisect(self, points: Iterable[DivergencePoint]) -> Iterator[Piece]:
+        """The smallest piece for every engine that diverges."""
+        for point in points:
+            run = point.divergence.run
+            engine = self.engines.under_test.get(run)
+            if engine is None or run not in self.engines.names:
                 continue
-            with self.engines.progress(f"bisecting ({run_label(run)})") as task:
-                found = bisect(
-                    self.index, spot.place.tensor, self.dataset[spot.sample], rival, run=run,
-                    level=spot.place.level, step=spot.step, threads=self.wish.threads, tick=task.advance,
+            with self.engines.progress(f"bisecting ({label_run(run)})") as task:
+                found = bisect_divergence(
+                    self.index, point.counterpart.tensor, self.dataset[point.sample], engine, run=run,
+                    level=point.counterpart.level, step=point.step, threads=self.request.threads, tick=task.advance,
                 )  # fmt: skip
             if found is not None:
                 yield found
             else:
                 self.notes.append(
-                    f"{run_label(run)}: no piece of the network up to {spot.parting.tensor} parts when it is given "
-                    "the same inputs; the difference adds up from roundings"
+                    f"{label_run(run)}: no piece of the network up to {point.divergence.tensor} diverges when it is "
+                    "given the same inputs; the difference adds up from roundings"
                 )
 
-    def failing_pieces(self) -> Iterator[Found]:
+    def bisect_failures(self) -> Iterator[Piece]:
         """The smallest piece that an engine which failed cannot run, where its message names a node of the model."""
         for run, error in self.engines.failed.items():
-            rival = self.engines.rivals.get(run)
-            if rival is None or OFF not in self.engines.names:
+            engine = self.engines.under_test.get(run)
+            if engine is None or OFF not in self.engines.names:
                 continue
-            with self.engines.progress(f"bisecting the failure ({run_label(run)})") as task:
-                for tensor in named_tensors(self.index, str(error)):
-                    found = bisect(
-                        self.index, tensor, self.dataset[0], rival, run=run, failing=True,
-                        threads=self.wish.threads, tick=task.advance,
+            with self.engines.progress(f"bisecting the failure ({label_run(run)})") as task:
+                for tensor in find_named_tensors(self.index, error):
+                    found = bisect_divergence(
+                        self.index, tensor, self.dataset[0], engine, run=run, failing=True,
+                        threads=self.request.threads, tick=task.advance,
                     )  # fmt: skip
                     if found is not None:
                         yield found
                         break
 
 
-def named_tensors(index: GraphIndex, message: str) -> list[str]:
-    """Tensors to search from: what the nodes named in a message compute, and what quantizers make of it."""
+def find_named_tensors(index: GraphIndex, error: OnnxqError) -> list[str]:
+    """Tensors to search from: the outputs of the nodes that an engine's error names, and those of their quantizers."""
+    node_name = [error.node] if isinstance(error, NodeError) else []
     found: list[str] = []
-    for name in re.findall(r"[^\s'\"(),;]+", message):
+    for name in [*node_name, *re.findall(r"[^\s'\"(),;]+", error.cause)]:
         made = [tensor for node in index.nodes if node.name == name and not node.scope for tensor in node.outputs]
         readers = [edge.node for tensor in made for edge in index.consumers(TensorId(tensor)) if not edge.scope]
         found += made
@@ -292,91 +312,39 @@ def named_tensors(index: GraphIndex, message: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-@dataclass(eq=False)
-class _OutputSums:
-    """Tallies of the outputs by (output, run, against)."""
-
-    names: Sequence[str]
-    top_k: int
-    steps: Mapping[str, float]
-    seen: dict[str, int] = field(default_factory=dict)
-    _tallies: dict[tuple[str, str, str], Tally] = field(default_factory=dict)
-
-    def add(self, values: Mapping[str, Mapping[str, Any]]) -> None:
-        """One sample of all runs."""
-        for run, found in values.items():
-            self.seen[run] = self.seen.get(run, 0) + 1
-            for name, against in product(self.names, (FLOAT, OFF)):
-                mine, other = found.get(name), values.get(against, {}).get(name)
-                if run not in (FLOAT, against) and _numeric(mine) and _numeric(other):
-                    tally = self._tallies.get((name, run, against)) or Tally(name, self.top_k, self.steps[name])
-                    self._tallies[name, run, against] = tally
-                    tally.update(other, mine)
-
-    def error(self, name: str, run: str, against: str) -> Error | None:
-        """What is known of one output of one run."""
-        tally = self._tallies.get((name, run, against))
-        return None if tally is None else tally.error(run, against)
-
-    def worst_sample(self, name: str, run: str) -> int:
-        """Where a run is farthest from ORT without optimizations."""
-        return self._tallies[name, run, OFF].worst_sample
-
-    def results(self, runs: Sequence[str]) -> tuple[OutputDiff, ...]:
-        """Output by output."""
-        return tuple(
-            OutputDiff(
-                name=name,
-                accuracy=tuple(error for run in runs if (error := self.error(name, run, FLOAT)) is not None),
-                engines=tuple(error for run in runs if (error := self.error(name, run, OFF)) is not None),
-            )
-            for name in self.names
-        )
-
-
-def _first_spots(work: _Work, inside: Inside, outputs: Sequence[OutputDiff]) -> tuple[Spot, ...]:
-    """By run, the first inner tensor that parts; else the first output that does."""
-    found = {spot.parting.run: spot for spot in inside.spots}
+def _find_first_points(
+    work: _Comparison, layers: LayerResults, outputs: Sequence[OutputDiff]
+) -> tuple[DivergencePoint, ...]:
+    """By run, the first inner tensor that diverges; else the first output that does."""
+    found = {point.divergence.run: point for point in layers.points}
     for output in outputs:
         plain = next((error.sqnr_db for error in output.accuracy if error.run == OFF), np.inf)
         for error in output.engines:
-            if error.run in found or not parts(error, plain):
+            if error.run in found or not diverges(error, plain):
                 continue
             node = work.index.producer(TensorId(output.name))
-            parting = Parting(
+            divergence = Divergence(
                 run=error.run, against=error.against, tensor=output.name, node=node.name if node else "",
                 op=node.op_type if node else "", sqnr_db=error.sqnr_db, levels=error.levels,
             )  # fmt: skip
-            worst = work.sums.worst_sample(output.name, error.run) if work.sums is not None else 0
-            found[error.run] = Spot(parting, Place(output.name, None), _output_step(work.index, output.name), worst)
-            if work.wish.inside and inside.layers:
-                work.notes.append(
-                    f"{run_label(error.run)}: output {output.name} parts though no tensor read inside does"
-                )
+            worst = work.sums.find_worst_sample(output.name, error.run) if work.sums is not None else 0
+            step = find_output_step(work.index, output.name)
+            found[error.run] = DivergencePoint(divergence, Counterpart(output.name, None), step, worst)
+            if work.request.inside and layers.layers:
+                label = next(run.label for run in work.runs if run.name == error.run)
+                work.notes.append(f"{label}: output {output.name} diverges though no tensor read inside does")
     return tuple(found.values())
 
 
-def _output_step(index: GraphIndex, name: str) -> float:
-    """One level of what an output was quantized to last; 0 when a float node makes it."""
-    node = index.producer(TensorId(name))
-    level = level_of(index, node.inputs[0]) if node is not None and node.op_type == "DequantizeLinear" else None
-    return level.scale if level is not None else 0.0
-
-
-def _labelled(loaded: Sequence[Loaded], local: Iterable[str]) -> dict[str, Loaded]:
-    """Loaded runs by a name no other run has."""
-    found: dict[str, Loaded] = {}
+def _label_loaded(loaded: Sequence[LoadedRun], local: Iterable[str]) -> dict[str, LoadedRun]:
+    """Loaded runs by a name no other run has: with the file's name, and a number where that is not enough."""
+    found: dict[str, LoadedRun] = {}
     taken = set(local)
     for one in loaded:
-        label, number = one.name, 1
-        if label in taken or label in found:
-            label = f"{one.name} ({Path(one.path).stem})"
+        label, origin, number = one.name, "", 1
         while label in taken or label in found:
-            number += 1
-            label = f"{one.name} ({Path(one.path).stem}, {number})"
-        found[label] = replace(one)
+            stem = Path(one.path).stem
+            origin = stem if number == 1 else f"{stem}, {number}"
+            label, number = f"{one.name} ({origin})", number + 1
+        found[label] = replace(one, origin=origin)
     return found
-
-
-def _numeric(value: object) -> TypeGuard[Array]:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "fiub"

@@ -1,4 +1,4 @@
-"""Every kernel of ORT's optimized graph alone: fed what the unoptimized run computes, does it give the same?
+"""Every kernel of ORT's optimized graph by itself, fed the tensors that the unoptimized run computes.
 
 Down a deep network one value rounded the other way moves thousands after it, and a small fault could hide in that.
 A kernel fed the same integers has nothing to hide in.
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.engines.diff.bisect import Feeds, Reference, optimized
+from onnxq.engines.diff.bisect import Feeds, Reference, run_optimized
 from onnxq.engines.diff.cut import Parts
-from onnxq.engines.diff.layers import Inner, Spot
-from onnxq.engines.diff.matching import Place, Row, rows
-from onnxq.engines.diff.measure import Tally, parts
-from onnxq.engines.diff.model import OFF, ON, Error, Parting, run_label
+from onnxq.engines.diff.layers import DivergencePoint, Inner, mark_divergence
+from onnxq.engines.diff.matching import Counterpart, MatchedTensor, match_tensors
+from onnxq.engines.diff.measure import Tally, diverges
+from onnxq.engines.diff.model import OFF, ON, Error, label_run
 from onnxq.errors import ModelError
 from onnxq.runtime import Session
 
@@ -26,42 +26,42 @@ Array = NDArray[np.generic]
 
 
 @dataclass(frozen=True)
-class Alone:
+class KernelCheck:
     """kernels: how many were tried. levels: most steps any quantized value is off by; share: of values that are off
-    in the worst kernel. sqnr_db: of the worst float result. spot: the first kernel that parts.
+    in the worst kernel. sqnr_db: of the worst float result. point: the first kernel that diverges.
     """
 
     kernels: int
     levels: float = 0.0
     share: float = 0.0
     sqnr_db: float = math.inf
-    spot: Spot | None = None
+    point: DivergencePoint | None = None
 
-    def text(self) -> str:
-        """What it shows, in a line."""
+    def describe(self) -> str:
+        """The agreement of the kernels, in a line."""
         whole = f"to 1 level on at most {100 * self.share:.2g}% of a tensor's values" if self.levels else "exactly"
         real = "exactly" if math.isinf(self.sqnr_db) else f"to {self.sqnr_db:.0f} dB"
         return (
-            f"{run_label(ON)}: each of {self.kernels} kernels alone, fed the same, agrees with the file: "
+            f"{label_run(ON)}: each of {self.kernels} kernels alone, fed the same, agrees with the file: "
             f"quantized results {whole}, float ones {real}"
         )
 
 
 def check_kernels(
     inner: Inner, feeds: Feeds, *, sample: int = 0, threads: int = 0, tick: Callable[[], None] = lambda: None
-) -> Alone:
+) -> KernelCheck:
     """Cut the model where ORT's fusions do, and run every piece on one sample without and with optimizations."""
-    made = rows(inner.float_index, inner.index)
+    matched = match_tensors(inner.float_index, inner.index)
     survivors = inner.survivors
-    wanted = [(row, place) for row in made for place in row.places if place.tensor in survivors]
+    wanted = [(row, one) for row in matched for one in row.counterparts if one.tensor in survivors]
     reference = Reference(inner.index, feeds, threads=threads)
     cutter = Parts(inner.index, reference)
-    pieces = {place.tensor: _kernel(cutter, place.tensor, survivors) for _, place in wanted}
+    pieces = {one.tensor: _find_kernel(cutter, one.tensor, survivors) for _, one in wanted}
     reference([*pieces, *(tensor for piece in pieces.values() for tensor in cutter.crossing(piece))])
     kernels, levels, share, worst = 0, 0.0, 0.0, math.inf
-    spot: Spot | None = None
-    for row, place in wanted:
-        found = _alone(cutter, row, place, pieces[place.tensor])
+    point: DivergencePoint | None = None
+    for row, counterpart in wanted:
+        found = _run_kernel(cutter, row, counterpart, pieces[counterpart.tensor])
         tick()
         if found is None:
             continue
@@ -71,12 +71,12 @@ def check_kernels(
             worst = min(worst, error.sqnr_db)
         else:
             levels, share = max(levels, error.levels), max(share, off)
-        if spot is None and parts(error):
-            spot = _spot(row, place, error, sample)
-    return Alone(kernels, levels, share, worst, spot)
+        if point is None and diverges(error):
+            point = mark_divergence(row, counterpart, error, sample)
+    return KernelCheck(kernels, levels, share, worst, point)
 
 
-def _kernel(cutter: Parts, tensor: str, stops: frozenset[str]) -> set[str]:
+def _find_kernel(cutter: Parts, tensor: str, stops: frozenset[str]) -> set[str]:
     """The nodes between a tensor ORT computes and those before it that it also computes."""
     start = cutter.maker(tensor)
     stack = [start] if start is not None else []
@@ -89,35 +89,26 @@ def _kernel(cutter: Parts, tensor: str, stops: frozenset[str]) -> set[str]:
     return found
 
 
-def _alone(cutter: Parts, row: Row, place: Place, piece: set[str]) -> tuple[Error, float] | None:
+def _run_kernel(
+    cutter: Parts, row: MatchedTensor, counterpart: Counterpart, piece: set[str]
+) -> tuple[Error, float] | None:
     """The error of one piece and the share of values that differ; None when it cannot run by itself."""
-    proto, feeds = cutter.cut(piece, place.tensor)
+    proto, feeds = cutter.cut(piece, counterpart.tensor)
     try:
-        mine = Session(proto, optimize=False, threads=1, arena=False).run(feeds)[place.tensor]
-        theirs = optimized(proto, feeds)[place.tensor]
+        mine = Session(proto, optimize=False, threads=1, arena=False).run(feeds)[counterpart.tensor]
+        theirs = run_optimized(proto, feeds)[counterpart.tensor]
     except ModelError:
         return None
-    return _error(row, place, mine, theirs)
+    return _measure(row, counterpart, mine, theirs)
 
 
-def _error(row: Row, place: Place, mine: Array, theirs: Array) -> tuple[Error, float] | None:
-    reals: Sequence[Array | None] = [place.read({place.tensor: value}) for value in (mine, theirs)]
+def _measure(row: MatchedTensor, counterpart: Counterpart, mine: Array, theirs: Array) -> tuple[Error, float] | None:
+    reals: Sequence[Array | None] = [counterpart.read({counterpart.tensor: value}) for value in (mine, theirs)]
     if reals[0] is None or reals[1] is None:
         return None
-    tally = Tally(row.name, step=place.level.scale if place.level is not None and mine.dtype.kind in "iu" else 0.0)
+    tally = Tally(
+        row.name, step=counterpart.level.scale if counterpart.level is not None and mine.dtype.kind in "iu" else 0.0
+    )
     tally.update(reals[0], reals[1])
     same = mine.shape == theirs.shape
     return tally.error(ON, OFF), float(np.mean(mine != theirs)) if same and mine.size else 0.0
-
-
-def _spot(row: Row, place: Place, error: Error, sample: int) -> Spot:
-    parting = Parting(
-        run=ON,
-        against=OFF,
-        tensor=row.reference or row.name,
-        node=row.node.name,
-        op=row.node.op_type,
-        sqnr_db=error.sqnr_db,
-        levels=error.levels,
-    )
-    return Spot(parting, place, row.step, sample)

@@ -1,4 +1,4 @@
-"""What the integers inside a graph stand for: (q - zero_point) * scale, in a file and in the graph ORT makes of it."""
+"""The real values of the integers inside a graph, a file's or the one ORT makes of it: (q - zero_point) * scale."""
 
 from __future__ import annotations
 
@@ -50,29 +50,29 @@ class Level:
         return (value.astype(np.float64) - self.zero_point) * self.scale
 
 
-def level_of(index: GraphIndex, tensor: str) -> Level | None:
+def find_level(index: GraphIndex, tensor: str) -> Level | None:
     """The scale of a main-graph tensor that holds integers; None when it has none, or one per channel."""
     node = index.producer(TensorId(tensor))
     for _ in range(len(index.nodes)):
         if node is None:
             return None
-        places = _OUTPUT_SCALE.get(node.op_type)
-        if places is not None:
-            return _read(index, node, *places)
+        positions = _OUTPUT_SCALE.get(node.op_type)
+        if positions is not None:
+            return _read_level(index, node, *positions)
         if node.op_type not in _MOVERS or not node.inputs:
             return None
         node = index.producer(TensorId(node.inputs[0]))
     return None
 
 
-def _read(index: GraphIndex, node: NodeRef, scale_at: int, zero_at: int) -> Level | None:
-    scale, zero = (_constant(index, node, k) for k in (scale_at, zero_at))
+def _read_level(index: GraphIndex, node: NodeRef, scale_at: int, zero_at: int) -> Level | None:
+    scale, zero = (_find_constant(index, node, k) for k in (scale_at, zero_at))
     if scale is None or scale.size != 1 or (zero is not None and zero.size != 1):
         return None
     return Level(float(scale.reshape(())), int(zero.reshape(())) if zero is not None else 0)
 
 
-def _constant(index: GraphIndex, node: NodeRef, k: int) -> Array | None:
+def _find_constant(index: GraphIndex, node: NodeRef, k: int) -> Array | None:
     name = node.inputs[k] if k < len(node.inputs) else ""
     found = index.resolve(name, node.scope) if name else None
     return index.constant(found) if found is not None else None

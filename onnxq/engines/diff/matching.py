@@ -1,8 +1,8 @@
-"""Which tensors inside two models and an optimized graph are the same, and how they are read without changing any run.
+"""The tensors that two models and an optimized graph have in common, read without changing any run.
 
 Marking a tensor as an output would keep ORT from fusing over it. So the run with all optimizations is read in the graph
-ORT has already made: its fusions are done, and the tensors that survived them are what it computes. What a fused kernel
-swallows is compared at its quantizer's output, which survives, as real numbers.
+ORT has already made: its fusions are done, and it computes the tensors that survived them. A tensor inside a fused
+kernel is compared at its quantizer's output, which survives, as real numbers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.engines.diff.levels import Level, level_of
+from onnxq.engines.diff.levels import Level, find_level
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.plan.names import DEQUANTIZE, PARTS, QUANTIZE
 from onnxq.sites import TensorId
 
 Array = NDArray[np.generic]
@@ -34,14 +35,14 @@ _EXACT_DB = 60.0
 
 
 @dataclass(frozen=True)
-class Place:
-    """One tensor of the quantized file that stands for a row: by name, with its level if it may hold integers."""
+class Counterpart:
+    """A tensor of the quantized file that stands for a matched one: by name, with its level if it may hold integers."""
 
     tensor: str
     level: Level | None
 
     def read(self, values: Values, level: Level | None = None) -> Array | None:
-        """Its real values in a run; None when the run has not got it. level: what integers mean there, if not here."""
+        """Its real values in a run; None when the run lacks it. level: of its integers there, where it is another."""
         value = values.get(self.tensor)
         if value is None or value.dtype.kind not in "fiu":
             return None
@@ -52,40 +53,40 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Row:
+class MatchedTensor:
     """A tensor of the quantized file's main graph. reference: the float model's name for it, "" when it has none.
 
-    places: itself, then its quantizers' outputs. step: of its first quantizer, 0 without one.
+    counterparts: itself, then its quantizers' outputs.
     """
 
     name: str
     node: NodeRef
     reference: str
-    places: tuple[Place, ...]
+    counterparts: tuple[Counterpart, ...]
 
     @property
     def step(self) -> float:
-        """One level of the tensor's quantizer."""
-        return next((place.level.scale for place in self.places if place.level is not None), 0.0)
+        """One level of the tensor's first quantizer, 0 without one."""
+        return next((one.level.scale for one in self.counterparts if one.level is not None), 0.0)
 
 
-def rows(float_index: GraphIndex, index: GraphIndex) -> tuple[Row, ...]:
+def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTensor, ...]:
     """Every float tensor that a node of the quantized main graph makes, in the order of the network.
 
-    What is computed from weights alone is left out, and so is what a DequantizeLinear makes: that is its source again.
+    Tensors computed from weights alone are left out, and the results of DequantizeLinear: they are their source again.
     """
     known = {name for node in float_index.nodes if not node.scope for name in node.outputs}
     quantizers: dict[str, list[NodeRef]] = {}
     for node in index.nodes:
         if node.op_type == "QuantizeLinear" and not node.scope:
-            quantizers.setdefault(source(index, node.inputs[0]), []).append(node)
+            quantizers.setdefault(find_source(index, node.inputs[0]), []).append(node)
     found = []
-    live = _live(index)
+    live = _find_data_nodes(index)
     for node in index.nodes:
         if (
             node.name not in live
             or node.op_type in ("QuantizeLinear", "DequantizeLinear", "Constant")
-            or _clips(index, node)
+            or _is_quantizer_clip(index, node)
         ):
             continue
         for name in node.outputs:
@@ -94,14 +95,17 @@ def rows(float_index: GraphIndex, index: GraphIndex) -> tuple[Row, ...]:
                 continue
             makers = quantizers.get(name, [])
             stored = [q.outputs[0] for q in makers if index.dtype(TensorId(q.outputs[0])) in _INTEGERS]
-            places = [Place(name, None), *(Place(tensor, level_of(index, tensor)) for tensor in stored)]
-            names = [name, *(after for q in makers for after in _dequantized(index, q))]
+            counterparts = [
+                Counterpart(name, None),
+                *(Counterpart(tensor, find_level(index, tensor)) for tensor in stored),
+            ]
+            names = [name, *(after for q in makers for after in _find_dequantized(index, q))]
             reference = next((one for one in names if one in known), "")
-            found.append(Row(name, node, reference, tuple(places)))
+            found.append(MatchedTensor(name, node, reference, tuple(counterparts)))
     return tuple(found)
 
 
-def _live(index: GraphIndex) -> set[str]:
+def _find_data_nodes(index: GraphIndex) -> set[str]:
     """The main graph's nodes that depend on an input; the rest is weights, whatever is computed from them first."""
     tensors = {value.name for value in index.inputs}
     found = set()
@@ -112,37 +116,39 @@ def _live(index: GraphIndex) -> set[str]:
     return found
 
 
-def source(index: GraphIndex, tensor: str) -> str:
+def find_source(index: GraphIndex, tensor: str) -> str:
     """The float tensor behind one: through a pair and the Clip that narrows its range."""
     for _ in range(len(index.nodes) + 1):
         node = index.producer(TensorId(tensor))
-        if node is None or not (node.op_type in ("QuantizeLinear", "DequantizeLinear") or _clips(index, node)):
+        if node is None or not (node.op_type in (QUANTIZE, DEQUANTIZE) or _is_quantizer_clip(index, node)):
             return tensor
         tensor = node.inputs[0]
     return tensor
 
 
-def _clips(index: GraphIndex, node: NodeRef) -> bool:
-    """A Clip that narrows a quantizer's range, told from a network's own by its name: nothing else reads it."""
+def _is_quantizer_clip(index: GraphIndex, node: NodeRef) -> bool:
+    """A Clip that narrows a quantizer's range, known by its name: nothing else reads it."""
     if node.op_type != "Clip" or node.scope or index.is_output(TensorId(node.outputs[0])):
         return False
     readers = [index.node(edge.node).op_type for edge in index.consumers(TensorId(node.outputs[0]))]
-    return bool(readers) and set(readers) == {"QuantizeLinear"} and node.outputs[0].endswith("/clipped")
+    return bool(readers) and set(readers) == {"QuantizeLinear"} and node.outputs[0].endswith(PARTS["clipped"])
 
 
-def _dequantized(index: GraphIndex, quantizer: NodeRef) -> list[str]:
+def _find_dequantized(index: GraphIndex, quantizer: NodeRef) -> list[str]:
     readers = (index.node(edge.node) for edge in index.consumers(TensorId(quantizer.outputs[0])))
     return [node.outputs[0] for node in readers if node.op_type == "DequantizeLinear"]
 
 
-def reached(index: GraphIndex, made: Iterable[Row], sqnr: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """By row name: (SQNR of the worst tensor its node reads, its own), from rows with one; within 60 dB of zero.
+def find_losses(
+    index: GraphIndex, made: Iterable[MatchedTensor], sqnr: Mapping[str, float]
+) -> dict[str, tuple[float, float]]:
+    """By tensor: (SQNR of the worst tensor its node reads, its own), from tensors with one; within 60 dB of zero.
 
     A tensor without an SQNR has that of what it is computed from; model inputs and constants are exact.
     """
     found: dict[str, tuple[float, float]] = {}
     for row in made:
-        inputs = (found.get(source(index, name)) for name in row.node.inputs if name)
+        inputs = (found.get(find_source(index, name)) for name in row.node.inputs if name)
         before = min((one[1] for one in inputs if one is not None), default=_EXACT_DB)
         own = sqnr.get(row.name, math.nan)
         found[row.name] = (before, before if math.isnan(own) else min(max(own, -_EXACT_DB), _EXACT_DB))

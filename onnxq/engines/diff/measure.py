@@ -1,4 +1,4 @@
-"""Errors summed up sample by sample: nothing of a sample is kept."""
+"""Errors of a tensor summed up sample by sample, and the bounds they are held to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TWICE_DB = 10.0 * math.log10(2.0)
 
 @dataclass
 class Tally:
-    """A Comparison with what people ask for beside it. step: one level of the tensor's quantizer, 0 without one."""
+    """The errors of one tensor over samples. step: one level of the tensor's quantizer, 0 without one."""
 
     name: str
     top_k: int = 0
@@ -44,7 +44,7 @@ class Tally:
 
     def update(self, reference: Array, value: Array) -> None:
         """Add one sample."""
-        reference = _unmasked(reference)
+        reference = _drop_masks(reference)
         self._sums.update(reference, value)
         at, self.samples = self.samples, self.samples + 1
         if reference.shape != value.shape or not reference.size:
@@ -63,12 +63,12 @@ class Tally:
         if share > self._worst:
             self._worst, self.worst_sample = share, at
         if self.top_k and ref.ndim and ref.shape[-1] > 1:
-            hits, rows = _shared(ref, value.astype(np.float64), self.top_k)
+            hits, rows = _count_shared(ref, value.astype(np.float64), self.top_k)
             self._hits += hits
             self._rows += rows
 
     def error(self, run: str, against: str) -> Error:
-        """What the sums say."""
+        """The errors so far."""
         found = self._sums.result()
         return Error(
             run=run,
@@ -83,14 +83,14 @@ class Tally:
         )
 
 
-def _unmasked(reference: Array) -> Array:
+def _drop_masks(reference: Array) -> Array:
     if reference.dtype.kind != "f" or reference.dtype.itemsize < 4:
         return reference
     masks = np.abs(reference) > _MASK
     return np.where(masks, np.nan, reference) if masks.any() else reference
 
 
-def _shared(reference: NDArray[np.float64], value: NDArray[np.float64], k: int) -> tuple[float, int]:
+def _count_shared(reference: NDArray[np.float64], value: NDArray[np.float64], k: int) -> tuple[float, int]:
     """Over all rows: the share of the k largest that both name, summed; and the number of rows."""
     width = reference.shape[-1]
     k = min(k, width)
@@ -99,8 +99,8 @@ def _shared(reference: NDArray[np.float64], value: NDArray[np.float64], k: int) 
     return float((mine[:, :, None] == theirs[:, None, :]).any(axis=2).mean(axis=1).sum()), len(mine)
 
 
-def parts(error: Error, accuracy_db: float = math.inf) -> bool:
-    """Do two engines differ by more than rounding?
+def diverges(error: Error, accuracy_db: float = math.inf) -> bool:
+    """True when two engines differ by more than rounding.
 
     Rounding is: at least 40 dB, or at most one level of the quantizer, or no more than two equally good roundings
     of the network differ (`accuracy_db`, SQNR against float, less 3 dB): a value rounded the other way early on moves
@@ -119,7 +119,7 @@ _AGAINST_FLOAT = (
 )
 
 
-def unmet(outputs: Iterable[OutputDiff], tolerances: Tolerances) -> tuple[Unmet, ...]:
+def find_unmet(outputs: Iterable[OutputDiff], tolerances: Tolerances) -> tuple[Unmet, ...]:
     """Every tolerance that an output of a run does not meet; one that cannot be measured is not met."""
     found = []
     for output in outputs:
@@ -132,7 +132,11 @@ def unmet(outputs: Iterable[OutputDiff], tolerances: Tolerances) -> tuple[Unmet,
             value = float(getattr(error, attribute))
             if wanted is None or (attribute == "top_k" and math.isnan(value)):
                 continue  # An output without rows to rank has no agreement to ask for.
-            good = value <= wanted if tolerance == "max_abs" else value >= wanted
-            if not good:
-                found.append(Unmet(output=output.name, run=error.run, measure=measure, value=value, wanted=wanted))
+            at_most = tolerance == "max_abs"
+            if not (value <= wanted if at_most else value >= wanted):
+                found.append(
+                    Unmet(
+                        output=output.name, run=error.run, measure=measure, value=value, wanted=wanted, at_most=at_most
+                    )
+                )
     return tuple(found)

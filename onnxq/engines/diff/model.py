@@ -1,4 +1,4 @@
-"""What a comparison of engines found, as frozen values."""
+"""The result of a comparison of engines, as frozen values."""
 
 from __future__ import annotations
 
@@ -12,27 +12,37 @@ FLOAT, OFF, ON, TRT = "float", "ort-off", "ort-on", "trt"
 _LABELS = {OFF: "as the file says", ON: "as ORT runs it"}
 
 
-def run_label(run: str) -> str:
-    """What people read for a run's name: without ORT's optimizations "as the file says", with them "as ORT runs it"."""
-    for name, label in _LABELS.items():
-        # Runs loaded from files carry the file's name behind their own.
-        if run == name or run.startswith(f"{name} ("):
-            return label + run.removeprefix(name)
-    return run
+def label_run(base: str, origin: str = "") -> str:
+    """A run as people read it: without ORT's optimizations "as the file says", with them "as ORT runs it".
+
+    base, origin: as of Run.
+    """
+    label = _LABELS.get(base, base)
+    return f"{label} ({origin})" if origin else label
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One model in one engine. name: its column and its runner's name in saved results. samples: how many it ran."""
+    """One model in one engine. name: its column and its runner's name in saved results. samples: how many it ran.
+
+    base: the name without its origin. origin: of a run from a file whose name others have too, "" for any other.
+    """
 
     name: str
     engine: str
     samples: int = 0
+    base: str = ""
+    origin: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name as people read it."""
+        return label_run(self.base or self.name, self.origin)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Error:
-    """How far one run's tensor is from another's, over all samples.
+    """The distance of one run's tensor from another's, over all samples.
 
     sqnr_db: inf when identical. max_rel: largest error over the largest reference value of its sample.
     top_k: share of the K largest along the last axis that both name; nan where there is none. levels: largest error
@@ -63,7 +73,7 @@ class OutputDiff:
 class LayerDiff:
     """One tensor inside. name: the float model's; at: the quantized model's that was read for it ("" the same).
 
-    node, op: what makes it. drop_db: how much SQNR it lost against the worst tensor it is computed from.
+    node, op: its producer. drop_db: the SQNR it lost against the worst tensor it is computed from.
     """
 
     name: str
@@ -76,8 +86,8 @@ class LayerDiff:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parting:
-    """The first tensor, in the order of the network, where an engine leaves another beyond rounding.
+class Divergence:
+    """The first tensor, in the order of the network, in which an engine differs from another beyond rounding.
 
     saturating: the weights whose 16-bit sums overflow on CPUs without VNNI, where that explains it.
     """
@@ -94,9 +104,9 @@ class Parting:
 
 @dataclass(frozen=True, kw_only=True)
 class Bisection:
-    """The smallest subgraph found whose output still parts when both engines get the same inputs.
+    """The smallest subgraph found whose output diverges when both engines get the same inputs.
 
-    nodes, ops: in the order they run; inputs, output: its tensors; trials: subgraphs tried; path: where it is.
+    nodes, ops: in the order they run; inputs, output: its tensors; trials: subgraphs tried; path: its file.
     failure: of an engine that cannot run it at all, in the engine's words.
     """
 
@@ -116,7 +126,7 @@ class Bisection:
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerances:
-    """What a person holds the quantized model to; None: not checked.
+    """Bounds that the quantized model must keep; None: not checked.
 
     min_engines: SQNR in dB of each engine against ORT without optimizations; the others are against float.
     """
@@ -137,21 +147,17 @@ class Unmet:
     measure: str
     value: float
     wanted: float
-
-    def __str__(self) -> str:
-        sign = "at most" if self.measure == "max abs error" else "at least"
-        value = "nothing comparable" if math.isnan(self.value) else f"{self.value:.6g}"
-        return f"{run_label(self.run)}: {self.measure} is {value}, {sign} {self.wanted:g} is wanted"
+    at_most: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The account of one `onnxq diff`.
+    """The result of one `onnxq diff`.
 
     float_model, quantized_model: paths as given ("" when only in memory). top_k: K of the agreement.
     worst: layers by SQNR drop, the largest first. skipped: engines and tensors that were not compared, and why.
     saved: files written. unmet: tolerances not met, in the order of the outputs. missing: engines asked for by name
-    that could not run.
+    that could not run. divergences: at most one for every run.
     """
 
     float_model: str = ""
@@ -164,7 +170,7 @@ class Difference:
     outputs: tuple[OutputDiff, ...] = ()
     layers: tuple[LayerDiff, ...] = ()
     worst: tuple[str, ...] = ()
-    parted: tuple[Parting, ...] = ()
+    divergences: tuple[Divergence, ...] = ()
     bisections: tuple[Bisection, ...] = ()
     skipped: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()

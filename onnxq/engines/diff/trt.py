@@ -1,60 +1,63 @@
-"""TensorRT through Polygraphy: is it here, and a runner for an engine that a child process has built."""
+"""TensorRT in `diff`: whether it can run here, engines for this machine's GPU, and running them with Polygraphy."""
 
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
-import json
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from onnxq.engines.builder.library import LIBRARIES, RTX
+from onnxq.engines.builder.library import TRT as TENSORRT
+from onnxq.engines.builder.process import ENGINE, BuildState, Job, Profile, build_engine
 from onnxq.engines.diff.model import TRT
-from onnxq.engines.diff.results import Feeds, polygraphy, quiet
-from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex, save_model
+from onnxq.errors import MissingDependencyError, ModelError
+from onnxq.runtime import Feeds, NodeError
 from onnxq.sites import Refusal
 
-Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
-# A large network takes minutes to build; one that takes longer hangs.
-_PATIENCE = 3600.0
+INSTALL = "pip install 'onnxq[polygraphy]'"
+# Seconds. A large network takes minutes to build; one that takes longer hangs.
+_TIMEOUT = 3600.0
+# Characters of a message of Polygraphy's: it goes on for lines, and the later ones say what to install.
+_MESSAGE = 500
 
 
-def obstacle() -> Refusal | None:
+def find_engine() -> str | None:
+    """The TensorRT to use: `tensorrt` where it is installed, else TensorRT for RTX, else None."""
+    return next((engine for engine in (TENSORRT, RTX) if find_spec(LIBRARIES[engine].module) is not None), None)
+
+
+def find_obstacle() -> Refusal | None:
     """Why an engine cannot be run on this machine; None when it can be tried."""
-    if library() is None:
-        return Refusal(
-            TRT,
-            "TensorRT is not installed",
-            "pip install 'onnxq[trt]' on a machine with an NVIDIA GPU ('onnxq[trt-rtx]' for TensorRT for RTX)",
-            code="R111",
+    engine = find_engine()
+    if engine is None:
+        cause = "TensorRT is not installed"
+        fix = (
+            "pip install 'onnxq[trt]' 'onnxq[polygraphy]' on a machine with an NVIDIA GPU ('onnxq[trt-rtx]' for "
+            "TensorRT for RTX)"
         )
-    if not _gpus():
-        return Refusal(
-            TRT,
-            f"{library()} is installed, but there is no NVIDIA GPU (or no driver) to run an engine on",
-            "run `onnxq diff` with `save=…` on a machine with one, and take its folder as `load=…` here",
-            code="R111",
+    elif find_spec("polygraphy") is None:
+        cause, fix = "Polygraphy, which runs its engines, is not installed", INSTALL
+    elif not _count_gpus():
+        cause = (
+            f"{LIBRARIES[engine].module} is installed, but there is no NVIDIA GPU (or no driver) to run an engine on"
         )
-    return None
+        fix = "run `onnxq diff` with `save=…` on a machine with one, and take its folder as `load=…` here"
+    else:
+        return None
+    return Refusal(TRT, cause, fix, code="R111")
 
 
-def library() -> str | None:
-    """The TensorRT to use: `tensorrt` where it is installed, else `tensorrt_rtx`, else None."""
-    return next((name for name in ("tensorrt", "tensorrt_rtx") if find_spec(name) is not None), None)
-
-
-def _gpus() -> int:
+def _count_gpus() -> int:
     """GPUs the driver can use; 0 without a driver."""
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
-        driver = ctypes.CDLL(name)
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         return 0
     count = ctypes.c_int(0)
@@ -63,86 +66,80 @@ def _gpus() -> int:
     return count.value
 
 
-def choose_library(name: str) -> None:
-    """Tell Polygraphy which TensorRT it uses. It decides once, when its TensorRT backend is first imported."""
-    polygraphy("config").USE_TENSORRT_RTX = name == "tensorrt_rtx"
-
-
-def version() -> str:
-    """Which TensorRT ran, for reports."""
-    name = library() or "tensorrt"
-    try:
-        found = __import__(name).__version__
-    except ImportError:
-        return name
-    return f"{'TensorRT for RTX' if name == 'tensorrt_rtx' else 'TensorRT'} {found}"
-
-
-@dataclass(frozen=True)
-class Job:
-    """What the child builds: paths of model and engine, (min, opt, max) of every input, and which library.
-
-    layers: also emit the tensors that survive fusion. They do not prevent any, unlike outputs would.
-    capability: of the GPU to build for, e.g. (8, 6), TensorRT for RTX only; () the one in this machine.
-    """
-
-    model: str
-    engine: str
-    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
-    library: str
-    layers: bool
-    capability: tuple[int, ...] = ()
-
-
-def shapes_of(index: GraphIndex, samples: Iterable[Feeds]) -> Shapes:
-    """The least, first and largest size of every axis of every input: the engine's optimization profile."""
-    low: dict[str, tuple[int, ...]] = {}
-    first: dict[str, tuple[int, ...]] = {}
-    high: dict[str, tuple[int, ...]] = {}
-    names = [value.name for value in index.inputs]
-    for feeds in samples:
-        for name in names:
-            shape = tuple(int(size) for size in feeds[name].shape)
-            first.setdefault(name, shape)
-            low[name] = tuple(map(min, low.get(name, shape), shape))
-            high[name] = tuple(map(max, high.get(name, shape), shape))
-    return {name: (low[name], first[name], high[name]) for name in names if name in first}
-
-
-def build(
-    proto: onnx.ModelProto, shapes: Shapes, folder: Path, *, layers: bool = False, capability: tuple[int, ...] = ()
+def build_trt(
+    proto: onnx.ModelProto,
+    shapes: Profile,
+    folder: Path,
+    *,
+    debug_tensors: bool = False,
+    capability: tuple[int, ...] = (),
 ) -> Path:
-    """Build an engine for this machine's GPU in a child process, which may crash without harm. Returns its path.
+    """Build an engine for this machine's GPU, or another's capability, in a child process. Returns its path.
 
-    Raises ModelError with TensorRT's own words when it refuses the model.
+    debug_tensors: as of Job. Raises ModelError with TensorRT's own words when it gives none.
     """
-    model, engine, job = folder / "model.onnx", folder / "model.engine", folder / "job.json"
-    save_model(proto, model, overwrite=True)
-    wanted = Job(str(model), str(engine), dict(shapes), library() or "tensorrt", layers, capability)
-    job.write_text(json.dumps(asdict(wanted)), encoding="utf-8")
-    command = [sys.executable, "-m", "onnxq.engines.diff.build", str(job)]
+    # Without TF32: differences of kernels are looked for, not of float formats.
+    job = Job(
+        engine=find_engine() or TENSORRT, capability=capability, shapes=shapes, debug_tensors=debug_tensors, tf32=False
+    )  # fmt: skip
+    result = build_engine(proto, job, folder, timeout=_TIMEOUT)
+    if result.state is BuildState.BUILT:
+        return folder / ENGINE
+    error = NodeError(TRT, f"cannot build the engine: {result.reason}", code="Q115")
+    error.node = result.node
+    raise error
+
+
+def load_polygraphy(module: str) -> Any:
+    """A module of Polygraphy. Raises MissingDependencyError with the install line."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE, errors="replace")
-    except subprocess.TimeoutExpired as error:
-        raise ModelError(TRT, f"the engine was not built within {_PATIENCE / 60:.0f} minutes", code="Q115") from error
-    if done.returncode or not engine.is_file():
-        raise ModelError(TRT, reason(done.returncode, done.stderr + done.stdout), code="Q115")
-    return engine
+        return import_module(f"polygraphy.{module}")
+    except ImportError as error:
+        raise MissingDependencyError("polygraphy", f"cannot be imported ({error})", INSTALL, code="Q804") from error
 
 
-def reason(code: int, text: str) -> str:
-    """Why a build ended without an engine: TensorRT's errors, or the signal that killed it."""
-    lines = [line.strip() for line in text.splitlines()]
-    told = [line for line in lines if line.startswith(("[E]", "[!]"))] or [line for line in lines if line][-1:]
-    cause = "; ".join(dict.fromkeys(line.removeprefix("[E]").removeprefix("[!]").strip() for line in told[-3:]))
-    if code < 0:
-        return f"the build crashed (signal {-code})" + (f": {cause}" if cause else "")
-    return f"cannot build the engine: {cause or f'exit code {code}'}"
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Nothing that Polygraphy logs is shown; its errors become ModelErrors with its words."""
+    logger = load_polygraphy("logger").G_LOGGER
+    own = load_polygraphy("exception").PolygraphyException
+    with logger.verbosity(logger.CRITICAL + 1):
+        try:
+            yield
+        except (own, OSError) as error:  # OSError: a CUDA library that cannot be loaded
+            message = " ".join(str(error).split())
+            raise ModelError("Polygraphy", message[:_MESSAGE] or "failed", code="Q115") from error
+        except (AttributeError, TypeError, RuntimeError) as error:
+            # Polygraphy and TensorRT grow apart with their releases; a mismatch shows as one of these.
+            fix = "install releases of polygraphy and TensorRT that belong together"
+            raise ModelError(TRT, f"{type(error).__name__}: {error}", fix, code="Q115") from error
 
 
-def trt_runner(name: str, engine: Path) -> Any:
-    """Polygraphy's TrtRunner over a built engine. Tensors that survived fusion come out with its outputs."""
-    choose_library(library() or "tensorrt")
-    with quiet():
-        backend = polygraphy("backend.trt")
-        return backend.TrtRunner(backend.EngineFromPath(str(engine)), name=name)
+class TrtRunner:
+    """A Runner of a built engine: a context manager. Tensors that survived fusion come out with its outputs."""
+
+    def __init__(self, name: str, engine: Path) -> None:
+        self.name, self.seconds = name, 0.0
+        # Polygraphy decides once which TensorRT it uses, when its TensorRT backend is first imported.
+        load_polygraphy("config").USE_TENSORRT_RTX = find_engine() == RTX
+        with translate_errors():
+            backend = load_polygraphy("backend.trt")
+            self._runner = backend.TrtRunner(backend.EngineFromPath(str(engine)), name=name)
+        self._open = ExitStack()
+
+    def __enter__(self) -> TrtRunner:
+        with translate_errors():
+            self._open.enter_context(self._runner)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with translate_errors():
+            self._open.close()
+
+    def infer(self, feeds: Feeds) -> Mapping[str, Any]:
+        """One sample: arrays by name. They may be the runner's own buffers, which last until its next run."""
+        with translate_errors():
+            # Dataset checks the feeds, and says what is wrong with them.
+            values = dict(self._runner.infer(dict(feeds), check_inputs=False))
+            self.seconds = self._runner.last_inference_time()
+            return values

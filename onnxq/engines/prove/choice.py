@@ -1,11 +1,11 @@
-"""Which engine a model is proved on when nobody says."""
+"""The engine that a model is proved on when the caller names none."""
 
 from __future__ import annotations
 
 from onnx import ModelProto
 
 from onnxq.annotate import read_plan_note
-from onnxq.engines.prove.proof import ORT, RTX
+from onnxq.engines.builder.library import ORT, RTX
 
 _OF_TARGET = {"ort": ORT, "trt": RTX}
 

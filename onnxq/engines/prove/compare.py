@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from onnxq.annotate import WeightSums
 from onnxq.config.schema import JsonText, Loose, Natural
 from onnxq.engines.prove.proof import Change, Proof
 from onnxq.errors import DataError
@@ -38,7 +39,7 @@ class _WeightRow(Loose):
 
 
 class ProofFile(Loose):
-    """Of the JSON of a proof, what a later one is compared with."""
+    """The parts of a proof's JSON that a later proof is compared with."""
 
     build: _BuildRow
     nodes: dict[str, _NodeRow]
@@ -51,7 +52,7 @@ _FIX = "write it with `onnxq prove`, as JSON"
 
 
 def read_proof(path: str | Path) -> ProofFile:
-    """A proof that `onnxq prove`, as JSON wrote. Raises DataError, with line and path, when it is none."""
+    """The proof in a JSON file that `onnxq prove` wrote. Raises DataError with line and path for any other file."""
     text = JsonText(str(path), read_text(path, DataError, _FIX, limit=_MOST_BYTES, code="Q217"))
     raw = text.parse(DataError, _FIX, code="Q217")
     if not isinstance(raw, dict) or not all(isinstance(raw.get(key), dict) for key in ("build", "nodes", "sites")):
@@ -60,30 +61,28 @@ def read_proof(path: str | Path) -> ProofFile:
 
 
 def changes(before: ProofFile, after: Proof) -> Iterator[Change]:
-    """What differs: the engine and its state, numbers of kernels, then nodes and sites in the model's order."""
+    """The differences: engine and state, numbers of kernels, then nodes, weights and sites in the model's order."""
     for key in ("engine", "version", "capability", "state"):
-        held, now = getattr(before.build, key), getattr(after.build, key)
-        if held != now:
-            yield Change(kind="build", name=key, before=held, after=now)
-    was, now_is = len(before.kernels), len(after.kernels)
-    if was != now_is:
-        yield Change(kind="count", name="kernels", before=str(was), after=str(now_is))
+        earlier, now = getattr(before.build, key), str(getattr(after.build, key))
+        if earlier != now:
+            yield Change(kind="build", name=key, before=earlier, after=now)
+    counts = len(before.kernels), len(after.kernels)
+    if counts[0] != counts[1]:
+        yield Change(kind="count", name="kernels", before=str(counts[0]), after=str(counts[1]))
     types = {name: one.type for name, one in before.nodes.items()}
-    yield from _named("node", types, {one.node: one.type for one in after.nodes})
+    yield from _compare_named("node", types, {one.node: one.type for one in after.nodes})
     if before.weights is not None:
-        rows = {one.weight: _rows(vars(one)) for one in before.weights}
-        yield from _named("weight", rows, {one.weight: _rows(vars(one)) for one in after.weights})
+        rows = {one.weight: _describe_rows(one) for one in before.weights}
+        yield from _compare_named("weight", rows, {one.weight: _describe_rows(one) for one in after.weights})
     states = {name: one.state for name, one in before.sites.items()}
-    yield from _named("site", states, {one.site: one.state for one in after.sites})
+    yield from _compare_named("site", states, {one.site: str(one.state) for one in after.sites})
 
 
-def _rows(weight: Mapping[str, Any]) -> str:
-    """How many rows of a weight can overflow, in words."""
-    count = 0 if weight.get("exact") else weight.get("rows", 0)
-    return f"{count} of {weight.get('all_rows', 0)} rows can overflow"
+def _describe_rows(weight: _WeightRow | WeightSums) -> str:
+    return f"{0 if weight.exact else weight.rows} of {weight.all_rows} rows can overflow"
 
 
-def _named(kind: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Change]:
+def _compare_named(kind: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Change]:
     for name in dict.fromkeys((*after, *before)):
         was, now = before.get(name, ""), after.get(name, "")
         if was != now:

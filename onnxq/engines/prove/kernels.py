@@ -1,8 +1,9 @@
-"""Which kernel does a node's work, and in which type: TensorRT's kernels and ONNX Runtime's by the same rules."""
+"""The kernel that does a node's work, and the type it computes in: TensorRT and ONNX Runtime by the same rules."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from onnxq.engines.prove.proof import FLOAT8, INT8, UNSEEN, Kernel, Tensor
 
@@ -40,12 +41,23 @@ _INTEGERS = frozenset({INT8, "uint8", "int4", "uint4", FLOAT8, "float4", "int16"
 _BYTES = frozenset({INT8, "uint8"})
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """The type that a kernel computes in. stored: dtype of a weight it reads in fewer bits, "" for none."""
+
+    dtype: str
+    stored: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.stored} weights, {self.dtype}" if self.stored else self.dtype
+
+
 def is_low(dtype: str) -> bool:
     """True for types that quantized tensors are stored in."""
     return dtype in _INTEGERS
 
 
-def workers(op: str, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+def find_workers(op: str, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """Those of a node's kernels that do its work; all of them when none says so by its kind."""
     words = _WORKERS["pool" if op in POOLS else "product"]
     found = tuple(
@@ -63,35 +75,34 @@ def computed_type(op: str, kernels: Sequence[Kernel]) -> str:
 
     Several kernels of different types give all of them, joined by "+": int8 then is only a part of the truth.
     """
-    found = dict.fromkeys(_kernel_type(op, kernel) for kernel in kernels)
-    return "+".join(found) if found else UNSEEN
+    return "+".join(dict.fromkeys(str(find_arithmetic(op, kernel)) for kernel in kernels)) or UNSEEN
 
 
-def _kernel_type(op: str, kernel: Kernel) -> str:
+def find_arithmetic(op: str, kernel: Kernel) -> Arithmetic:
+    """The arithmetic of a kernel that computes a node of this operator."""
     if kernel.kind in ORT_INT8:
-        return INT8
+        return Arithmetic(INT8)
     if kernel.kind in _ORT_WEIGHTS:
-        weight = _weight_type(kernel.weights) or INT8
-        return f"{weight} weights, {_float(kernel.inputs + kernel.outputs)}"
+        return Arithmetic(_float_type(kernel.inputs + kernel.outputs), _weight_type(kernel.weights) or INT8)
     operands = _operands(op, kernel)
     types = {tensor.dtype for tensor in operands}
-    whole = _pools(op, kernel) or (op in PRODUCTS and kernel.kind != _DEQUANTIZES)
+    whole = _is_pool(op, kernel) or (op in PRODUCTS and kernel.kind != _DEQUANTIZES)
     if whole and types and types <= _BYTES:
-        return INT8
+        return Arithmetic(INT8)
     if whole and types == {FLOAT8}:
-        return FLOAT8
-    computed = _float(operands) if types - _INTEGERS else _float(kernel.inputs + kernel.outputs)
+        return Arithmetic(FLOAT8)
+    computed = _float_type(operands) if types - _INTEGERS else _float_type(kernel.inputs + kernel.outputs)
     stored = _weight_type(kernel.weights) if op in PRODUCTS else ""
-    return f"{stored} weights, {computed}" if stored and kernel.inputs else computed
+    return Arithmetic(computed, stored if kernel.inputs else "")
 
 
-def types(op: str, kernel: Kernel) -> str:
-    """int8 x int8 -> float32: the operands of a node in its kernel, and what that writes."""
+def describe_types(op: str, kernel: Kernel) -> str:
+    """The operands of a node in its kernel and the kernel's results: "int8 x int8 -> float32"."""
     written = dict.fromkeys(tensor.dtype or "?" for tensor in kernel.outputs)
     return f"{' x '.join(tensor.dtype or '?' for tensor in _operands(op, kernel))} -> {', '.join(written)}"
 
 
-def _pools(op: str, kernel: Kernel) -> bool:
+def _is_pool(op: str, kernel: Kernel) -> bool:
     """A kernel for nothing but a pool, and not one generated from it and its neighbours."""
     return op in POOLS and (kernel.kind == op or any(word in kernel.kind.lower() for word in _WORKERS["pool"]))
 
@@ -106,7 +117,7 @@ def _operands(op: str, kernel: Kernel) -> tuple[Tensor, ...]:
         # Query, key and value; masks come as bool or float beside them.
         return low if len(low) >= _QKV else tuple(tensor for tensor in kernel.inputs if tensor.dtype != "bool")
     if op not in PRODUCTS:
-        return kernel.inputs[:1] if _pools(op, kernel) else kernel.inputs
+        return kernel.inputs[:1] if _is_pool(op, kernel) else kernel.inputs
     weight = max(kernel.weights, key=lambda tensor: tensor.size, default=None)
     if weight is not None and weight.name == "weights":  # the inspector says which constant is the weight
         return (*kernel.inputs[:1], weight)
@@ -123,6 +134,6 @@ def _weight_type(weights: Iterable[Tensor]) -> str:
     return max(low, key=lambda tensor: tensor.size).dtype if low else ""
 
 
-def _float(tensors: Iterable[Tensor]) -> str:
+def _float_type(tensors: Iterable[Tensor]) -> str:
     """The float type among tensors; float32 when they are integers all, since arithmetic between them is in float."""
     return next((tensor.dtype for tensor in tensors if "float" in tensor.dtype and tensor.dtype != FLOAT8), "float32")

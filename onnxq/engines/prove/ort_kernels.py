@@ -1,7 +1,7 @@
-"""ONNX Runtime's optimized graph as kernels that know which nodes of the model they carry out.
+"""ONNX Runtime's optimized graph as kernels, each with the nodes of the model that it computes.
 
-Fusions make new nodes under new names, so names say nothing. What survives is tensors: a kernel carries out whatever
-lies, in the model, between the tensors that it reads and those that it writes.
+Fusions make new nodes under new names, so names say nothing. What survives is tensors: a kernel computes the
+nodes that lie, in the model, between the tensors it reads and those it writes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _WORDS = {"FLOAT": "float32", "DOUBLE": "float64", "FLOAT8E4M3FN": "float8"}
 
 
 def read_optimized(model: onnx.ModelProto, optimized: onnx.ModelProto) -> tuple[Kernel, ...]:
-    """The optimized graph's nodes as kernels, in the order they run in; a body's belong to the kernel that holds it."""
+    """The optimized graph's nodes as kernels, in the order they run in; a body's belong to the kernel around it."""
     index, after = GraphIndex(model), GraphIndex(name_nodes(optimized))
     finder = _Finder(index, after)
-    return tuple(_kernel(node, finder, index, after) for node in after.nodes)
+    return tuple(_make_kernel(node, finder, index, after) for node in after.nodes)
 
 
-def integer_kernels(optimized: onnx.ModelProto) -> Counter[str]:
+def count_integer_kernels(optimized: onnx.ModelProto) -> Counter[str]:
     """How many nodes compute on integers, by operator, all scopes together."""
     kinds = (node.op_type for _, graph in walk(optimized.graph) for node in graph.node)
     return Counter(kind for kind in kinds if kind in ORT_INT8)
@@ -51,40 +51,44 @@ class _Finder:
         self._named = {node.name: node for node in index.nodes}
         self._live: set[TensorId] = set()
         for node in after.nodes:
-            made = {found for name in node.outputs if name and (found := self._original(name, node.scope)) is not None}
-            twin = self._twin(node)
+            made = {
+                found for name in node.outputs if name and (found := self._find_original(name, node.scope)) is not None
+            }
+            twin = self._find_twin(node)
             if not made and twin is not None:
                 made = {TensorId(name, twin.scope) for name in twin.outputs if name}
             self._live |= made
 
-    def _original(self, name: str, scope: str) -> TensorId | None:
+    def _find_original(self, name: str, scope: str) -> TensorId | None:
         """The model's tensor of this name, made by a node. ORT renames bodies: a name that is the only one will do."""
         scopes = self._scopes.get(name, set())
         if scope in scopes:
             return TensorId(name, scope)
         return TensorId(name, next(iter(scopes))) if len(scopes) == 1 else None
 
-    def _twin(self, kernel: NodeRef) -> NodeRef | None:
+    def _find_twin(self, kernel: NodeRef) -> NodeRef | None:
         """The model's node of this name, when the kernel is that node still, or a fused form of it."""
         node = self._named.get(kernel.name)
         return node if node is not None and node.op_type.lower() in kernel.op_type.lower() else None
 
-    def nodes(self, kernel: NodeRef) -> tuple[str, ...]:
-        """Names of the model's nodes that a kernel carries out, in the order they run in."""
-        twin = self._twin(kernel)
-        made = [self._original(name, kernel.scope) for name in kernel.outputs if name]
+    def find_nodes(self, kernel: NodeRef) -> tuple[str, ...]:
+        """Names of the model's nodes that a kernel computes, in the order they run in."""
+        twin = self._find_twin(kernel)
+        made = [self._find_original(name, kernel.scope) for name in kernel.outputs if name]
         stack = [tensor for tensor in made if tensor is not None]
         if not stack and twin is not None:
             stack = [TensorId(name, twin.scope) for name in twin.outputs if name]
         elif not stack:
-            stack = [tensor for name in kernel.outputs if name for tensor in self._behind(TensorId(name, kernel.scope))]
+            stack = [
+                tensor for name in kernel.outputs if name for tensor in self._find_behind(TensorId(name, kernel.scope))
+            ]
         found = {} if twin is None else {twin.name: twin.order}
         own = {TensorId(name, kernel.scope) for name in kernel.inputs}
         first, seen = set(stack), set()
         while stack:
             tensor = stack.pop()
             maker = self._index.producer(tensor)
-            if maker is None or maker.name in seen or (tensor not in first and self._ends(tensor, maker, own)):
+            if maker is None or maker.name in seen or (tensor not in first and self._is_start(tensor, maker, own)):
                 continue
             seen.add(maker.name)
             found[maker.name] = maker.order
@@ -92,14 +96,14 @@ class _Finder:
             stack.extend(source for source in read if source is not None)
         return tuple(sorted(found, key=lambda name: found[name]))
 
-    def _ends(self, tensor: TensorId, maker: NodeRef, own: set[TensorId]) -> bool:
+    def _is_start(self, tensor: TensorId, maker: NodeRef, own: set[TensorId]) -> bool:
         """A kernel begins at what it reads and at what another kernel makes.
 
         But each reader has a DequantizeLinear of its own inside it, though the model's one may be there for others.
         """
         return tensor in own or (tensor in self._live and maker.op_type != DEQUANTIZE)
 
-    def _behind(self, tensor: TensorId) -> Iterator[TensorId]:
+    def _find_behind(self, tensor: TensorId) -> Iterator[TensorId]:
         """The model's tensors that a tensor of ORT's own becomes, behind kernels that only pass it on."""
         seen: set[TensorId] = set()
         stack = [tensor]
@@ -110,7 +114,7 @@ class _Finder:
                 continue
             seen.add(at)
             for name in filter(None, readers[0].outputs):
-                found = self._original(name, readers[0].scope)
+                found = self._find_original(name, readers[0].scope)
                 if found is not None:
                     yield found
                 else:
@@ -121,21 +125,21 @@ class _Finder:
 _RELAYS = frozenset({"Transpose", "Cast", "Reshape", "Squeeze", "Unsqueeze", "QuantizeLinear", "DequantizeLinear"})
 
 
-def _kernel(node: NodeRef, finder: _Finder, index: GraphIndex, after: GraphIndex) -> Kernel:
+def _make_kernel(node: NodeRef, finder: _Finder, index: GraphIndex, after: GraphIndex) -> Kernel:
     read = [tensor for name in node.inputs if name and (tensor := after.resolve(name, node.scope)) is not None]
     made = [TensorId(name, node.scope) for name in node.outputs if name]
     return Kernel(
         name=node.name,
         kind=node.op_type,
-        nodes=finder.nodes(node),
-        inputs=tuple(_tensor(tensor, index, after) for tensor in read if not after.is_constant(tensor)),
-        weights=tuple(_tensor(tensor, index, after) for tensor in read if after.is_constant(tensor)),
-        outputs=tuple(_tensor(tensor, index, after) for tensor in made),
+        nodes=finder.find_nodes(node),
+        inputs=tuple(_describe_tensor(tensor, index, after) for tensor in read if not after.is_constant(tensor)),
+        weights=tuple(_describe_tensor(tensor, index, after) for tensor in read if after.is_constant(tensor)),
+        outputs=tuple(_describe_tensor(tensor, index, after) for tensor in made),
         tactic=f"{node.domain or 'ai.onnx'}:{node.op_type}",
     )
 
 
-def _tensor(tensor: TensorId, index: GraphIndex, after: GraphIndex) -> Tensor:
+def _describe_tensor(tensor: TensorId, index: GraphIndex, after: GraphIndex) -> Tensor:
     """As the optimized graph declares it; where it does not, as the model does."""
     shape = after.shape(tensor) or index.shape(tensor) or ()
     dtype = after.dtype(tensor) or index.dtype(tensor)

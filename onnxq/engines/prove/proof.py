@@ -1,30 +1,36 @@
-"""What a build proved: kernels, the nodes and sites they carry out, and in which type; frozen values."""
+"""The proof of a build: its kernels, the nodes and sites they compute, and in which type; frozen values."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from onnxq.annotate import WeightSums
+from onnxq.engines.builder.process import BuildState
 from onnxq.engines.saturation.model import Cost
 from onnxq.sites import Caution
-
-RTX, TRT, ORT = "tensorrt-rtx", "tensorrt", "ort"
-ENGINES = (RTX, TRT, ORT)
 
 INT8, FLOAT8 = "int8", "float8"
 UNSEEN = "unseen"
 
-BUILT, REFUSED, FAILED, CRASHED, LATE = "built", "refused", "failed", "crashed", "timed out"
 
-# How a site came out: every reader takes the integers in; some do; none does; the engine does not show it.
-FUSED, PARTLY, LOOSE = "fused", "partly", "not fused"
+class SiteState(str, Enum):
+    """Which readers of a site take its integers in."""
+
+    FUSED = "fused"  # all
+    PARTLY = "partly"  # some
+    UNFUSED = "not fused"  # none
+    UNSEEN = UNSEEN  # the engine does not show it
+
+    def __str__(self) -> str:
+        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """A tensor between kernels: dtype as onnxq says it (int8, float32 …, "" unknown), layout in the engine's words."""
+    """A tensor between kernels. dtype: onnxq's name (int8, float32 …), "" unknown. layout: in the engine's words."""
 
     name: str
     dtype: str
@@ -44,8 +50,8 @@ class Tensor:
 class Kernel:
     """One kernel of the engine.
 
-    kind: the engine's own word (correlation, gemm, kgen, QLinearConv …). nodes: the ONNX nodes it carries out, wholly
-    or in part, by name. weights: constants it reads. tactic: which implementation, "" where the engine hides it.
+    kind: the engine's own word (correlation, gemm, kgen, QLinearConv …). nodes: names of the ONNX nodes it computes,
+    wholly or in part. weights: constants it reads. tactic: the implementation, "" where the engine hides it.
     """
 
     name: str
@@ -62,6 +68,7 @@ class NodeProof:
     """One heavy node: the type it computes in ("int8", "float32", "int4 weights, float16" …, "unseen") and where.
 
     kernel, kind, types: of the kernel that does its work. kernels: all that have a part in it. reason: why not int8.
+    stored: dtype of a weight that the kernel reads in fewer bits than it computes in, "" for none.
     """
 
     node: str
@@ -72,28 +79,29 @@ class NodeProof:
     types: str = ""
     kernels: tuple[str, ...] = ()
     reason: str = ""
+    stored: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiteProof:
-    """One pair: fused, partly, not fused or unseen; which kernels read its integers; the rule that placed it.
+    """One pair: which kernels read its integers, and the rule that placed it.
 
-    loose: the readers that do not take its integers in. reason: why, "" for a fused pair.
+    unfused: the readers that do not take its integers in. reason: why, "" for a fused pair.
     """
 
     site: str
     role: str
-    state: str
+    state: SiteState
     rule: str = ""
     readers: tuple[str, ...] = ()
-    loose: tuple[str, ...] = ()
+    unfused: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
-    """The smallest part found that still fails in the same way. path: where it was written, "" nowhere."""
+    """The smallest part found that fails in the same way. path: its file, "" when it was not written."""
 
     nodes: tuple[str, ...]
     ops: tuple[str, ...]
@@ -106,13 +114,13 @@ class Reduced:
 class Build:
     """How the build went.
 
-    state: built; refused (by the parser), failed (in the builder), crashed, timed out. node: the ONNX node blamed.
-    log: the last lines before the end, when it did not end well. saved: files written for the user.
+    node: the ONNX node that the library blames. capability: e.g. "8.6", "" for the GPU of this machine. log: the last
+    lines before the end, when it did not end well. saved: files written for the user.
     """
 
     engine: str
     version: str
-    state: str
+    state: BuildState
     capability: str = ""
     seconds: float = 0.0
     engine_bytes: int = 0
@@ -148,12 +156,11 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What the engine made of a model. kernels: in the order they run; nodes, sites: in the model's order.
+    """The engine that a model became. kernels: in the order they run; nodes, sites: in the model's order.
 
-    chosen: why it is this engine, "" where the caller named it.
-
-    weights: int8 weights that 8-bit data meets in ONNX Runtime, with what can overflow on CPUs without VNNI. cost: of
-    that, on samples; None without samples. require_exact: nothing may overflow.
+    chosen: why it is this engine, "" where the caller named it. weights: int8 weights that 8-bit data meets in ONNX
+    Runtime, with the sums that can overflow on CPUs without VNNI. cost: of those, on samples; None without samples.
+    require_exact: nothing may overflow.
     """
 
     source: str
@@ -173,12 +180,12 @@ class Proof:
     @property
     def built(self) -> bool:
         """True when there is an engine."""
-        return self.build.state == BUILT
+        return self.build.state is BuildState.BUILT
 
     @property
     def unmet(self) -> tuple[str, ...]:
         """Nodes that were required to run in int8 and do not."""
-        return tuple(dict.fromkeys(node for one in self.requirements for node in one.unmet))
+        return tuple(dict.fromkeys(node for requirement in self.requirements for node in requirement.unmet))
 
     @property
     def saturating(self) -> tuple[WeightSums, ...]:

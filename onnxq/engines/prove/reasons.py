@@ -1,4 +1,4 @@
-"""Why a node stayed float and a pair did not fuse, as far as the model shows it. Evidence: tests/engines."""
+"""Why a node stayed float and a pair did not fuse, as far as the model shows it. Evidence: tests/engines/prove."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxq.annotate import PairInfo
+from onnxq.engines.builder.library import ORT, TRT
 from onnxq.engines.prove.kernels import PRODUCTS
-from onnxq.engines.prove.proof import ORT, UNSEEN, NodeProof
+from onnxq.engines.prove.proof import UNSEEN, NodeProof
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Role, TensorId, Unquantized
 from onnxq.spec import PerChannel, PerTensor
 
 _NO_KERNEL = {
-    "tensorrt": frozenset({"ConvTranspose", "AveragePool", "LpPool", "GlobalAveragePool", "LSTM", "GRU", "RNN"}),
+    TRT: frozenset({"ConvTranspose", "AveragePool", "LpPool", "GlobalAveragePool", "LSTM", "GRU", "RNN"}),
     ORT: frozenset({"ConvTranspose", "LSTM", "GRU", "RNN", "Einsum", "LpPool", "GlobalMaxPool"}),
 }
 # Operators that only move data: engines carry a quantization over them.
@@ -27,6 +28,8 @@ _PURPOSE = {
     "matmul-qkv": "it keeps the product in front of it in int8, whose weight TensorRT would else cut up in float: "
     "its own integers are read by none, and cost rounding only"
 }
+# Int8 kernels of TensorRT need 8.0 or more.
+_TURING = (7, 5)
 # How far behind a product TensorRT looks for what it can do to the weight beforehand, as far as was seen.
 _NEAR = 4
 # Axis of a weight along which a product's channels lie; a Gemm's depends on transB.
@@ -34,62 +37,62 @@ _CHANNELS = {"Conv": 0, "MatMul": -1}
 
 
 @dataclass(frozen=True)
-class Why:
-    """What is known of the model: its pairs by the tensor they make, and what its plan left float."""
+class Reasons:
+    """The model with its pairs, and the nodes its plan left float. capability: of the GPU built for, () unknown."""
 
     engine: str
     index: GraphIndex
     pairs: Sequence[PairInfo]
     left: Sequence[Unquantized] = ()
-    capability: str = ""
+    capability: tuple[int, ...] = ()
     _by_dequantize: dict[str, PairInfo] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._by_dequantize.update({pair.dequantize: pair for pair in self.pairs if pair.dequantize})
 
-    def node(self, node: NodeRef, kind: str, types: str) -> str:
+    def explain_node(self, node: NodeRef, kind: str, types: str) -> str:
         """Why a heavy node does not run in int8; "" when the model does not show it."""
         left = next((one for one in self.left if one.subject == node.name), None)
         if left is not None:
             return f"the plan left it float: {left.reason}"
-        family = ORT if self.engine == ORT else "tensorrt"
+        family = ORT if self.engine == ORT else TRT
         if node.op_type in _NO_KERNEL[family]:
             text = f"{'ONNX Runtime' if family == ORT else 'TensorRT'} has no int8 kernel for {node.op_type}"
             return f"{text}; its list names no kernel for it" if kind == UNSEEN else text
         if kind == UNSEEN:
             return "the engine's list of kernels does not name it: it was merged with an equal one or computed away"
-        if self.capability == "SM75":
+        if self.capability == _TURING:
             return "int8 kernels need compute capability 8.0 or more"
-        told = self._operand(node) or (self._result(node) if family == ORT else self._sliced(node))
-        return told or f"its pairs are in place, but the engine took another kernel: {types}"
+        fault = self._find_operand_fault(node)
+        fault = fault or (self._find_result_fault(node) if family == ORT else self._find_slicing(node))
+        return fault or f"its pairs are in place, but the engine took another kernel: {types}"
 
-    def site(self, pair: PairInfo, rule: str, loose: Sequence[str], proven: Mapping[str, NodeProof]) -> str:
+    def explain_site(self, pair: PairInfo, rule: str, unfused: Sequence[str], proven: Mapping[str, NodeProof]) -> str:
         """Why a pair's integers do not reach its readers. rule: the one that placed it, "" when unknown."""
         if self.engine != ORT and rule in _PURPOSE:
             return _PURPOSE[rule]
-        told = [f"{name} runs in {proven[name].type}: {proven[name].reason}" for name in loose if name in proven]
-        if told:
-            return "; ".join(dict.fromkeys(told))
-        if loose:
+        causes = [f"{name} runs in {proven[name].type}: {proven[name].reason}" for name in unfused if name in proven]
+        if causes:
+            return "; ".join(dict.fromkeys(causes))
+        if unfused:
             ops = ", ".join(dict.fromkeys(pair.ops)) or "its reader"
             return f"{ops} reads floats: the value is rounded and taken back, and no kernel reads it as integers"
         if not pair.dequantize:
             return "nothing dequantizes it"
         return "no kernel in the engine's list names it: it was merged with an equal pair or computed away"
 
-    def _operand(self, node: NodeRef) -> str:
-        """What is wrong with the pairs in front of a product or pool."""
+    def _find_operand_fault(self, node: NodeRef) -> str:
+        """The first fault of the pairs in front of a product or pool, "" for none."""
         for k in (0, 1) if node.op_type in PRODUCTS else (0,):
             what = "input" if k == 0 else "weight" if self._is_constant(node, k) else f"input {k}"
             pair = self._pair(node, k)
             if pair is None:
                 return f"its {what} has no pair"
-            told = self._fault(node, k, pair, what)
-            if told:
-                return told
+            if fault := self._find_fault(node, k, pair, what):
+                return fault
         return ""
 
-    def _fault(self, node: NodeRef, k: int, pair: PairInfo, what: str) -> str:
+    def _find_fault(self, node: NodeRef, k: int, pair: PairInfo, what: str) -> str:
         scale = self._scale_shape(pair)
         if self.engine != ORT and pair.role is not Role.WEIGHT and node.op_type == "Conv" and scale == (1,):
             return f"the scale of its {what} has shape [1], which TensorRT takes for one scale per channel: make it []"
@@ -100,20 +103,20 @@ class Why:
             want = self._channel_axis(node, k)
             if want is not None and grain.axis not in want:
                 return f"the scales of its weight lie along axis {grain.axis}, its channels along axis {max(want)}"
-        read = self._type_read(pair)
+        read = self._read_type(pair)
         if read in ("int16", "uint16", "int4", "uint4") and not (self.engine != ORT and pair.role is Role.WEIGHT):
             return f"its {what} is {read}, for which there is no kernel"
         return ""
 
-    def _type_read(self, pair: PairInfo) -> str:
-        """What the pair is stored as; a byte where a Cast unpacks it in front of the DequantizeLinear."""
+    def _read_type(self, pair: PairInfo) -> str:
+        """The type that the pair is stored in; a byte where a Cast unpacks it in front of the DequantizeLinear."""
         node = self.index.node(pair.dequantize) if pair.dequantize else None
         tensor = self.index.resolve(node.inputs[0], node.scope) if node is not None else None
         maker = self.index.producer(tensor) if tensor is not None else None
         unpacked = maker is not None and maker.op_type == "Cast"
         return pair.storage.replace("int4", "int8") if unpacked else pair.storage
 
-    def _result(self, node: NodeRef) -> str:
+    def _find_result_fault(self, node: NodeRef) -> str:
         """ONNX Runtime fuses most operators only when their result is quantized too."""
         if node.op_type == "MatMul":
             return ""
@@ -131,7 +134,7 @@ class Why:
             return f"{' and '.join(between)} between it and QuantizeLinear changes what the pair saturates by itself"
         return ""
 
-    def _sliced(self, node: NodeRef) -> str:
+    def _find_slicing(self, node: NodeRef) -> str:
         """TensorRT slices a product's weight instead of its result, and dequantizes the slices before it runs."""
         at = TensorId(node.outputs[0], node.scope)
         for _ in range(_NEAR):

@@ -1,4 +1,4 @@
-"""The smallest part of a model on which a build still ends in the same way: fewer and fewer nodes, built again."""
+"""The smallest part of a model whose build fails in the same way, found by building with fewer and fewer nodes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ class Parts:
         return helper.make_tensor_value_info(name, dtype, list(shape))
 
 
-def reduce(index: GraphIndex, fails: Fails, *, seconds: float, hint: str = "") -> tuple[ModelProto, Reduced] | None:
+def find_smallest_failure(
+    index: GraphIndex, fails: Fails, *, seconds: float, hint: str = ""
+) -> tuple[ModelProto, Reduced] | None:
     """Bisect to the shortest prefix that fails, then to the shortest piece of it, then leave out node by node.
 
     fails: builds a part and says whether it ends as the whole did. hint: the node the library blamed, tried first.
@@ -110,11 +112,11 @@ def reduce(index: GraphIndex, fails: Fails, *, seconds: float, hint: str = "") -
     start = time.perf_counter()
     best = list(search.parts.names)
     if hint in best:
-        best = next((tried for tried in search.around(hint, best) if search.fails(tried)), best)
+        best = next((tried for tried in search.grow_around(hint, best) if search.fails(tried)), best)
     if len(best) == len(search.parts.names):
-        best = search.prefix(best)
-    best = search.suffix(best)
-    best = search.without(best)
+        best = search.find_prefix(best)
+    best = search.find_suffix(best)
+    best = search.drop_nodes(best)
     model = search.parts.cut(best)
     if model is None or len(best) == len(search.parts.names):
         return None
@@ -136,7 +138,7 @@ class _Search:
         self._known: dict[frozenset[str], bool] = {}
 
     @property
-    def late(self) -> bool:
+    def out_of_time(self) -> bool:
         """True when the time is up."""
         return time.perf_counter() > self._end
 
@@ -144,18 +146,18 @@ class _Search:
         """Does this part end as the whole did?"""
         key = frozenset(names)
         if key not in self._known:
-            model = None if self.late or not names else self.parts.cut(names)
+            model = None if self.out_of_time or not names else self.parts.cut(names)
             if model is not None:
                 self.builds += 1
             self._known[key] = model is not None and self._fails(model)
         return self._known[key]
 
-    def around(self, node: str, names: list[str]) -> list[list[str]]:
+    def grow_around(self, node: str, names: list[str]) -> list[list[str]]:
         """Growing pieces that end in a node: itself, then itself and the nodes before it."""
         needed = self.parts.needed(node, names)
         return [needed[-size:] for size in (1, 2, 4, 8) if size <= len(needed)]
 
-    def prefix(self, names: list[str]) -> list[str]:
+    def find_prefix(self, names: list[str]) -> list[str]:
         """The shortest prefix that fails, by bisection, less what its last node does not need."""
         low, high = 1, len(names)
         while low < high:
@@ -168,7 +170,7 @@ class _Search:
         needed = self.parts.needed(short[-1], short)
         return needed if self.fails(needed) else short
 
-    def suffix(self, names: list[str]) -> list[str]:
+    def find_suffix(self, names: list[str]) -> list[str]:
         """The shortest suffix that fails, by bisection."""
         low, high = 1, len(names)
         while low < high:
@@ -180,10 +182,10 @@ class _Search:
         short = names[-high:]
         return short if self.fails(short) else names
 
-    def without(self, names: list[str]) -> list[str]:
+    def drop_nodes(self, names: list[str]) -> list[str]:
         """Leave out runs of nodes, half of them at first and single ones at last, while it still fails."""
         size = max(len(names) // 2, 1)
-        while size and len(names) > 1 and not self.late:
+        while size and len(names) > 1 and not self.out_of_time:
             position = 0
             while position < len(names):
                 shorter = names[:position] + names[position + size :]

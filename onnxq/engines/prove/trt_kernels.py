@@ -1,4 +1,4 @@
-"""What TensorRT prints about an engine's kernels, read: the builder's "Layers:" message and the inspector's JSON."""
+"""The kernels of a TensorRT engine, read from the builder's "Layers:" message or the inspector's JSON."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from onnxq.engines.builder.trt import HEADER
 from onnxq.engines.prove.proof import Kernel, Tensor
 
-HEADER = "Layers:"
 _LINE = re.compile(
     r"Name: (?P<name>.*?), LayerType: (?P<kind>[^,]*), Inputs: \[(?P<inputs>.*?)\]"
     r"(?:, Constants: \[(?P<weights>.*?)\])?, Outputs: \[(?P<outputs>.*?)\](?=, TacticName|, StreamId|, Metadata|$)"
@@ -46,13 +46,13 @@ _TYPES = (
 )
 
 
-def dtype_of(words: str) -> str:
+def find_dtype(words: str) -> str:
     """The type in TensorRT's words ("Int8", "Row major linear FP16 format"); "" when they name none."""
     low = words.lower()
     return next((ours for theirs, ours in _TYPES if re.search(rf"(?<![a-z]){theirs}", low)), "")
 
 
-def node_names(metadata: str) -> tuple[str, ...]:
+def find_node_names(metadata: str) -> tuple[str, ...]:
     """The ONNX nodes in a kernel's metadata, each once, in its order."""
     return tuple(dict.fromkeys(_NODE.findall(metadata)))
 
@@ -64,10 +64,10 @@ def read_text(text: str) -> tuple[Kernel, ...]:
         Kernel(
             name=line["name"],
             kind=line["kind"],
-            nodes=node_names(line["metadata"] or ""),
-            inputs=_tensors(line["inputs"]),
-            weights=_tensors(line["weights"] or ""),
-            outputs=_tensors(line["outputs"]),
+            nodes=find_node_names(line["metadata"] or ""),
+            inputs=_read_tensors(line["inputs"]),
+            weights=_read_tensors(line["weights"] or ""),
+            outputs=_read_tensors(line["outputs"]),
             tactic=line["tactic"] or "",
         )
         for line in found
@@ -75,11 +75,11 @@ def read_text(text: str) -> tuple[Kernel, ...]:
     )
 
 
-def _tensors(text: str) -> tuple[Tensor, ...]:
+def _read_tensors(text: str) -> tuple[Tensor, ...]:
     return tuple(
         Tensor(
             name=found["name"],
-            dtype=dtype_of(found["dtype"]),
+            dtype=find_dtype(found["dtype"]),
             shape=tuple(int(size) for size in _SIZE.findall(found["shape"])),
             layout=found["layout"] or "",
         )
@@ -92,35 +92,35 @@ def read_inspector(text: str) -> tuple[Kernel, ...]:
     raw = json.loads(text)
     layers: Iterable[Any] = raw.get("Layers", ()) if isinstance(raw, Mapping) else raw
     return tuple(
-        _layer(layer) if isinstance(layer, Mapping) else Kernel(name=str(layer), kind="", nodes=()) for layer in layers
+        _read_layer(layer) if isinstance(layer, Mapping) else Kernel(name=str(layer), kind="", nodes=())
+        for layer in layers
     )
 
 
-def _layer(layer: Mapping[str, Any]) -> Kernel:
-    weights = [_value(entry) for entry in layer.get("Constants") or ()]
-    held = layer.get("Weights")
-    if isinstance(held, Mapping) and held.get("Count"):
-        weights.append(
-            Tensor(name="weights", dtype=dtype_of(str(held.get("Type", ""))), shape=(int(held.get("Count", 0)),))
-        )
+def _read_layer(layer: Mapping[str, Any]) -> Kernel:
+    weights = [_read_tensor(entry) for entry in layer.get("Constants") or ()]
+    weight = layer.get("Weights")
+    if isinstance(weight, Mapping) and weight.get("Count"):
+        dtype = find_dtype(str(weight.get("Type", "")))
+        weights.append(Tensor(name="weights", dtype=dtype, shape=(int(weight["Count"]),)))
     return Kernel(
         name=str(layer.get("Name", "")),
         kind=str(layer.get("LayerType", "")),
-        nodes=node_names(str(layer.get("Metadata", ""))),
-        inputs=tuple(_value(entry) for entry in layer.get("Inputs") or ()),
+        nodes=find_node_names(str(layer.get("Metadata", ""))),
+        inputs=tuple(_read_tensor(entry) for entry in layer.get("Inputs") or ()),
         weights=tuple(weights),
-        outputs=tuple(_value(entry) for entry in layer.get("Outputs") or ()),
+        outputs=tuple(_read_tensor(entry) for entry in layer.get("Outputs") or ()),
         tactic=str(layer.get("TacticName", "")),
     )
 
 
-def _value(entry: Mapping[str, Any]) -> Tensor:
+def _read_tensor(entry: Mapping[str, Any]) -> Tensor:
     """TensorRT 10 has "Format/Datatype"; 11 has "Format" and a type beside it, spelt Datatype or DataType."""
-    held = {key.lower(): value for key, value in entry.items()}
-    layout = str(held.get("format") or held.get("format/datatype") or "")
+    values = {key.lower(): value for key, value in entry.items()}
+    layout = str(values.get("format") or values.get("format/datatype") or "")
     return Tensor(
-        name=str(held.get("name", "")),
-        dtype=dtype_of(str(held.get("datatype") or "")) or dtype_of(layout),
-        shape=tuple(int(dim) for dim in held.get("dimensions") or ()),
+        name=str(values.get("name", "")),
+        dtype=find_dtype(str(values.get("datatype") or "")) or find_dtype(layout),
+        shape=tuple(int(dim) for dim in values.get("dimensions") or ()),
         layout=layout,
     )

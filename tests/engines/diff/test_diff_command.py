@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner, Result
+from onnx import parser
 
 from onnxq.cli import cli
-from onnxq.engines.diff import trt as diff_trt
+from onnxq.engines.diff.trt import find_obstacle
 from tests.engines.diff.models import chain, pairs, samples
 
 
@@ -73,7 +76,7 @@ def test_a_disagreement_is_shown_bisected_and_written(folder: Path, tmp_path: Pa
     save = tmp_path / "out"
     done = run(folder, "--layers", "--bisect", "--save", str(save), quantized="wrong.onnx")
     assert done.exit_code == 0, done.output
-    assert "as ORT runs it: parts from what the file says first at y" in done.stdout
+    assert "as ORT runs it: diverges from the file first at y" in done.stdout
     assert "node_y (MatMul)" in done.stdout
     assert "warning[W109]: as ORT runs it: something else than the file says is computed" in done.stdout
     assert sorted(path.name for path in save.iterdir()) == [
@@ -91,7 +94,7 @@ def test_json_is_one_document(folder: Path) -> None:
     assert done.exit_code == 1
     found = document(done)
     assert found["holds"] is False
-    assert found["parted"][0]["tensor"] == "y"
+    assert found["divergences"][0]["tensor"] == "y"
     assert "node_y" in found["bisections"][0]["nodes"]
     assert [layer["name"] for layer in found["layers"]] == ["a", "r", "b", "s", "y"]
     assert found["unmet"][0]["run"] == "ort-on"
@@ -140,7 +143,7 @@ def test_a_missing_model_is_the_users_to_mend(folder: Path) -> None:
     assert "nothing.onnx" in done.stderr
 
 
-needs_no_gpu = pytest.mark.skipif(diff_trt.obstacle() is None, reason="TensorRT can run here")
+needs_no_gpu = pytest.mark.skipif(find_obstacle() is None, reason="TensorRT can run here")
 
 
 @needs_no_gpu
@@ -162,10 +165,46 @@ def test_asked_for_by_name_tensorrt_must_run(folder: Path) -> None:
     assert [one["name"] for one in found["runs"]] == ["float", "ort-off", "ort-on"]
 
 
-def test_without_polygraphy_the_install_line_is_given(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
+_WITHOUT_POLYGRAPHY = """
+import sys
+sys.modules["polygraphy"] = None  # as if it were not installed
+from onnxq.cli import main
+main()
+"""
 
-    monkeypatch.setitem(sys.modules, "polygraphy", None)
-    done = run(folder)
-    assert done.exit_code == 1
-    assert "pip install 'onnxq[polygraphy]'" in done.stderr
+
+def run_without_polygraphy(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    args = [str(folder / "m.onnx"), str(folder / "m.q.onnx"), *options]
+    return subprocess.run(
+        [sys.executable, "-c", _WITHOUT_POLYGRAPHY, "diff", *args], capture_output=True, text=True, check=False
+    )
+
+
+def test_onnx_runtime_alone_needs_no_polygraphy(folder: Path, tmp_path: Path) -> None:
+    data = ("--data", str(folder / "data.npz"), "--json")
+    done = run_without_polygraphy(folder, *data, "--engines", "ort", "--layers", "--save", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert [one["name"] for one in json.loads(done.stdout)["runs"]] == ["float", "ort-off", "ort-on"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"diff.json", "inputs.json", "results.json"}
+    again = run_without_polygraphy(folder, "--load", str(tmp_path / "out"), "--engines", "ort", "--json")
+    assert again.returncode == 0, again.stderr
+    assert "ort-on (out)" in [one["name"] for one in json.loads(again.stdout)["runs"]]
+
+
+def test_tensorrt_asked_for_without_polygraphy_names_the_extra(folder: Path) -> None:
+    done = run_without_polygraphy(folder, "--engines", "ort,trt", "--json")
+    assert done.returncode == 1
+    assert "error[Q704]: engine trt" in done.stderr
+    assert "pip install 'onnxq[" in done.stderr
+    assert "onnxq[polygraphy]" in done.stderr
+    assert [one["name"] for one in json.loads(done.stdout)["runs"]] == ["float", "ort-off", "ort-on"]
+
+
+def test_outputs_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+    body = """g (float[N,4] x) => (float[N,4] y, seq(float[N,4]) s) { y = Relu(x) s = SequenceConstruct(x, y) }"""
+    onnx.save(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{body}'), tmp_path / "m.onnx")
+    result = CliRunner().invoke(cli, ["diff", *2 * [str(tmp_path / "m.onnx")], "--engines", "ort", "--json"])
+    assert result.exit_code == 0, result.output
+    (refusal,) = document(result)["skipped"]
+    assert (refusal["subject"], refusal["code"]) == ("output s", "R111")
+    assert "only tensors of numbers are compared" in refusal["reason"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from onnxq import metrics
-from onnxq.engines.diff.measure import Tally, parts, unmet
+from onnxq.engines.diff.measure import Tally, diverges, find_unmet
 from onnxq.engines.diff.model import OFF, Error, OutputDiff, Tolerances
 
 VALUES = st.floats(-100, 100, width=32)
@@ -100,7 +100,7 @@ def error(sqnr_db: float, levels: float = math.nan) -> Error:
     ],
 )
 def test_what_is_beyond_rounding(found: Error, accuracy_db: float, expected: bool) -> None:
-    assert parts(found, accuracy_db) is expected
+    assert diverges(found, accuracy_db) is expected
 
 
 def output(**changes: float) -> OutputDiff:
@@ -120,17 +120,16 @@ def output(**changes: float) -> OutputDiff:
     ],
 )
 def test_an_unmet_tolerance_names_output_run_and_value(tolerances: Tolerances, measure: str) -> None:
-    (found,) = unmet([output()], tolerances)
+    (found,) = find_unmet([output()], tolerances)
     assert (found.output, found.run, found.measure) == ("y", "ort-on", measure)
-    assert f"{found.value:.6g}" in str(found)
 
 
 def test_met_tolerances_say_nothing() -> None:
     fair = Tolerances(min_sqnr=30, min_cosine=0.99, max_abs=0.5, min_agreement=0.9, min_engines=12)
-    assert unmet([output()], fair) == ()
-    assert unmet([output(top_k=math.nan)], Tolerances(min_agreement=1.0)) == ()
+    assert find_unmet([output()], fair) == ()
+    assert find_unmet([output(top_k=math.nan)], Tolerances(min_agreement=1.0)) == ()
 
 
 def test_what_cannot_be_measured_is_not_met() -> None:
-    (found,) = unmet([output(sqnr_db=math.nan)], Tolerances(min_sqnr=-100))
-    assert "nothing comparable" in str(found)
+    (found,) = find_unmet([output(sqnr_db=math.nan)], Tolerances(min_sqnr=-100))
+    assert math.isnan(found.value)

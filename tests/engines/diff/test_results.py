@@ -1,8 +1,9 @@
-"""Plain Polygraphy files: what is saved its own loader reads, and what it saves is compared."""
+"""Files of results: Polygraphy reads the saved ones, and its own are compared."""
 
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,13 @@ import onnx
 import pytest
 
 import onnxq
-from onnxq.engines.diff.results import Recorder, inputs_beside, load_results, polygraphy, quiet
+from onnxq.engines.diff.results import Recorder, inputs_beside, load_results
+from onnxq.engines.diff.trt import load_polygraphy, translate_errors
 from onnxq.errors import DataError, OutputError
 from onnxq.runtime import Session
 from tests.engines.diff.models import chain, pairs, samples
 
-pytest.importorskip("polygraphy")
+needs_polygraphy = pytest.mark.skipif(find_spec("polygraphy") is None, reason="no Polygraphy")
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +36,9 @@ def saved(models: tuple[str, str], tmp_path: Path) -> Path:
     return folder
 
 
+@needs_polygraphy
 def test_polygraphy_reads_the_results(models: tuple[str, str], saved: Path) -> None:
-    results = polygraphy("comparator").RunResults.load(str(saved / "results.json"))
+    results = load_polygraphy("comparator").RunResults.load(str(saved / "results.json"))
     assert list(results.keys()) == ["float", "ort-off", "ort-on"]
     assert [len(iterations) for iterations in results.values()] == [5, 5, 5]
     expected = Session(models[1], threads=1).run({"x": samples()["x"][2:3]})["y"]
@@ -43,8 +46,9 @@ def test_polygraphy_reads_the_results(models: tuple[str, str], saved: Path) -> N
     assert results["ort-on"][2].runtime > 0
 
 
+@needs_polygraphy
 def test_polygraphy_reads_the_inputs(saved: Path) -> None:
-    feeds = polygraphy("json").load_json(str(saved / "inputs.json"))
+    feeds = load_polygraphy("json").load_json(str(saved / "inputs.json"))
     assert len(feeds) == 5
     np.testing.assert_array_equal(feeds[3]["x"], samples()["x"][3:4])
 
@@ -82,12 +86,15 @@ def test_results_of_other_samples_are_refused(models: tuple[str, str], saved: Pa
         onnxq.diff(*models, samples(seed=9), load=[saved], engines=["ort"])
 
 
+@needs_polygraphy
 def test_what_polygraphy_runs_and_saves_is_compared(models: tuple[str, str], tmp_path: Path) -> None:
     """As `polygraphy run quantized.onnx --onnxrt --save-inputs --save-outputs` does it."""
-    runner = polygraphy("backend.onnxrt").OnnxrtRunner(polygraphy("backend.onnxrt").SessionFromOnnx(models[1]))
-    with quiet():
-        loader = polygraphy("comparator").DataLoader(seed=1, iterations=3, val_range=(-1, 1))
-        results = polygraphy("comparator").Comparator.run(
+    runner = load_polygraphy("backend.onnxrt").OnnxrtRunner(
+        load_polygraphy("backend.onnxrt").SessionFromOnnx(models[1])
+    )
+    with translate_errors():
+        loader = load_polygraphy("comparator").DataLoader(seed=1, iterations=3, val_range=(-1, 1))
+        results = load_polygraphy("comparator").Comparator.run(
             [runner], data_loader=loader, save_inputs_path=str(tmp_path / "inputs.json")
         )
         results.save(str(tmp_path / "theirs.json"))
@@ -98,13 +105,14 @@ def test_what_polygraphy_runs_and_saves_is_compared(models: tuple[str, str], tmp
     assert next(error for error in found.outputs[0].engines if error.run == theirs.name).sqnr_db > 100
 
 
+@needs_polygraphy
 def test_a_folder_of_iterations_is_read(saved: Path, tmp_path: Path) -> None:
     (whole,) = [run for run in load_results(saved) if run.name == "ort-on"]
-    results = polygraphy("comparator").RunResults.load(str(saved / "results.json"))
+    results = load_polygraphy("comparator").RunResults.load(str(saved / "results.json"))
     folder = tmp_path / "iterations"
     folder.mkdir()
     for k in range(5):
-        single = polygraphy("comparator").RunResults()
+        single = load_polygraphy("comparator").RunResults()
         single.append(("ort-on", [results["ort-on"][k]]))
         single.save(str(folder / f"{k:010d}.json"))
     (read,) = load_results(folder)
@@ -155,17 +163,18 @@ def test_types_numpy_cannot_store_are_kept_as_float32(tmp_path: Path) -> None:
     assert list(run.samples[0]) == ["y"]
 
 
-def test_polygraphy_stays_quiet(models: tuple[str, str], saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_printed(models: tuple[str, str], saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
     onnxq.diff(*models, load=[saved], layers=True, bisect=True, engines=["ort"])
     assert capfd.readouterr() == ("", "")
 
 
+@needs_polygraphy
 def test_polygraphys_comparators_say_the_same(models: tuple[str, str], tmp_path: Path) -> None:
     """Sample by sample theirs are ours: largest difference and cosine of the saved results."""
     found = onnxq.diff(*models, {"x": samples(1)["x"]}, engines=["ort"], save=tmp_path / "out")
     ours = {error.run: error for error in found.outputs[0].accuracy}
-    comparator = polygraphy("comparator")
-    with quiet():
+    comparator = load_polygraphy("comparator")
+    with translate_errors():
         results = comparator.RunResults.load(str(tmp_path / "out" / "results.json"))
         pair = [(0, 2)]
         assert list(results.keys())[2] == "ort-on"

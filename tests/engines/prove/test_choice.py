@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 import onnxq
 from onnxq.cli import cli
+from onnxq.engines.builder.library import ORT, RTX
 from onnxq.engines.prove.choice import choose_engine
-from onnxq.engines.prove.proof import ORT, RTX
 from tests.pipeline.models import images, residual
 
 

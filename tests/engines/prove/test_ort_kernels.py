@@ -30,10 +30,10 @@ def test_a_relu_that_the_zero_point_does_not_stand_for_keeps_the_convolution_flo
     assert "Relu between it and QuantizeLinear" in proof.node("c/Conv").reason
     assert proof.node("d/Conv").type == "int8"
     assert proof.site("x").state == "partly"
-    assert proof.site("x").loose == ("c/Conv",)
+    assert proof.site("x").unfused == ("c/Conv",)
 
 
-def test_pairs_as_tensorrt_wants_them_are_loose_here():
+def test_pairs_as_tensorrt_wants_them_are_unfused_here():
     proof = onnxq.prove(kit.residual(), engine="ort")
     assert {one.type for one in proof.nodes} == {"float32"}
     assert "Relu between it" in proof.node("c/Conv").reason

@@ -6,7 +6,7 @@ import onnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.engines.prove.reduce import Parts, reduce
+from onnxq.engines.prove.reduce import Parts, find_smallest_failure
 from onnxq.graph import GraphIndex, infer_shapes
 from tests.engines import kit
 
@@ -30,7 +30,7 @@ def test_exactly_the_nodes_that_fail_together_are_left(culprits, hinted):
         onnx.checker.check_model(part)
         return names <= {node.name for node in part.graph.node}
 
-    found = reduce(CHAIN, fails, seconds=60, hint=f"t{max(culprits)}/Relu" if hinted else "")
+    found = find_smallest_failure(CHAIN, fails, seconds=60, hint=f"t{max(culprits)}/Relu" if hinted else "")
     assert found is not None
     model, reduced = found
     assert set(reduced.nodes) == names
@@ -40,14 +40,15 @@ def test_exactly_the_nodes_that_fail_together_are_left(culprits, hinted):
 
 def test_no_smaller_part_no_answer():
     everything = {node.name for node in CHAIN.nodes}
-    assert reduce(CHAIN, lambda part: {n.name for n in part.graph.node} == everything, seconds=60) is None
+    found = find_smallest_failure(CHAIN, lambda part: {n.name for n in part.graph.node} == everything, seconds=60)
+    assert found is None
 
 
 def test_without_time_nothing_is_built():
     def fails(part: onnx.ModelProto) -> bool:
         raise AssertionError("built")
 
-    assert reduce(CHAIN, fails, seconds=-1) is None
+    assert find_smallest_failure(CHAIN, fails, seconds=-1) is None
 
 
 def test_weights_go_with_their_reader_and_cuts_are_legal():

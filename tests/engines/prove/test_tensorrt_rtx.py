@@ -40,7 +40,7 @@ def test_a_scale_of_shape_1_makes_the_convolution_float_and_is_blamed():
     assert proof.node("c/Conv").type == "float32"
     assert "shape [1]" in proof.node("c/Conv").reason
     assert states(proof) == {"x": "not fused", "w": "not fused"}
-    assert proof.site("x").loose == ("c/Conv",)
+    assert proof.site("x").unfused == ("c/Conv",)
     assert proof.unmet == ("c/Conv",)
 
 

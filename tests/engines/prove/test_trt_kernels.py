@@ -8,12 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import onnxq
-from onnxq.engines.prove.kernels import computed_type, workers
-from onnxq.engines.prove.reasons import Why
-from onnxq.engines.prove.trt_kernels import dtype_of, node_names, read_inspector, read_text
-from onnxq.graph import GraphIndex
-from tests.engines import kit
+from onnxq.engines.prove.kernels import computed_type, find_workers
+from onnxq.engines.prove.trt_kernels import find_dtype, find_node_names, read_inspector, read_text
 
 _NHWC = "Strides: [3136,1,112,4], StrideOrder: [3,0,2,1], Datatype: {}, Format: (NHWC) Channel major format }}"
 INT8, FLOAT = _NHWC.format("Int8"), _NHWC.format("Float")
@@ -40,7 +36,7 @@ def test_the_builders_message_is_read_line_by_line():
 def test_node_names_come_back_whatever_they_hold(names):
     usual = [name for name in names if "[ONNX Layer: " not in name]
     for joint in ("", "\x1e", "\x1f"):
-        assert node_names(joint.join(f"[ONNX Layer: {name}]" for name in usual)) == tuple(usual)
+        assert find_node_names(joint.join(f"[ONNX Layer: {name}]" for name in usual)) == tuple(usual)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +55,7 @@ def test_node_names_come_back_whatever_they_hold(names):
     ],
 )
 def test_types_are_found_in_tensorrts_words(words, dtype):
-    assert dtype_of(words) == dtype
+    assert find_dtype(words) == dtype
 
 
 def engine(**more) -> str:
@@ -90,7 +86,7 @@ def test_the_inspectors_json_is_read():
         "int8", "float16", "int8", "int8",
     ]  # fmt: skip
     assert (second.name, second.nodes) == ("a layer told by name only", ())
-    assert workers("Conv", [first]) == (first,)
+    assert find_workers("Conv", [first]) == (first,)
     assert computed_type("Conv", [first]) == "int8"  # the skip in float16 is added behind the product
 
 
@@ -109,17 +105,6 @@ def test_the_inspector_of_tensorrt_11_has_types_of_their_own(key):
     }  # fmt: skip
     (kernel,) = read_inspector(json.dumps({"Layers": [layer]}))
     assert computed_type("MatMul", [kernel]) == "int8"
-
-
-def test_a_pair_placed_for_another_node_s_sake_is_not_called_waste() -> None:
-    model = kit.conv()
-    pair = onnxq.inspect(model).pairs[0]
-    told = {
-        engine: Why(engine, GraphIndex(model), ()).site(pair, "matmul-qkv", ("r",), {})
-        for engine in ("tensorrt", "ort")
-    }
-    assert "keeps the product in front of it in int8" in told["tensorrt"]
-    assert "reads floats" in told["ort"]
 
 
 def test_sizes_that_are_no_numbers_are_left_out() -> None:

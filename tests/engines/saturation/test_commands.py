@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from onnxq.cli import cli
 from onnxq.engines.diff import bisect as diff_bisect
-from onnxq.engines.diff import layers as diff_inside
+from onnxq.engines.diff import layers as diff_layers
 from onnxq.engines.diff import runs as diff_runs
 from onnxq.engines.saturation.emulate import emulate
 from onnxq.runtime import Session
@@ -162,9 +162,9 @@ def saturating_cpu(monkeypatch):
     def session(proto: onnx.ModelProto, *, optimize: bool = True, **options: object) -> Session:
         return Session(emulate(proto).saturating if optimize else proto, optimize=False)
 
-    for module in (diff_runs, diff_inside, diff_bisect):
+    for module in (diff_runs, diff_layers, diff_bisect):
         monkeypatch.setattr(module, "Session", session, raising=False)
-    monkeypatch.setattr(diff_inside, "optimized_graph", lambda proto, **_: emulate(proto).saturating)
+    monkeypatch.setattr(diff_layers, "optimized_graph", lambda proto, **_: emulate(proto).saturating)
 
 
 @pytest.mark.parametrize("options", [[], ["--layers"]])
@@ -183,10 +183,10 @@ def test_diff_names_the_weights_that_saturate(folder, options):
     told = run(*args)
     assert told.exit_code == 0, told.output
     cause = "saturates: 30 rows of the weight of product overflow 16-bit sums on x86 CPUs without VNNI"
-    assert cause in next(line for line in told.stdout.splitlines() if "parts from what the file says" in line)
+    assert cause in next(line for line in told.stdout.splitlines() if "diverges from the file" in line)
     assert cause in next(line for line in told.stdout.splitlines() if line.startswith("warning[W109]: as ORT runs it"))
-    (parted,) = json.loads(run(*args, "--json").stdout)["parted"]
-    assert [one["node"] for one in parted["saturating"]] == ["product"]
+    (divergence,) = json.loads(run(*args, "--json").stdout)["divergences"]
+    assert [one["node"] for one in divergence["saturating"]] == ["product"]
 
 
 @pytest.mark.usefixtures("saturating_cpu")
@@ -202,9 +202,9 @@ def test_diff_blames_no_weight_for_another_fault(folder, tmp_path, monkeypatch):
             changed.graph.initializer.extend(kit.initializers({"two": np.float32(2)}))
         return Session(changed, optimize=False)
 
-    for module in (diff_runs, diff_inside):
+    for module in (diff_runs, diff_layers):
         monkeypatch.setattr(module, "Session", wrong)
     args = ("diff", folder / "float.onnx", folder / "bad.onnx", "--data", folder / "x.npz", "--engines", "ort")
     told = run(*args)
-    assert "as ORT runs it: parts from what the file says" in told.stdout
+    assert "as ORT runs it: diverges from the file" in told.stdout
     assert "saturates" not in told.stdout

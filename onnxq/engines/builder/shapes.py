@@ -1,11 +1,13 @@
-"""The sizes an engine is built for: input:min,opt,max, and a guess for inputs nobody gave sizes for."""
+"""The sizes an engine is built for: (min, opt, max) of every input, given, guessed, or taken from samples."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 
 from onnxq.data.synthetic import synthetic
 from onnxq.errors import ConfigError, DataError, OnnxqError
@@ -30,15 +32,15 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, Sizes]:
     return found
 
 
-def dynamic(value: ValueInfo) -> bool:
+def is_dynamic(value: ValueInfo) -> bool:
     """True when some axis of the input has no fixed size."""
     return value.shape is None or any(not isinstance(dim, int) for dim in value.shape)
 
 
-def profile(
+def make_profile(
     proto: onnx.ModelProto, index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]]
 ) -> tuple[dict[str, Sizes], str]:
-    """(min, opt, max) of every dynamic input, and what to say about the ones that were guessed ("" for none).
+    """(min, opt, max) of every dynamic input, and a message about those that were guessed ("" for none).
 
     Raises ConfigError for an unknown input, sizes that do not fit its shape, or when no guess fits the model.
     """
@@ -47,20 +49,20 @@ def profile(
     for name, sizes in given.items():
         if name not in inputs:
             raise ConfigError(f"shapes: {name}", "the model has no such input", did_you_mean(name, inputs), code="Q315")
-        found[name] = _checked(inputs[name], sizes)
-    missing = [value for value in inputs.values() if dynamic(value) and value.name not in found]
+        found[name] = _check_sizes(inputs[name], sizes)
+    missing = [value for value in inputs.values() if is_dynamic(value) and value.name not in found]
     if not missing:
-        return {name: sizes for name, sizes in found.items() if dynamic(inputs[name])}, ""
-    guessed = _guess(proto, tuple(inputs.values()), {name: sizes[1] for name, sizes in found.items()})
+        return {name: sizes for name, sizes in found.items() if is_dynamic(inputs[name])}, ""
+    guessed = _guess_sizes(proto, tuple(inputs.values()), {name: sizes[1] for name, sizes in found.items()})
     for value in missing:
         shape = guessed[value.name]
         found[value.name] = (shape, shape, shape)
-    told = ", ".join(f"{value.name} {'x'.join(map(str, guessed[value.name]))}" for value in missing)
-    note = f"inputs of no fixed size were built for one size: {told}; `shapes=…` gives others"
-    return {name: sizes for name, sizes in found.items() if dynamic(inputs[name])}, note
+    listed = ", ".join(f"{value.name} {'x'.join(map(str, guessed[value.name]))}" for value in missing)
+    note = f"inputs of no fixed size were built for one size: {listed}; `shapes=…` gives others"
+    return {name: sizes for name, sizes in found.items() if is_dynamic(inputs[name])}, note
 
 
-def _checked(value: ValueInfo, sizes: Sequence[Sequence[int]]) -> Sizes:
+def _check_sizes(value: ValueInfo, sizes: Sequence[Sequence[int]]) -> Sizes:
     shapes = [tuple(int(size) for size in shape) for shape in sizes]
     for shape in shapes:
         fits = value.shape is None or (
@@ -79,7 +81,7 @@ def _checked(value: ValueInfo, sizes: Sequence[Sequence[int]]) -> Sizes:
     return shapes[0], shapes[1], shapes[2]
 
 
-def _guess(
+def _guess_sizes(
     proto: onnx.ModelProto, inputs: Sequence[ValueInfo], known: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
     """Sizes the model runs with; those that names and ranks suggest where ONNX Runtime cannot tell."""
@@ -99,3 +101,14 @@ def _guess(
             error.subject, f"no size can be guessed for it: {error.cause}", "give `shapes=…`", code="Q315"
         ) from error
     return {name: tuple(int(size) for size in array.shape) for name, array in sample.items()}
+
+
+def find_sample_shapes(index: GraphIndex, samples: Iterable[Mapping[str, NDArray[Any]]]) -> dict[str, Sizes]:
+    """(least, first, largest) size of every axis of every input over the samples."""
+    found: dict[str, Sizes] = {}
+    for feeds in samples:
+        for name in (value.name for value in index.inputs):
+            shape = tuple(int(size) for size in feeds[name].shape)
+            low, first, high = found.get(name, (shape, shape, shape))
+            found[name] = (tuple(map(min, low, shape)), first, tuple(map(max, high, shape)))
+    return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 
-from onnxq.engines.prove.shapes import parse_shapes, profile
+from onnxq.engines.builder.shapes import find_sample_shapes, make_profile, parse_shapes
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex
 from tests.engines import kit
@@ -25,7 +26,7 @@ def test_what_is_no_shape(text):
 
 
 def run(model: onnx.ModelProto, **given):
-    return profile(model, GraphIndex(model), given)
+    return make_profile(model, GraphIndex(model), given)
 
 
 def dynamic() -> onnx.ModelProto:
@@ -64,3 +65,9 @@ def test_an_input_of_unknown_rank_cannot_be_guessed():
     model.graph.input[0].type.tensor_type.ClearField("shape")
     with pytest.raises(ConfigError, match="no size can be guessed"):
         run(model)
+
+
+def test_the_profile_covers_all_samples():
+    index = GraphIndex(kit.conv(batch="N"))
+    feeds = [{"x": np.zeros((count, 32, 16, 16), np.float32)} for count in (2, 1, 5)]
+    assert find_sample_shapes(index, feeds) == {"x": ((1, 32, 16, 16), (2, 32, 16, 16), (5, 32, 16, 16))}
