@@ -14,7 +14,7 @@ from onnxq.config import Config, check_number
 from onnxq.data import load_data
 from onnxq.engines.diff.compare import DiffRequest, DiffResult, compare
 from onnxq.engines.diff.model import OFF, ON, TRT, Difference, Tolerances
-from onnxq.engines.diff.results import INPUTS, RESULTS, inputs_beside, load_results, save_feeds
+from onnxq.engines.diff.results import INPUTS, RESULTS, find_inputs_beside, load_results, save_feeds
 from onnxq.engines.diff.runs import ENGINES
 from onnxq.errors import ConfigError, OutputError
 from onnxq.files import saving_into, write_text
@@ -85,7 +85,7 @@ def diff(
         with progress("reading the models"):
             loaded = [run for path in load for run in load_results(path)]
             named, other = name_nodes(load_model(model).proto), load_model(quantized).proto
-        data = inputs_beside(load[0]) if data is None and load else data
+        data = find_inputs_beside(load[0]) if data is None and load else data
         with operator_libraries(chosen.runtime.libraries):
             dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
             result = compare(named, other, dataset, request, loaded=loaded, progress=progress)

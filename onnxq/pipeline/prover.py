@@ -12,7 +12,7 @@ from onnxq.config import Config, check_number
 from onnxq.data import Dataset, load_data
 from onnxq.engines.builder.library import ORT
 from onnxq.engines.prove.proof import Proof
-from onnxq.engines.prove.prove import TIMEOUT, Wish, saving
+from onnxq.engines.prove.prove import TIMEOUT, Wish, open_output_folder
 from onnxq.engines.prove.prove import prove as _prove
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
@@ -73,7 +73,7 @@ def prove(
             "ort_library", "is for ONNX Runtime, and another engine was asked for", "leave it out", code="Q317"
         )
     folder = None if save is None else Path(save)
-    with saving(folder, engine, force=force), operator_libraries(chosen.runtime.libraries):
+    with open_output_folder(folder, engine, force=force), operator_libraries(chosen.runtime.libraries):
         dataset = None if data is None else _load_samples(model, data, chosen, samples, progress)
         wish = Wish(
             engine=engine, capability=compute_capability, require_int8=tuple(require_int8), require_exact=require_exact,

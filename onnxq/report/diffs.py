@@ -67,29 +67,29 @@ def show_difference(
 
     top: layers to list, those that lost most. quiet: only the warnings, to `errors`.
     """
-    warnings = list(_warnings(found))
+    warnings = list(_find_warnings(found))
     if as_json:
         write(difference_json(found, error), stream)
     if as_json or quiet:
         if warnings:
             show(Group(*warnings), sys.stderr if errors is None else errors, width)
         return
-    parts: list[RenderableType] = [_title(found), sheet(_rows(found, verbose, top))]
+    parts: list[RenderableType] = [_make_title(found), sheet(_make_rows(found, verbose, top))]
     if found.layers:
-        parts += [Text(""), *_layers(found, verbose, top)]
+        parts += [Text(""), *_make_layer_table(found, verbose, top)]
     show(Group(*parts, *warnings), stream, width)
 
 
-def _title(found: Difference) -> Text:
+def _make_title(found: Difference) -> Text:
     names = [PurePath(path).name or "model" for path in (found.float_model, found.quantized_model)]
     return Text(f"{names[1]} against {names[0]}", style="bold").append(f"  ({found.data})" if found.data else "")
 
 
-def _rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tuple[str, RenderableType]]:
-    yield "runs", _runs(found)
+def _make_rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tuple[str, RenderableType]]:
+    yield "runs", _make_run_table(found)
     if found.outputs:
-        yield "outputs", _outputs(found)
-    yield "engines", Text(_engines(found))
+        yield "outputs", _make_output_table(found)
+    yield "engines", Text(_describe_engines(found))
     for piece in found.bisections:
         names = ", ".join(f"{name} ({op})" for name, op in zip(piece.nodes, piece.ops, strict=True))
         verdict = f"diverge by themselves at {piece.output} ({_describe_error(piece.sqnr_db, piece.levels)})"
@@ -116,12 +116,12 @@ def _rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tuple[s
         yield "saved", Text("\n".join(found.saved))
 
 
-def _runs(found: Difference) -> RenderableType:
+def _make_run_table(found: Difference) -> RenderableType:
     rows = ((run.label, run.engine, str(run.samples)) for run in found.runs)
     return table(("run", "engine", "samples"), rows, right=("samples",), fold=("run", "engine"))
 
 
-def _outputs(found: Difference) -> RenderableType:
+def _make_output_table(found: Difference) -> RenderableType:
     best = f"top-{found.top_k}"
     columns = ("output", "run", "SQNR", "cosine", "max abs", "max rel", best, f"against {label_run(OFF)}")
     labels, rows = _label_runs(found), []
@@ -129,11 +129,13 @@ def _outputs(found: Difference) -> RenderableType:
         against = {error.run: error for error in output.engines}
         for error in output.accuracy:
             other = against.get(error.run)
-            rows.append((output.name, labels[error.run], *_numbers(error), decibel(other.sqnr_db) if other else ""))
+            rows.append(
+                (output.name, labels[error.run], *_format_error(error), decibel(other.sqnr_db) if other else "")
+            )
     return table(columns, rows, right=columns[2:], names=("output",), fold=("run",))
 
 
-def _numbers(error: Error) -> tuple[str, str, str, str, str]:
+def _format_error(error: Error) -> tuple[str, str, str, str, str]:
     return (
         decibel(error.sqnr_db),
         f"{error.cosine:.5f}",
@@ -143,7 +145,7 @@ def _numbers(error: Error) -> tuple[str, str, str, str, str]:
     )
 
 
-def _engines(found: Difference) -> str:
+def _describe_engines(found: Difference) -> str:
     labels = _label_runs(found)
     if found.divergences:
         return "\n".join(
@@ -167,8 +169,8 @@ def _describe_error(sqnr_db: float, levels: float) -> str:
     return decibel(sqnr_db) + ("" if math.isnan(levels) else f", up to {levels:.0f} levels")
 
 
-def _layers(found: Difference, verbose: bool, top: int | None) -> Iterator[RenderableType]:
-    layers, more = _most_lost(found, top)
+def _make_layer_table(found: Difference, verbose: bool, top: int | None) -> Iterator[RenderableType]:
+    layers, more = _select_layers(found, top)
     runs = list(dict.fromkeys(error.run for layer in found.layers for error in layer.accuracy))
     others = list(dict.fromkeys(error.run for layer in found.layers for error in layer.engines))
     labels = _label_runs(found)
@@ -176,14 +178,14 @@ def _layers(found: Difference, verbose: bool, top: int | None) -> Iterator[Rende
     columns += (*(f"{labels[run]} against {labels[OFF]}" for run in others), "levels")
     if verbose:
         columns += ("cosine", "max abs", "max rel", "read at")
-    rows = (_layer(layer, runs, others, verbose) for layer in layers)
+    rows = (_make_layer_row(layer, runs, others, verbose) for layer in layers)
     right = [c for c in columns if c not in ("tensor", "op", "read at")]
     yield table(columns, rows, right=right, names=("tensor", "read at"))
     if more:
         yield Text(more, style="dim")
 
 
-def _most_lost(found: Difference, top: int | None) -> tuple[Sequence[LayerDiff], str]:
+def _select_layers(found: Difference, top: int | None) -> tuple[Sequence[LayerDiff], str]:
     """The layers to list, in the order of the network, and how many there are beside them."""
     order = {name: k for k, name in enumerate(found.worst)}
     ranked = sorted(found.layers, key=lambda layer: order.get(layer.name, len(order)))
@@ -192,7 +194,7 @@ def _most_lost(found: Difference, top: int | None) -> tuple[Sequence[LayerDiff],
     return [layer for layer in found.layers if layer.name in chosen], more
 
 
-def _layer(layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose: bool) -> tuple[str, ...]:
+def _make_layer_row(layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose: bool) -> tuple[str, ...]:
     accuracy = {error.run: error for error in layer.accuracy}
     engines = {error.run: error for error in layer.engines}
     levels = max((error.levels for error in layer.engines if not math.isnan(error.levels)), default=math.nan)
@@ -203,12 +205,12 @@ def _layer(layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose
     cells.append("" if math.isnan(levels) else f"{levels:.1f}")
     if verbose:
         worst = min(layer.accuracy, key=lambda error: error.sqnr_db, default=None)
-        cells += list(_numbers(worst)[1:4]) if worst is not None else ["", "", ""]
+        cells += list(_format_error(worst)[1:4]) if worst is not None else ["", "", ""]
         cells.append(layer.at)
     return tuple(cells)
 
 
-def _warnings(found: Difference) -> Iterator[RenderableType]:
+def _find_warnings(found: Difference) -> Iterator[RenderableType]:
     labels = _label_runs(found)
     for one in found.divergences:
         from_there = f"something else than the file says is computed from {one.tensor} on"

@@ -15,7 +15,7 @@ from onnx import helper
 import onnxq
 from onnxq.cli import cli
 from onnxq.config import load_config
-from onnxq.engines.saturation.emulate import emulate
+from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.graph import load_model, name_nodes
 from onnxq.pipeline.finish import unmeasured_cpu
 from onnxq.report.model import Latency, OutputCheck, Report
@@ -157,7 +157,7 @@ def not_emulated(_: Path):
     node.input[:] = ["x", "w", "r", "", "", "", "", "", "s", "z", "s", "z"]
     node.attribute.append(helper.make_attribute("hidden_size", 8))
     proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    return emulate(proto).skipped
+    return emulate_saturation(proto).skipped
 
 
 @reach("F101")

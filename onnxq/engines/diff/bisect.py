@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from onnxq.engines.diff.cut import Parts
-from onnxq.engines.diff.levels import Level
+from onnxq.engines.diff.matching import Counterpart
 from onnxq.engines.diff.measure import Tally, diverges
 from onnxq.engines.diff.model import OFF, Bisection, Error
+from onnxq.engines.prove.reduce import leave_out_nodes
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
 from onnxq.runtime import Session, tap, trim
@@ -24,11 +25,18 @@ from onnxq.sites import TensorId
 
 Array = NDArray[np.generic]
 Feeds = Mapping[str, Array]
-EngineUnderTest = Callable[[onnx.ModelProto, Feeds], Mapping[str, Array]]
 
 # How much a growing piece grows: a deep network is not walked node by node.
 _GROWTH = 1.5
 _NOTHING = Error(run="", against="", sqnr_db=-math.inf, cosine=0.0, max_abs=math.inf, max_rel=math.inf)
+
+
+@dataclass(frozen=True)
+class EngineUnderTest:
+    """An engine that is compared with the reference. name: of its run. run: gives the outputs of a model on feeds."""
+
+    name: str
+    run: Callable[[onnx.ModelProto, Feeds], Mapping[str, Array]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,35 +76,33 @@ def run_optimized(proto: onnx.ModelProto, feeds: Feeds) -> Mapping[str, Array]:
 
 def bisect_divergence(
     index: GraphIndex,
-    tensor: str,
+    counterpart: Counterpart,
     feeds: Feeds,
     engine: EngineUnderTest,
     *,
-    run: str,
-    level: Level | None = None,
     step: float = 0.0,
     failing: bool = False,
     threads: int = 0,
     tick: Callable[[], None] = lambda: None,
 ) -> Piece | None:
-    """Search from `tensor` of the main graph, on one sample's feeds. level, step: of its integers, if it holds any.
+    """Search from a tensor of the main graph, on one sample's feeds. step: of its quantizer, 0 without one.
 
     failing: look for a piece that the engine cannot run, in place of one that it computes differently.
 
     Returns None when no piece diverges by itself: the difference then adds up from roundings.
     """
-    search = _Search(Parts(index, Reference(index, feeds, threads=threads)), tensor, engine, level, step, tick, failing)
+    parts = Parts(index, Reference(index, feeds, threads=threads))
+    search = _Search(parts, counterpart, engine, step, tick, failing)
     piece = search.grow()
     if piece is None:
         return None
-    piece = search.shrink(piece)
-    proto, inputs = search.parts.cut(piece, tensor)
-    error = search.tried[frozenset(piece)]
-    order = search.parts.order(piece)
+    order = leave_out_nodes(parts.order(piece), lambda names: search.fails(set(names)), search.connect)
+    proto, inputs = parts.cut(set(order), counterpart.tensor)
+    error = search.tried[frozenset(order)]
     found = Bisection(
-        run=run,
+        run=engine.name,
         against=OFF,
-        output=tensor,
+        output=counterpart.tensor,
         nodes=tuple(order),
         ops=tuple(index.node(name).op_type for name in order),
         inputs=tuple(inputs),
@@ -104,40 +110,35 @@ def bisect_divergence(
         max_abs=error.max_abs,
         levels=error.levels,
         trials=search.trials,
-        failure=search.failures.get(frozenset(piece), ""),
+        failure=search.failures.get(frozenset(order), ""),
     )
     return Piece(found, proto, inputs)
 
 
+@dataclass(eq=False)
 class _Search:
-    def __init__(
-        self,
-        cutter: Parts,
-        tensor: str,
-        engine: EngineUnderTest,
-        level: Level | None,
-        step: float,
-        tick: Callable[[], None],
-        failing: bool,
-    ) -> None:
-        self.parts, self._tensor, self._engine = cutter, tensor, engine
-        self._level, self._step, self._tick = level, step, tick
-        self.tried: dict[frozenset[str], Error] = {}
-        self.failures: dict[frozenset[str], str] = {}
-        self._failing = failing
-        self._fine: set[frozenset[str]] = set()
-        self.trials = 0
+    parts: Parts
+    counterpart: Counterpart
+    engine: EngineUnderTest
+    step: float
+    tick: Callable[[], None]
+    failing: bool
+    trials: int = 0
+    # Pieces that diverge (or fail), with their errors; those that do not, without.
+    tried: dict[frozenset[str], Error] = field(default_factory=dict)
+    failures: dict[frozenset[str], str] = field(default_factory=dict)
+    _fine: set[frozenset[str]] = field(default_factory=set)
 
     def grow(self) -> set[str] | None:
         """The first of growing neighbourhoods that diverges; None when even all nodes before the tensor do not."""
-        start = self.parts.maker(self._tensor)
+        start = self.parts.maker(self.counterpart.tensor)
         if start is None:
             return None
         piece, edge = {start}, [start]
         target = 1.0
         while True:
             if len(piece) >= target or not edge:
-                if self._fails(piece):
+                if self.fails(piece):
                     return piece
                 target = max(target * _GROWTH, len(piece) + 1)
             if not edge:
@@ -146,54 +147,40 @@ class _Search:
             edge = list(dict.fromkeys(edge))
             piece = piece | set(edge)
 
-    def shrink(self, piece: set[str]) -> set[str]:
-        """Leave out nodes, many at a time at first, until none can go: farthest from the output first."""
-        size = max(1, len(piece) // 2)
-        while True:
-            order = self.parts.order(piece)
-            smaller = None
-            for at in range(0, len(order), size):
-                rest = self.parts.needed(piece - set(order[at : at + size]), self._tensor)
-                if rest and len(rest) < len(piece) and self._fails(rest):
-                    smaller = rest
-                    break
-            if smaller is not None:
-                piece = smaller
-                size = max(1, min(size, len(piece) // 2))
-            elif size == 1:
-                return piece
-            else:
-                size = max(1, size // 2)
+    def connect(self, names: list[str]) -> list[str]:
+        """Those of the nodes that the tensor is computed from without leaving them."""
+        return self.parts.order(self.parts.needed(set(names), self.counterpart.tensor))
 
-    def _fails(self, piece: set[str]) -> bool:
+    def fails(self, piece: set[str]) -> bool:
         """True when the piece diverges (or fails) by itself; one that the reference cannot run does not count."""
         key = frozenset(piece)
-        if key in self.tried or key in self._fine:
-            return key in self.tried
-        self.trials += 1
-        self._tick()
-        proto, feeds = self.parts.cut(piece, self._tensor)
-        try:
-            mine = Session(proto, optimize=False, threads=1, arena=False).run(feeds)[self._tensor]
-        except ModelError:
-            self._fine.add(key)
-            return False
-        try:
-            theirs = self._engine(proto, feeds)[self._tensor]
-        except ModelError as failure:
-            if self._failing:
-                self.tried[key], self.failures[key] = _NOTHING, str(failure).splitlines()[0]
-            else:
+        if key not in self.tried and key not in self._fine:
+            self.trials += 1
+            self.tick()
+            error = self._find_error(key)
+            if error is None:
                 self._fine.add(key)
-            return self._failing
-        tally = Tally(self._tensor, step=self._step)
-        tally.update(self._to_real(mine), self._to_real(theirs))
+            else:
+                self.tried[key] = error
+        return key in self.tried
+
+    def _find_error(self, piece: frozenset[str]) -> Error | None:
+        """The error of a piece that diverges (or fails); None for any other."""
+        tensor = self.counterpart.tensor
+        proto, feeds = self.parts.cut(set(piece), tensor)
+        try:
+            reference = Session(proto, optimize=False, threads=1, arena=False).run(feeds)[tensor]
+        except ModelError:
+            return None
+        try:
+            value = self.engine.run(proto, feeds)[tensor]
+        except ModelError as failure:
+            self.failures[piece] = str(failure).splitlines()[0]
+            return _NOTHING if self.failing else None
+        tally = Tally(tensor, step=self.step)
+        tally.update(self._to_real(reference), self._to_real(value))
         error = tally.error("", "")
-        if diverges(error) and not self._failing:
-            self.tried[key] = error
-            return True
-        self._fine.add(key)
-        return False
+        return error if diverges(error) and not self.failing else None
 
     def _to_real(self, value: Array) -> Array:
-        return self._level.real(value) if self._level is not None else value
+        return self.counterpart.level.to_real(value) if self.counterpart.level is not None else value

@@ -16,7 +16,7 @@ from onnxq.annotate import WeightSums, find_saturating
 from onnxq.engines.diff.matching import Counterpart
 from onnxq.engines.prove.judge import judge_sums
 from onnxq.engines.prove.ort_kernels import read_optimized
-from onnxq.engines.saturation.emulate import emulate
+from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.engines.saturation.measure import SaturatingRun
 from onnxq.errors import OnnxqError
 from onnxq.graph import GraphIndex, NodeRef
@@ -46,7 +46,7 @@ def find_saturating_weights(
     try:
         kernels = read_optimized(index.proto, optimized_graph(index.proto, layout=False))
         weights = {one.node: one for one in judge_sums(index, kernels) if one.saturates}
-        emulation = emulate(index.proto, frozenset(weights))
+        emulation = emulate_saturation(index.proto, frozenset(weights))
         plain = SaturatingRun(emulation, exact=True, tensor=tensor, threads=threads)
         session = SaturatingRun(emulation, tensor=tensor, threads=threads)
         exact, saturating, value = counterpart.read(plain.run(feeds)), counterpart.read(session.run(feeds)), run()

@@ -267,13 +267,13 @@ class _Comparison:
         """The smallest piece for every engine that diverges."""
         for point in points:
             run = point.divergence.run
-            engine = self.engines.under_test.get(run)
+            engine = self.engines.find_under_test(run)
             if engine is None or run not in self.engines.names:
                 continue
             with self.engines.progress(f"bisecting ({label_run(run)})") as task:
                 found = bisect_divergence(
-                    self.index, point.counterpart.tensor, self.dataset[point.sample], engine, run=run,
-                    level=point.counterpart.level, step=point.step, threads=self.request.threads, tick=task.advance,
+                    self.index, point.counterpart, self.dataset[point.sample], engine,
+                    step=point.step, threads=self.request.threads, tick=task.advance,
                 )  # fmt: skip
             if found is not None:
                 yield found
@@ -286,13 +286,13 @@ class _Comparison:
     def bisect_failures(self) -> Iterator[Piece]:
         """The smallest piece that an engine which failed cannot run, where its message names a node of the model."""
         for run, error in self.engines.failed.items():
-            engine = self.engines.under_test.get(run)
+            engine = self.engines.find_under_test(run)
             if engine is None or OFF not in self.engines.names:
                 continue
             with self.engines.progress(f"bisecting the failure ({label_run(run)})") as task:
                 for tensor in find_named_tensors(self.index, error):
                     found = bisect_divergence(
-                        self.index, tensor, self.dataset[0], engine, run=run, failing=True,
+                        self.index, Counterpart(tensor, None), self.dataset[0], engine, failing=True,
                         threads=self.request.threads, tick=task.advance,
                     )  # fmt: skip
                     if found is not None:

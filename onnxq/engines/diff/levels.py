@@ -43,7 +43,7 @@ class Level:
     scale: float
     zero_point: int
 
-    def real(self, value: Array) -> Array:
+    def to_real(self, value: Array) -> Array:
         """float64 values of integers; the value itself when it is float already."""
         if value.dtype.kind == "f":
             return value

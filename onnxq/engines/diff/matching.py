@@ -49,7 +49,7 @@ class Counterpart:
         if value.dtype.kind == "f":
             return value
         known = level or self.level
-        return None if known is None else known.real(value)
+        return None if known is None else known.to_real(value)
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def _read_outputs(iteration: Mapping[str, Any]) -> dict[str, Array]:
     return {name: np.asarray(value) for name, value in iteration["outputs"].items()}
 
 
-def inputs_beside(path: str | Path) -> Path | None:
+def find_inputs_beside(path: str | Path) -> Path | None:
     """The inputs that were saved with some results; None when there are none."""
     place = Path(path)
     file = (place if place.is_dir() else place.parent) / INPUTS

@@ -163,10 +163,10 @@ class Engines:
             self._skip(Refusal(f"layers of {TRT}", error.cause, fix, code="R111"), required=False)
             return []
 
-    @property
-    def under_test(self) -> Mapping[str, EngineUnderTest]:
-        """What bisection runs a part of the model in, by run."""
-        return {ON: run_optimized, TRT: self._run_trt}
+    def find_under_test(self, run: str) -> EngineUnderTest | None:
+        """The engine that bisection runs parts of the model in; None for the reference and for loaded runs."""
+        found = {ON: run_optimized, TRT: self._run_trt}.get(run)
+        return None if found is None else EngineUnderTest(run, found)
 
     def _run_trt(self, proto: onnx.ModelProto, feeds: Feeds) -> Mapping[str, Array]:
         with ScratchFolder(self.folder) as folder:

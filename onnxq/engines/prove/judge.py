@@ -10,9 +10,9 @@ from onnxq.annotate.notes import Notes, read_notes
 from onnxq.engines.prove.kernels import (
     HEAVY,
     PRODUCTS,
-    computed_type,
     describe_types,
     find_arithmetic,
+    find_computed_type,
     find_workers,
     is_low,
 )
@@ -28,7 +28,7 @@ def judge_model(
 ) -> tuple[tuple[NodeProof, ...], tuple[SiteProof, ...]]:
     """One proof for every heavy node and every pair of the model, in its order."""
     by_node = _group_by_node(kernels)
-    nodes = tuple(_judge_node(node, by_node.get(node.name, ()), reasons) for node in heavy_nodes(index))
+    nodes = tuple(_judge_node(node, by_node.get(node.name, ()), reasons) for node in find_heavy_nodes(index))
     notes = read_notes(inspection.model)
     proven = {one.node: one for one in nodes}
     pairs = (_Pair(index, pair, _find_rule(notes, pair)) for pair in inspection.pairs)
@@ -42,7 +42,7 @@ def judge_sums(index: GraphIndex, kernels: Sequence[Kernel]) -> tuple[WeightSums
     for weight in find_saturating(index):
         if index.node(weight.node).op_type in PRODUCTS:
             working = find_workers(weight.op, by_node.get(weight.node, ()))
-            kind = computed_type(weight.op, working)
+            kind = find_computed_type(weight.op, working)
             if kind != UNSEEN:
                 weight = replace(weight, exact=_describe_exact(kind, working[0] if working else None))
         found.append(weight)
@@ -83,7 +83,7 @@ def _group_by_node(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
     return found
 
 
-def heavy_nodes(index: GraphIndex) -> tuple[NodeRef, ...]:
+def find_heavy_nodes(index: GraphIndex) -> tuple[NodeRef, ...]:
     """Products and pools of every scope; not those of constants alone, which no engine runs."""
     return tuple(node for node in index.nodes if node.op_type in HEAVY and not _is_constant(index, node))
 
@@ -104,7 +104,7 @@ def _find_rule(notes: Notes, pair: PairInfo) -> str:
 
 def _judge_node(node: NodeRef, kernels: Sequence[Kernel], reasons: Reasons) -> NodeProof:
     found = find_workers(node.op_type, kernels)
-    kind = computed_type(node.op_type, found)
+    kind = find_computed_type(node.op_type, found)
     first = found[0] if found else None
     types = describe_types(node.op_type, first) if first else ""
     return NodeProof(

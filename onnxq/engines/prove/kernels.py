@@ -70,7 +70,7 @@ def find_workers(op: str, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
     return found or tuple(kernels)
 
 
-def computed_type(op: str, kernels: Sequence[Kernel]) -> str:
+def find_computed_type(op: str, kernels: Sequence[Kernel]) -> str:
     """The type a node computes in, given the kernels that do its work: "int8", "float32", "int4 weights, float16" …
 
     Several kernels of different types give all of them, joined by "+": int8 then is only a part of the truth.
@@ -83,23 +83,23 @@ def find_arithmetic(op: str, kernel: Kernel) -> Arithmetic:
     if kernel.kind in ORT_INT8:
         return Arithmetic(INT8)
     if kernel.kind in _ORT_WEIGHTS:
-        return Arithmetic(_float_type(kernel.inputs + kernel.outputs), _weight_type(kernel.weights) or INT8)
-    operands = _operands(op, kernel)
+        return Arithmetic(_find_float_type(kernel.inputs + kernel.outputs), _find_weight_type(kernel.weights) or INT8)
+    operands = _find_operands(op, kernel)
     types = {tensor.dtype for tensor in operands}
     whole = _is_pool(op, kernel) or (op in PRODUCTS and kernel.kind != _DEQUANTIZES)
     if whole and types and types <= _BYTES:
         return Arithmetic(INT8)
     if whole and types == {FLOAT8}:
         return Arithmetic(FLOAT8)
-    computed = _float_type(operands) if types - _INTEGERS else _float_type(kernel.inputs + kernel.outputs)
-    stored = _weight_type(kernel.weights) if op in PRODUCTS else ""
+    computed = _find_float_type(operands) if types - _INTEGERS else _find_float_type(kernel.inputs + kernel.outputs)
+    stored = _find_weight_type(kernel.weights) if op in PRODUCTS else ""
     return Arithmetic(computed, stored if kernel.inputs else "")
 
 
 def describe_types(op: str, kernel: Kernel) -> str:
     """The operands of a node in its kernel and the kernel's results: "int8 x int8 -> float32"."""
     written = dict.fromkeys(tensor.dtype or "?" for tensor in kernel.outputs)
-    return f"{' x '.join(tensor.dtype or '?' for tensor in _operands(op, kernel))} -> {', '.join(written)}"
+    return f"{' x '.join(tensor.dtype or '?' for tensor in _find_operands(op, kernel))} -> {', '.join(written)}"
 
 
 def _is_pool(op: str, kernel: Kernel) -> bool:
@@ -107,7 +107,7 @@ def _is_pool(op: str, kernel: Kernel) -> bool:
     return op in POOLS and (kernel.kind == op or any(word in kernel.kind.lower() for word in _WORKERS["pool"]))
 
 
-def _operands(op: str, kernel: Kernel) -> tuple[Tensor, ...]:
+def _find_operands(op: str, kernel: Kernel) -> tuple[Tensor, ...]:
     """The two factors of a product (all inputs of fused attention), the data of anything else.
 
     The weight is the largest constant, unless the second input is larger: it is computed, or dequantized before.
@@ -128,12 +128,12 @@ def _operands(op: str, kernel: Kernel) -> tuple[Tensor, ...]:
     return (*kernel.inputs[:1], weight)
 
 
-def _weight_type(weights: Iterable[Tensor]) -> str:
+def _find_weight_type(weights: Iterable[Tensor]) -> str:
     """The type of weights stored in fewer bits than they are computed with."""
     low = [tensor for tensor in weights if is_low(tensor.dtype)]
     return max(low, key=lambda tensor: tensor.size).dtype if low else ""
 
 
-def _float_type(tensors: Iterable[Tensor]) -> str:
+def _find_float_type(tensors: Iterable[Tensor]) -> str:
     """The float type among tensors; float32 when they are integers all, since arithmetic between them is in float."""
     return next((tensor.dtype for tensor in tensors if "float" in tensor.dtype and tensor.dtype != FLOAT8), "float32")

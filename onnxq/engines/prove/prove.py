@@ -20,14 +20,14 @@ from onnxq.engines.builder.process import BuildResult, BuildState, Job, build_en
 from onnxq.engines.builder.shapes import make_profile
 from onnxq.engines.prove.choice import choose_engine
 from onnxq.engines.prove.compare import changes, read_proof
-from onnxq.engines.prove.judge import heavy_nodes, judge_model, judge_optimizer_sums, judge_sums
+from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_optimizer_sums, judge_sums
 from onnxq.engines.prove.kernels import HEAVY
 from onnxq.engines.prove.ort_kernels import count_integer_kernels, read_optimized
 from onnxq.engines.prove.proof import INT8, Build, Kernel, Proof, Reduced, Requirement
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
 from onnxq.engines.prove.trt_kernels import read_inspector, read_text
-from onnxq.engines.saturation.measure import measure
+from onnxq.engines.saturation.measure import measure_saturation
 from onnxq.engines.saturation.model import Cost
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, replacing, saving_into
@@ -130,7 +130,9 @@ def _measure_cost(proto: onnx.ModelProto, weights: Sequence[WeightSums], wish: W
         return None
     nodes = frozenset(one.node for one in weights if one.saturates)
     with wish.progress("counting sums that saturate", len(wish.dataset)) as task:
-        found = measure(proto, wish.dataset.samples(), nodes=nodes, threads=wish.threads, on_sample=task.advance)
+        found = measure_saturation(
+            proto, wish.dataset.samples(), nodes=nodes, threads=wish.threads, on_sample=task.advance
+        )
     return replace(found, data=wish.dataset.describe(), synthetic=wish.dataset.synthetic)
 
 
@@ -163,7 +165,7 @@ def _inspect_all_nodes(source: str | Path | onnx.ModelProto) -> Inspection:
 
 def _select_required(index: GraphIndex, patterns: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The heavy nodes each pattern selects, by name or operator. Raises ConfigError for one that selects none."""
-    heavy = heavy_nodes(index)
+    heavy = find_heavy_nodes(index)
     found: dict[str, tuple[str, ...]] = {}
     for pattern in patterns:
         try:
@@ -252,7 +254,7 @@ def find_saved_names(engine: str) -> dict[str, str]:
 
 
 @contextmanager
-def saving(folder: Path | None, engine: str | None, *, force: bool) -> Iterator[None]:
+def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) -> Iterator[None]:
     """Open the user's folder for a build's results, none of which may be an input.
 
     engine: None where the model decides later. Raises OutputError when the folder cannot be written, or holds earlier

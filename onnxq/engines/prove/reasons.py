@@ -85,7 +85,7 @@ class Reasons:
         """The first fault of the pairs in front of a product or pool, "" for none."""
         for k in (0, 1) if node.op_type in PRODUCTS else (0,):
             what = "input" if k == 0 else "weight" if self._is_constant(node, k) else f"input {k}"
-            pair = self._pair(node, k)
+            pair = self._find_pair(node, k)
             if pair is None:
                 return f"its {what} has no pair"
             if fault := self._find_fault(node, k, pair, what):
@@ -93,14 +93,14 @@ class Reasons:
         return ""
 
     def _find_fault(self, node: NodeRef, k: int, pair: PairInfo, what: str) -> str:
-        scale = self._scale_shape(pair)
+        scale = self._find_scale_shape(pair)
         if self.engine != ORT and pair.role is not Role.WEIGHT and node.op_type == "Conv" and scale == (1,):
             return f"the scale of its {what} has shape [1], which TensorRT takes for one scale per channel: make it []"
         if not isinstance(pair.granularity, PerTensor) and pair.role is not Role.WEIGHT:
             return f"its {what} is quantized per channel: activations need one scale"
         grain = pair.granularity
         if pair.role is Role.WEIGHT and isinstance(grain, PerChannel):
-            want = self._channel_axis(node, k)
+            want = self._find_channel_axes(node, k)
             if want is not None and grain.axis not in want:
                 return f"the scales of its weight lie along axis {grain.axis}, its channels along axis {max(want)}"
         read = self._read_type(pair)
@@ -148,7 +148,7 @@ class Reasons:
             at = TensorId(readers[0].outputs[0], readers[0].scope)
         return ""
 
-    def _pair(self, node: NodeRef, k: int) -> PairInfo | None:
+    def _find_pair(self, node: NodeRef, k: int) -> PairInfo | None:
         """The pair in front of an input, seen through operators that only move data."""
         at = node
         while k < len(at.inputs):
@@ -163,19 +163,19 @@ class Reasons:
             at, k = maker, 0
         return None
 
-    def _scale_shape(self, pair: PairInfo) -> tuple[int | str | None, ...] | None:
+    def _find_scale_shape(self, pair: PairInfo) -> tuple[int | str | None, ...] | None:
         node = self.index.node(pair.dequantize)
         tensor = self.index.resolve(node.inputs[1], node.scope)
         return None if tensor is None else self.index.shape(tensor)
 
     def _is_constant(self, node: NodeRef, k: int) -> bool:
-        pair = self._pair(node, k)
+        pair = self._find_pair(node, k)
         if pair is not None:
             return pair.role is Role.WEIGHT
         tensor = self.index.resolve(node.inputs[k], node.scope) if k < len(node.inputs) else None
         return tensor is not None and self.index.is_constant(tensor)
 
-    def _channel_axis(self, node: NodeRef, k: int) -> tuple[int, ...] | None:
+    def _find_channel_axes(self, node: NodeRef, k: int) -> tuple[int, ...] | None:
         """Axes that mean a weight's channels; None when the weight is moved on the way, or unknown."""
         tensor = self.index.resolve(node.inputs[k], node.scope)
         maker = None if tensor is None else self.index.producer(tensor)

@@ -116,7 +116,7 @@ def find_smallest_failure(
     if len(best) == len(search.parts.names):
         best = search.find_prefix(best)
     best = search.find_suffix(best)
-    best = search.drop_nodes(best)
+    best = leave_out_nodes(best, search.fails)
     model = search.parts.cut(best)
     if model is None or len(best) == len(search.parts.names):
         return None
@@ -182,16 +182,23 @@ class _Search:
         short = names[-high:]
         return short if self.fails(short) else names
 
-    def drop_nodes(self, names: list[str]) -> list[str]:
-        """Leave out runs of nodes, half of them at first and single ones at last, while it still fails."""
-        size = max(len(names) // 2, 1)
-        while size and len(names) > 1 and not self.out_of_time:
-            position = 0
-            while position < len(names):
-                shorter = names[:position] + names[position + size :]
-                if shorter and self.fails(shorter):
-                    names = shorter
-                else:
-                    position += size
-            size //= 2
-        return names
+
+def leave_out_nodes(
+    names: list[str], fails: Callable[[list[str]], bool], connect: Callable[[list[str]], list[str]] = list
+) -> list[str]:
+    """Leave out runs of nodes, half of them at first, until not even a single one can go while it still fails.
+
+    connect: reduces the remaining nodes to those that are still of use.
+    """
+    size = max(len(names) // 2, 1)
+    while True:
+        before, position = len(names), 0
+        while position < len(names):
+            shorter = connect(names[:position] + names[position + size :])
+            if shorter and fails(shorter):
+                names = shorter
+            else:
+                position += size
+        if size == 1 and len(names) == before:
+            return names
+        size = max(size // 2, 1)

@@ -42,8 +42,8 @@ def test_levels_follow_what_moves_integers_and_stop_at_what_computes() -> None:
     assert find_level(index, "t") == find_level(index, "q") == Level(0.5, 3)
     assert find_level(index, "y") is None
     assert find_level(index, "x") is None
-    np.testing.assert_array_equal(Level(0.5, 3).real(np.array([3, 5], np.uint8)), [0.0, 1.0])
-    np.testing.assert_array_equal(Level(0.5, 3).real(np.array([1.25], np.float32)), [1.25])
+    np.testing.assert_array_equal(Level(0.5, 3).to_real(np.array([3, 5], np.uint8)), [0.0, 1.0])
+    np.testing.assert_array_equal(Level(0.5, 3).to_real(np.array([1.25], np.float32)), [1.25])
 
 
 def test_scales_per_channel_have_no_single_level() -> None:

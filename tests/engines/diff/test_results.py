@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import onnxq
-from onnxq.engines.diff.results import Recorder, inputs_beside, load_results
+from onnxq.engines.diff.results import Recorder, find_inputs_beside, load_results
 from onnxq.engines.diff.trt import load_polygraphy, translate_errors
 from onnxq.errors import DataError, OutputError
 from onnxq.runtime import Session
@@ -131,7 +131,7 @@ def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         load_results(tmp_path / "nothing.json")
-    assert inputs_beside(tmp_path / "nothing.json") is None
+    assert find_inputs_beside(tmp_path / "nothing.json") is None
 
 
 def test_earlier_results_are_not_overwritten_unasked(models: tuple[str, str], saved: Path) -> None:

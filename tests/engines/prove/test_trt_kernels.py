@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.engines.prove.kernels import computed_type, find_workers
+from onnxq.engines.prove.kernels import find_computed_type, find_workers
 from onnxq.engines.prove.trt_kernels import find_dtype, find_node_names, read_inspector, read_text
 
 _NHWC = "Strides: [3136,1,112,4], StrideOrder: [3,0,2,1], Datatype: {}, Format: (NHWC) Channel major format }}"
@@ -87,13 +87,13 @@ def test_the_inspectors_json_is_read():
     ]  # fmt: skip
     assert (second.name, second.nodes) == ("a layer told by name only", ())
     assert find_workers("Conv", [first]) == (first,)
-    assert computed_type("Conv", [first]) == "int8"  # the skip in float16 is added behind the product
+    assert find_computed_type("Conv", [first]) == "int8"  # the skip in float16 is added behind the product
 
 
 def test_a_float_convolution_of_the_inspector_is_float():
     half = {"Name": "x", "Dimensions": [1, 64, 56, 56], "Format/Datatype": "Row major linear FP16 format"}
     (first, _) = read_inspector(engine(Inputs=[half], Outputs=[half], Weights={"Type": "Half", "Count": 36864}))
-    assert computed_type("Conv", [first]) == "float16"
+    assert find_computed_type("Conv", [first]) == "float16"
 
 
 @pytest.mark.parametrize("key", ["Datatype", "DataType"])
@@ -104,7 +104,7 @@ def test_the_inspector_of_tensorrt_11_has_types_of_their_own(key):
         "Outputs": [value | {key: "Float"}], "TacticName": "", "Metadata": "[ONNX Layer: m]",
     }  # fmt: skip
     (kernel,) = read_inspector(json.dumps({"Layers": [layer]}))
-    assert computed_type("MatMul", [kernel]) == "int8"
+    assert find_computed_type("MatMul", [kernel]) == "int8"
 
 
 def test_sizes_that_are_no_numbers_are_left_out() -> None:

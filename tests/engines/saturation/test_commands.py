@@ -15,7 +15,7 @@ from onnxq.cli import cli
 from onnxq.engines.diff import bisect as diff_bisect
 from onnxq.engines.diff import layers as diff_layers
 from onnxq.engines.diff import runs as diff_runs
-from onnxq.engines.saturation.emulate import emulate
+from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.runtime import Session
 from tests.engines.saturation import kit
 
@@ -160,11 +160,11 @@ def saturating_cpu(monkeypatch):
         return
 
     def session(proto: onnx.ModelProto, *, optimize: bool = True, **options: object) -> Session:
-        return Session(emulate(proto).saturating if optimize else proto, optimize=False)
+        return Session(emulate_saturation(proto).saturating if optimize else proto, optimize=False)
 
     for module in (diff_runs, diff_layers, diff_bisect):
         monkeypatch.setattr(module, "Session", session, raising=False)
-    monkeypatch.setattr(diff_layers, "optimized_graph", lambda proto, **_: emulate(proto).saturating)
+    monkeypatch.setattr(diff_layers, "optimized_graph", lambda proto, **_: emulate_saturation(proto).saturating)
 
 
 @pytest.mark.parametrize("options", [[], ["--layers"]])

@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxq.annotate import WeightSums, find_saturating
-from onnxq.engines.saturation.emulate import emulate
-from onnxq.engines.saturation.measure import SaturatingRun, measure
+from onnxq.engines.saturation.emulate import emulate_saturation
+from onnxq.engines.saturation.measure import SaturatingRun, measure_saturation
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics.saturation import multiply_saturating
 from onnxq.pipeline import quantize
@@ -63,7 +63,7 @@ def test_our_own_files_have_none_unless_they_are_allowed(tmp_path):
     assert len(found_in(bound.model)) == len(found_in(free.model)) > 0
     assert not any(one.rows for one in found_in(bound.model))
     assert any(one.saturates for one in found_in(free.model))
-    assert measure(bound.model, [{"x": data["x"][:1]}]).saturated == 0
+    assert measure_saturation(bound.model, [{"x": data["x"][:1]}]).saturated == 0
 
 
 def test_relus_in_front_of_symmetric_int8_pairs_keep_products_float():
@@ -98,7 +98,7 @@ def test_what_is_computed_exactly_does_not_count(case):
             value = onnx.numpy_helper.to_array(tensor).astype(np.float16)
             tensor.CopyFrom(onnx.numpy_helper.from_array(value, tensor.name))
     assert not any(one.saturates for one in found_in(proto))
-    assert not emulate(proto).counters
+    assert not emulate_saturation(proto).counters
 
 
 def test_bodies_and_recurrent_weights_are_seen():
@@ -117,7 +117,7 @@ def test_bodies_and_recurrent_weights_are_seen():
     (one,) = found_in(proto)
     assert (one.node, one.rows) == ("product", kit.rows_by_search(arrays["w"].T))
     x = np.full((2, 6), 9.0, np.float32)
-    cost = measure(proto, [{"b": np.array(True), "x": x}, {"b": np.array(False), "x": x}])
+    cost = measure_saturation(proto, [{"b": np.array(True), "x": x}, {"b": np.array(False), "x": x}])
     assert cost.nodes[0].sums == 2 * 3 * 3
     assert cost.nodes[0].saturated == _count(kit.levels(x, arrays), arrays["w"])
     weights = {
@@ -130,7 +130,7 @@ def test_bodies_and_recurrent_weights_are_seen():
                             name="lstm", domain="com.microsoft", hidden_size=8)  # fmt: skip
     proto = kit.model([lstm], {"x": (TensorProto.FLOAT, (5, 1, 4))}, ["y"], weights)
     assert [(one.weight, one.rows, one.all_rows) for one in found_in(proto)] == [("w", 32, 32), ("r", 0, 32)]
-    assert [str(one.subject) for one in emulate(proto).skipped] == ["lstm"]
+    assert [str(one.subject) for one in emulate_saturation(proto).skipped] == ["lstm"]
 
 
 def _count(x: np.ndarray, w: np.ndarray) -> int:
@@ -167,7 +167,7 @@ def test_a_conv_saturates_as_multiplied_in_numpy(x, w, attrs, kind, zero):
         parts.append(raw - zero_point * matrix.astype(np.int64).sum(axis=0))
         count += sum(_count(sample[g], matrix) for sample in patches)
     wanted = np.concatenate(parts, axis=2) * (arrays["ws"] * arrays["xs"])
-    run = SaturatingRun(emulate(proto))
+    run = SaturatingRun(emulate_saturation(proto))
     got = run.run({"x": data})["c"].reshape(x[0], w[0], -1).transpose(0, 2, 1)
     np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
     assert count > 0
@@ -209,7 +209,7 @@ def test_a_matrix_product_saturates_as_multiplied_in_numpy(op, x, w, attrs, kind
         axis=0
     )
     wanted = total * (arrays["xs"] * arrays["ws"]) * attrs.get("alpha", 1.0)
-    run = SaturatingRun(emulate(proto))
+    run = SaturatingRun(emulate_saturation(proto))
     got = run.run({"x": data})["y"]
     np.testing.assert_allclose(got, wanted if len(w) > 1 else wanted[..., 0], rtol=2e-5, atol=2e-5)
     assert run.nodes()[0].saturated == _count(raw.reshape(-1, raw.shape[-1]), matrix) > 0
@@ -217,9 +217,9 @@ def test_a_matrix_product_saturates_as_multiplied_in_numpy(op, x, w, attrs, kind
 
 def test_many_rows_are_taken_in_chunks(monkeypatch):
     proto, _ = kit.product("MatMul", (4, 40), (40, 30))
-    whole, x = emulate(proto), {"x": np.full((4, 40), 4.0, np.float32)}
+    whole, x = emulate_saturation(proto), {"x": np.full((4, 40), 4.0, np.float32)}
     monkeypatch.setattr("onnxq.engines.saturation.emulate._CHUNK", 7)
-    parts = emulate(proto)
+    parts = emulate_saturation(proto)
     assert len(parts.saturating.graph.node) > len(whole.saturating.graph.node)
     first, second = (SaturatingRun(one) for one in (whole, parts))
     np.testing.assert_array_equal(first.run(x)["y"], second.run(x)["y"])
@@ -228,14 +228,14 @@ def test_many_rows_are_taken_in_chunks(monkeypatch):
 
 def test_integer_operators_become_pairs_with_the_same_answers(file):
     x = kit.samples()
-    made = emulate(file)
+    made = emulate_saturation(file)
     assert len(made.counters) == sum(one.saturates for one in found_in(file))
     plain = Session(file, optimize=False).run({"x": x})["y"]
     exact = Session(made.exact, optimize=False).run({"x": x})["y"]
     if not kit.this_cpu_saturates():
         # Off, integer operators run in integers, and requantize in another order.
         assert sqnr(plain, exact) > 40
-    cost = measure(file, ({"x": one[None]} for one in x))
+    cost = measure_saturation(file, ({"x": one[None]} for one in x))
     assert cost.samples == len(x)
     assert [one.output for one in cost.outputs] == ["y"]
     assert not cost.skipped
@@ -245,7 +245,7 @@ def test_ort_computes_what_is_emulated(file):
     if not kit.this_cpu_saturates():
         pytest.skip("this CPU's kernels are exact (it has VNNI, or is no x86)")
     x = 4 * kit.samples()
-    made = emulate(file)
+    made = emulate_saturation(file)
     run = SaturatingRun(made)
     saturating, exact = run.run({"x": x})["y"], Session(made.exact, optimize=False).run({"x": x})["y"]
     fast = Session(file).run({"x": x})["y"]
@@ -262,7 +262,7 @@ def test_ort_computes_a_conv_as_emulated(x, w, attrs):
         pytest.skip("this CPU's kernels are exact (it has VNNI, or is no x86)")
     proto, _ = kit.product("Conv", x, w, quantized=True, **attrs)
     data = {"x": np.random.default_rng(3).uniform(-3, 6, x).astype(np.float32)}
-    fast, saturating = Session(proto).run(data)["y"], SaturatingRun(emulate(proto)).run(data)["y"]
+    fast, saturating = Session(proto).run(data)["y"], SaturatingRun(emulate_saturation(proto)).run(data)["y"]
     # A value next to the border of two levels may fall to either side.
     assert np.abs(fast - saturating).max() <= 0.5 + 1e-6
     assert (fast != saturating).mean() < 0.02
@@ -280,7 +280,7 @@ def test_dynamically_quantized_products_saturate_too():
     for value, kind in zip(proto.graph.output[1:], (TensorProto.UINT8, TensorProto.UINT8), strict=True):
         value.type.tensor_type.elem_type = kind
     x = {"x": np.random.default_rng(2).uniform(-1, 4, (4, 12)).astype(np.float32)}
-    run = SaturatingRun(emulate(proto))
+    run = SaturatingRun(emulate_saturation(proto))
     got = run.run(x)
     total = multiply_saturating(got["q"], weight) - int(got["z"]) * weight.astype(np.int64).sum(axis=0)
     span = (x["x"].max() - x["x"].min()) / 255
@@ -324,7 +324,7 @@ def test_kernels_saved_as_a_file_are_found_and_emulated(kernel, make):
     assert (after.op, after.rows, after.sums) == (kernel, before.rows, before.sums)
     shape = [dim.dim_value for dim in source.graph.input[0].type.tensor_type.shape.dim]
     x = {"x": np.random.default_rng(6).uniform(-2, 9, shape).astype(np.float32)}
-    runs = [SaturatingRun(emulate(proto)) for proto in (source, made)]
+    runs = [SaturatingRun(emulate_saturation(proto)) for proto in (source, made)]
     first, second = (one.run(x)["y"] for one in runs)
     assert runs[0].nodes()[0].saturated == runs[1].nodes()[0].saturated > 0
     # A rounded result may fall to the other side of a border.
