@@ -49,7 +49,7 @@ def prove(
 
     engine: None for the one that the plan in the model is for ("ort" for ort, "tensorrt-rtx" for trt), "tensorrt-rtx"
     where there is no plan; the proof's `chosen` says why. "tensorrt-rtx" builds ahead of time for
-    `compute_capability` ("8.6" unless told) and needs no GPU; "tensorrt" builds for the GPU of this machine; "ort"
+    `compute_capability` ("8.6" if None) and needs no GPU; "tensorrt" builds for the GPU of this machine; "ort"
     reads ONNX Runtime's optimized graph. require_int8: patterns (glob or /regular expression/) over names of heavy
     nodes, or operators: those that do not run in int8 are in `.unmet`. shapes: (min, opt, max) of inputs of no fixed
     size, by name. compare: the JSON of an earlier proof. save: folder for engine, log and list of kernels; `force`
@@ -75,12 +75,12 @@ def prove(
     folder = None if save is None else Path(save)
     with open_output_folder(folder, engine, force=force), operator_libraries(chosen.runtime.libraries):
         dataset = None if data is None else _load_samples(model, data, chosen, samples, progress)
-        wish = Wish(
+        request = Wish(
             engine=engine, capability=compute_capability, require_int8=tuple(require_int8), require_exact=require_exact,
             dataset=dataset, threads=threads, shapes=dict(shapes or {}), compare=compare, save=folder, force=force,
             reduce=reduce, timeout=timeout, progress=progress,
         )  # fmt: skip
-        return _prove(model, wish)
+        return _prove(model, request)
 
 
 def _load_samples(

@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(folder: Path) -> int:
-    """Do the job in `folder` and write its result there; what crashes the library ends this process first."""
+    """Do the job in `folder` and write its result there; a crash of the library ends this process first."""
     end_with_parent()
     job = Job(**json.loads((folder / JOB).read_text(encoding="utf-8")))
     # Imported here only, so that the parent never loads the library.

@@ -30,7 +30,7 @@ OPTIMIZED, LAYERS, INSPECTION = "optimized.onnx", "layers.txt", "layers.json"
 _STDERR = "stderr.txt"
 # Lines of the log and of stderr that are shown.
 _TAIL = 12
-# What differs between equal errors of two graphs: names in quotes or brackets, numbers, addresses.
+# The differences between equal errors of two graphs: names in quotes or brackets, numbers, addresses.
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\d+")
 # Characters of an error that are compared: behind them libraries list their own stack.
 _COMPARED = 120

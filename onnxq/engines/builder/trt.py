@@ -91,7 +91,7 @@ def _build(library: Any, logger: Any, job: Job, folder: Path) -> BuildResult:
     cache = _open_cache(config, job.cache) if job.cache and job.engine != RTX else None
     blob = builder.build_serialized_network(network, config)
     if blob is None:
-        # The first error is the cause; later ones say what failed because of it.
+        # The first error is the cause; later ones follow from it.
         reason = next(iter(logger.errors), "the builder gave no engine and no reason")
         return BuildResult(state=BuildState.FAILED, reason=reason)
     (folder / ENGINE).write_bytes(memoryview(blob))

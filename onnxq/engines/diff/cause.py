@@ -1,6 +1,6 @@
 """Saturation as the cause of a difference between ONNX Runtime with optimizations on and with them off.
 
-The saturating model says what the file gives on a CPU without VNNI. Where a run is much nearer to that than to the
+The saturating model computes the file's answer on a CPU without VNNI. Where a run is much nearer to that than to the
 exact answer, the 16-bit sums are the cause, whichever CPU it ran on.
 """
 
@@ -92,8 +92,8 @@ def _choose_nearest(index: GraphIndex, tensor: str, seen: list[WeightSums]) -> t
     while (
         node is not None and node.name not in {one.node for one in seen} and len(node.inputs) and node.op_type in _THIN
     ):
-        held = index.resolve(node.inputs[0], node.scope)
-        node = None if held is None else index.producer(held)
+        source = index.resolve(node.inputs[0], node.scope)
+        node = None if source is None else index.producer(source)
     direct = tuple(one for one in seen if node is not None and one.node == node.name)
     return direct or tuple(seen)
 

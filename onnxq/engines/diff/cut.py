@@ -61,7 +61,7 @@ class Parts:
         return found
 
     def crossing(self, names: set[str]) -> list[str]:
-        """The tensors that the nodes read and others compute, or a caller feeds."""
+        """What the nodes read and somebody else computes, or a caller feeds."""
         return [tensor for tensor in self._read(names) if not self._stored(tensor)]
 
     def _read(self, names: set[str]) -> list[str]:

@@ -26,7 +26,7 @@ Values = Mapping[str, Array]
 _FLOATS = frozenset(
     {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE, 0}
 )
-# What numpy and ORT hand to each other; sub-byte and float8 tensors stay inside.
+# Types that numpy and ORT exchange; sub-byte and float8 tensors stay inside.
 _INTEGERS = frozenset(
     {onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT16, onnx.TensorProto.UINT16, 0}
 )
@@ -144,7 +144,7 @@ def find_losses(
 ) -> dict[str, tuple[float, float]]:
     """By tensor: (SQNR of the worst tensor its node reads, its own), from tensors with one; within 60 dB of zero.
 
-    A tensor without an SQNR has that of what it is computed from; model inputs and constants are exact.
+    A tensor without an SQNR has that of its worst input; model inputs and constants are exact.
     """
     found: dict[str, tuple[float, float]] = {}
     for row in made:

@@ -1,4 +1,4 @@
-"""Errors of a tensor summed up sample by sample, and the bounds they are held to."""
+"""Errors of a tensor summed up sample by sample, and the bounds they must keep."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Array = NDArray[np.generic]
 
 # Two engines that add the same float32 numbers in another order differ less than this; so does float16 or TF32.
 SAME_DB = 40.0
-# One step more or less is what rounding can do to an integer; float arithmetic adds a little to it.
+# Rounding can move an integer by one step; float arithmetic adds a little to it.
 ONE_LEVEL = 1.01
-# Attention masks, not numbers: squared, they would drown everything else. What the reference has there is left out.
+# Attention masks, not numbers: squared, they would drown everything else. Their positions are left out.
 _MASK = 1e30
 # Two roundings of one network, each as far from float as the other, are twice that noise apart.
 _TWICE_DB = 10.0 * math.log10(2.0)

@@ -24,7 +24,7 @@ from onnxq.sites import Refusal
 INSTALL = "pip install 'onnxq[polygraphy]'"
 # Seconds. A large network takes minutes to build; one that takes longer hangs.
 _TIMEOUT = 3600.0
-# Characters of a message of Polygraphy's: it goes on for lines, and the later ones say what to install.
+# Characters of a message of Polygraphy's: it goes on for lines, and only the first ones name the cause.
 _MESSAGE = 500
 
 
@@ -139,7 +139,7 @@ class TrtRunner:
     def infer(self, feeds: Feeds) -> Mapping[str, Any]:
         """One sample: arrays by name. They may be the runner's own buffers, which last until its next run."""
         with translate_errors():
-            # Dataset checks the feeds, and says what is wrong with them.
+            # Dataset checks the feeds, with better messages.
             values = dict(self._runner.infer(dict(feeds), check_inputs=False))
             self.seconds = self._runner.last_inference_time()
             return values

@@ -21,9 +21,9 @@ _WORKERS = {
     ),
     "pool": ("maxpool", "avgpool", "pooling"),
 }  # fmt: skip
-# Fused attention is listed as a generated kernel; its name says what it is.
+# Fused attention is listed as a generated kernel; its name tells it.
 _ATTENTION, _QKV = "_mha", 3
-# Reads integers and multiplies floats: it dequantizes what it reads on the way.
+# Reads integers, dequantizes them and multiplies floats.
 _DEQUANTIZES = "runtime_fusion"
 
 # ONNX Runtime's kernels on integers. Every other one computes in the type of its tensors, or moves them.

@@ -1,6 +1,6 @@
 """ONNX Runtime's optimized graph as kernels, each with the nodes of the model that it computes.
 
-Fusions make new nodes under new names, so names say nothing. What survives is tensors: a kernel computes the
+Fusions make new nodes under new names; only tensors keep theirs. So a kernel computes the
 nodes that lie, in the model, between the tensors it reads and those it writes.
 """
 
@@ -97,7 +97,7 @@ class _Finder:
         return tuple(sorted(found, key=lambda name: found[name]))
 
     def _is_start(self, tensor: TensorId, maker: NodeRef, own: set[TensorId]) -> bool:
-        """A kernel begins at what it reads and at what another kernel makes.
+        """A kernel begins at the tensors that it reads and at those that another kernel makes.
 
         But each reader has a DequantizeLinear of its own inside it, though the model's one may be there for others.
         """

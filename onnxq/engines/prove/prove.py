@@ -1,4 +1,4 @@
-"""Prove a model: build it for an engine, and read off the engine's own list what its nodes and pairs became."""
+"""Prove a model: build it for an engine, and find its nodes and pairs in the engine's own list of kernels."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from onnxq.sites import Caution, Unquantized
 CAPABILITY = "8.6"
 # Seconds.
 TIMEOUT = 600.0
-# A part is smaller than the whole; what takes longer than this is not worth waiting for.
+# Seconds in all and for a part, which is smaller than the whole: a longer build is not worth waiting for.
 _REDUCE_SECONDS, _PART_SECONDS = 180.0, 60.0
 _CACHE = "timing.cache"
 REDUCED = "reduced.onnx"
@@ -69,42 +69,42 @@ class Wish:
     progress: Progress = silent
 
 
-def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
+def prove(source: str | Path | onnx.ModelProto, request: Wish) -> Proof:
     """Build and judge. Raises OnnxqError for options that do not fit; a build that fails is a Proof all the same."""
-    before = None if wish.compare is None else read_proof(wish.compare)
-    with wish.progress("reading the model"):
+    before = None if request.compare is None else read_proof(request.compare)
+    with request.progress("reading the model"):
         inspection = _inspect_all_nodes(source)
-        engine, chosen = wish.engine or "", ""
+        engine, chosen = request.engine or "", ""
         if not engine:
-            engine, chosen = choose_engine(inspection.model, wish.capability)
-            wish = replace(wish, engine=engine)
-        capability = _read_capability(wish, engine)
+            engine, chosen = choose_engine(inspection.model, request.capability)
+        capability = _read_capability(request, engine)
         proto = infer_shapes(inspection.model)
         index = GraphIndex(proto)
-    required = _select_required(index, wish.require_int8)
-    files = _Files(wish)
-    shapes, note = ({}, "") if engine == ORT else make_profile(proto, index, wish.shapes)
+    required = _select_required(index, request.require_int8)
+    shapes, note = ({}, "") if engine == ORT else make_profile(proto, index, request.shapes)
     operators = open_libraries() if engine == ORT else ()
-    job = Job(engine=engine, capability=capability, shapes=shapes, cache=files.cache, operators=operators)
+    # TensorRT's timing cache grows from build to build.
+    cache = "" if request.save is None else str((request.save / _CACHE).resolve())
+    job = Job(engine=engine, capability=capability, shapes=shapes, cache=cache, operators=operators)
     with ScratchFolder() as folder:
-        with wish.progress(f"building with {LIBRARIES[engine].title}, for at most {wish.timeout:g} s"):
-            result = check_library(build_engine(inspection.model, job, folder, timeout=wish.timeout), engine)
+        with request.progress(f"building with {LIBRARIES[engine].title}, for at most {request.timeout:g} s"):
+            result = check_library(build_engine(inspection.model, job, folder, timeout=request.timeout), engine)
         if result.state is BuildState.NO_CAPABILITY:
             raise ConfigError(
-                f"compute capability {wish.capability}", result.reason, "choose one of these", code="Q304"
+                f"compute capability {request.capability}", result.reason, "choose one of these", code="Q304"
             )
         built = result.state is BuildState.BUILT
-        with wish.progress("reading the engine"):
+        with request.progress("reading the engine"):
             kernels = _read_kernels(engine, proto, folder) if built else ()
             weights = _find_weights(engine, index, kernels, folder)
-            saved = files.keep(folder, result)
+            saved = _copy_files(folder, result, engine, request.save)
             guesses = [Caution("W112", note)] if note else []
             warnings = [*inspection.warnings, *guesses, *_find_layout_changes(engine, result, folder)]
-    reduced = _reduce(index, job, result, wish) if wish.reduce and not built else None
+    reduced = _reduce(index, job, result, request) if request.reduce and not built else None
     if reduced is not None and reduced.path:
         saved = (*saved, reduced.path)
     reasons = Reasons(engine, index, inspection.pairs, _find_unquantized(proto), capability)
-    with wish.progress("finding the kernels of nodes and pairs"):
+    with request.progress("finding the kernels of nodes and pairs"):
         nodes, sites = judge_model(index, inspection, kernels, reasons) if built else ((), ())
     proof = Proof(
         source=inspection.source,
@@ -115,43 +115,43 @@ def prove(source: str | Path | onnx.ModelProto, wish: Wish) -> Proof:
         sites=sites,
         requirements=_check_required(required, {one.node: one.type for one in nodes}),
         weights=weights,
-        cost=_measure_cost(inspection.model, weights, wish) if built else None,
-        require_exact=wish.require_exact,
+        cost=_measure_cost(inspection.model, weights, request) if built else None,
+        require_exact=request.require_exact,
         warnings=tuple(warnings),
     )
     if before is None:
         return proof
-    return replace(proof, compared=str(wish.compare), changes=tuple(changes(before, proof)))
+    return replace(proof, compared=str(request.compare), changes=tuple(changes(before, proof)))
 
 
-def _measure_cost(proto: onnx.ModelProto, weights: Sequence[WeightSums], wish: Wish) -> Cost | None:
+def _measure_cost(proto: onnx.ModelProto, weights: Sequence[WeightSums], request: Wish) -> Cost | None:
     """Saturation on the samples, if there are any."""
-    if wish.dataset is None:
+    if request.dataset is None:
         return None
     nodes = frozenset(one.node for one in weights if one.saturates)
-    with wish.progress("counting sums that saturate", len(wish.dataset)) as task:
+    with request.progress("counting sums that saturate", len(request.dataset)) as task:
         found = measure_saturation(
-            proto, wish.dataset.samples(), nodes=nodes, threads=wish.threads, on_sample=task.advance
+            proto, request.dataset.samples(), nodes=nodes, threads=request.threads, on_sample=task.advance
         )
-    return replace(found, data=wish.dataset.describe(), synthetic=wish.dataset.synthetic)
+    return replace(found, data=request.dataset.describe(), synthetic=request.dataset.synthetic)
 
 
-def _read_capability(wish: Wish, engine: str) -> tuple[int, ...]:
+def _read_capability(request: Wish, engine: str) -> tuple[int, ...]:
     """(8, 6) for "8.6"; () where the engine takes the GPU it finds."""
     if engine not in ENGINES:
         raise ConfigError(f"engine {engine!r}", "is not known", did_you_mean(engine, ENGINES), code="Q312")
-    if engine != ORT and (wish.require_exact or wish.dataset is not None):
-        asked = "`require_exact=True`" if wish.require_exact else "`data=…`"
+    if engine != ORT and (request.require_exact or request.dataset is not None):
+        asked = "`require_exact=True`" if request.require_exact else "`data=…`"
         raise ConfigError(
             asked, "is about kernels of ONNX Runtime; TensorRT's sums are exact", "take `engine='ort'`", code="Q317"
         )
     if engine != RTX:
-        if wish.capability is not None:
+        if request.capability is not None:
             raise ConfigError("compute capability", f"{engine} builds for this machine", "leave it out", code="Q317")
         return ()
-    found = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)", (wish.capability or CAPABILITY).lower())
+    found = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)", (request.capability or CAPABILITY).lower())
     if found is None:
-        raise ConfigError(f"compute capability {wish.capability!r}", "is none", "write it as 8.6", code="Q304")
+        raise ConfigError(f"compute capability {request.capability!r}", "is none", "write it as 8.6", code="Q304")
     return int(found[1]), int(found[2])
 
 
@@ -272,33 +272,22 @@ def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) 
         yield
 
 
-class _Files:
-    """The files that the user keeps: engine, log, list of kernels, timing cache."""
-
-    def __init__(self, wish: Wish) -> None:
-        self.folder, self._names = wish.save, find_saved_names(wish.engine or RTX)
-
-    @property
-    def cache(self) -> str:
-        """Where TensorRT's timing cache is kept; "" for nowhere. It grows from build to build."""
-        return "" if self.folder is None else str((self.folder / _CACHE).resolve())
-
-    def keep(self, folder: Path, result: BuildResult) -> tuple[str, ...]:
-        """Copy a build's files to the user's folder; returns their paths there."""
-        if self.folder is None:
-            return ()
-        found = []
-        for name, kept in self._names.items():
-            if (folder / name).exists() and (result.state is BuildState.BUILT or name == process.LOG):
-                with (folder / name).open("rb") as made, replacing([self.folder / kept], overwrite=True) as files:
-                    shutil.copyfileobj(made, files[0])
-                found.append(str(self.folder / kept))
-        return tuple(found)
+def _copy_files(folder: Path, result: BuildResult, engine: str, save: Path | None) -> tuple[str, ...]:
+    """Copy a build's files to the user's folder, if there is one; returns their paths there."""
+    if save is None:
+        return ()
+    found = []
+    for name, kept in find_saved_names(engine).items():
+        if (folder / name).exists() and (result.state is BuildState.BUILT or name == process.LOG):
+            with (folder / name).open("rb") as made, replacing([save / kept], overwrite=True) as files:
+                shutil.copyfileobj(made, files[0])
+            found.append(str(save / kept))
+    return tuple(found)
 
 
-def _reduce(index: GraphIndex, job: Job, whole: BuildResult, wish: Wish) -> Reduced | None:
+def _reduce(index: GraphIndex, job: Job, whole: BuildResult, request: Wish) -> Reduced | None:
     """The smallest part that fails as the whole does, written to the user's folder if there is one."""
-    timeout = min(wish.timeout, _PART_SECONDS)
+    timeout = min(request.timeout, _PART_SECONDS)
 
     def fails(part: onnx.ModelProto) -> bool:
         try:
@@ -313,9 +302,9 @@ def _reduce(index: GraphIndex, job: Job, whole: BuildResult, wish: Wish) -> Redu
             result = build_engine(part, replace(job, shapes=shapes, cache=""), folder, timeout=timeout)
         return result.fails_like(whole)
 
-    with wish.progress(f"looking for the smallest part that fails, for at most {_REDUCE_SECONDS:g} s") as task:
+    with request.progress(f"looking for the smallest part that fails, for at most {_REDUCE_SECONDS:g} s") as task:
         found = find_smallest_failure(index, fails, seconds=_REDUCE_SECONDS, hint=whole.node)
-    if found is None or wish.save is None:
+    if found is None or request.save is None:
         return None if found is None else found[1]
-    save_model(found[0], wish.save / REDUCED, overwrite=True)
-    return replace(found[1], path=str(wish.save / REDUCED))
+    save_model(found[0], request.save / REDUCED, overwrite=True)
+    return replace(found[1], path=str(request.save / REDUCED))

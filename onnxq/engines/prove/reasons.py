@@ -30,7 +30,7 @@ _PURPOSE = {
 }
 # Int8 kernels of TensorRT need 8.0 or more.
 _TURING = (7, 5)
-# How far behind a product TensorRT looks for what it can do to the weight beforehand, as far as was seen.
+# Nodes behind a product in which TensorRT looks for work to do on the weight beforehand, as far as was seen.
 _NEAR = 4
 # Axis of a weight along which a product's channels lie; a Gemm's depends on transB.
 _CHANNELS = {"Conv": 0, "MatMul": -1}

@@ -17,7 +17,7 @@ Fails = Callable[[ModelProto], bool]
 
 
 class Parts:
-    """Cuts parts out of one model by shapes alone: what a part reads from outside becomes its inputs.
+    """Cuts parts out of one model by shapes alone: the tensors that a part reads from outside become its inputs.
 
     Nodes that compute constants (weights behind DequantizeLinear) always go with their readers.
     """
@@ -130,7 +130,7 @@ def find_smallest_failure(
 
 
 class _Search:
-    """Counts builds, remembers what was tried, and says no to everything once the time is up."""
+    """Counts builds, remembers their ends, and builds nothing more once the time is up."""
 
     def __init__(self, parts: Parts, fails: Fails, end: float) -> None:
         self.parts, self._fails, self._end = parts, fails, end
@@ -158,7 +158,7 @@ class _Search:
         return [needed[-size:] for size in (1, 2, 4, 8) if size <= len(needed)]
 
     def find_prefix(self, names: list[str]) -> list[str]:
-        """The shortest prefix that fails, by bisection, less what its last node does not need."""
+        """The shortest prefix that fails, by bisection, less the nodes that its last one does not need."""
         low, high = 1, len(names)
         while low < high:
             middle = (low + high) // 2

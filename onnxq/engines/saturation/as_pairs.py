@@ -41,7 +41,7 @@ def replace_integer_operators(proto: ModelProto, wanted: frozenset[str]) -> tupl
 
 
 class _Writer:
-    """Writes what stands in the place of one node. names: the float operator's is added."""
+    """Writes the replacement of one node. names: the float operator's is added."""
 
     def __init__(self, editor: Editor, index: GraphIndex, node: NodeRef, names: dict[str, str]) -> None:
         self.editor, self.index, self.node, self.names = editor, index, node, names

@@ -1,8 +1,8 @@
-"""A model that computes, on any CPU, what 16-bit sums that saturate make of another one.
+"""A model that computes, on any CPU, the answers of another one with 16-bit sums that saturate.
 
 ONNX Runtime without optimizations computes Q/DQ files in float, exactly. Beside every product whose weight can overflow
-stands what saturation takes off it: for each sum that can overflow, neighbours w0 and w1 of a row and the raw levels x0
-and x1 they meet,
+stands the value that saturation takes off it: for each sum that can overflow, neighbours w0 and w1 of a row and the
+raw levels x0 and x1 they meet,
 
     excess = clip(x0 * w0 + x1 * w1, -32768, 32767) - (x0 * w0 + x1 * w1)
 
@@ -14,7 +14,7 @@ behind it. int8 data that the optimizer makes uint8 has levels 128 higher.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -226,8 +226,7 @@ class _Writer:
     def _add_node(self, op: str, inputs: list[str], output: str = "", **attrs: Any) -> str:
         made = output or self.editor.fresh(f"{self.node.name}/saturation/{op}")
         name = self.editor.fresh(f"{self.node.name}/saturation/{op}/node")
-        held: Mapping[str, Any] = attrs
-        self.editor.insert_node(self.scope, op, inputs, [made], name=name, attrs=held)
+        self.editor.insert_node(self.scope, op, inputs, [made], name=name, attrs=dict(attrs))
         return made
 
     def _add_constant(self, value: Any) -> str:
@@ -238,7 +237,7 @@ class _Writer:
 def _split_rows(over: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """(rows, their sums that can overflow [rows, most]): rows of like counts, so that few places stay empty (-1).
 
-    The last row of the last chunk is -1, without sums: what rows that cannot overflow get.
+    The last row of the last chunk is -1, without sums: it stands for rows that cannot overflow.
     """
     counts = over.sum(axis=1)
     order = np.argsort(-counts, kind="stable")

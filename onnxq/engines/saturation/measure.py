@@ -1,4 +1,4 @@
-"""How often 16-bit sums saturate on samples, and what that costs at each output of a model."""
+"""How often 16-bit sums saturate on samples, and the error that leaves at each output of a model."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class SaturatingRun:
         return values
 
     def nodes(self) -> tuple[NodeCost, ...]:
-        """What was counted so far."""
+        """The counts so far."""
         return tuple(
             NodeCost(
                 node=one.node,
