@@ -11,7 +11,7 @@ from onnxq.cli.errors import error_fields, say_error
 from onnxq.errors import VerificationError
 
 if TYPE_CHECKING:
-    from onnxq.engines.diff_model import Difference
+    from onnxq.engines.diff.model import Difference
 
 
 def _engines(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ _FLOAT = options.FiniteFloat()
     help="Engines that must run. [default: ort, and trt where it can]",
 )
 @click.option("--layers", is_flag=True, help="Compare every matching tensor inside, in the order of the network.")
-@click.option("--bisect", is_flag=True, help="Find the smallest subgraph in which engines part.")
+@click.option("--bisect", is_flag=True, help="Find the smallest subgraph in which engines diverge.")
 @click.option("--min-sqnr", type=_FLOAT, metavar="DB", help="Least SQNR of every output against float.")
 @click.option("--min-cosine", type=_FLOAT, metavar="C", help="Least cosine similarity of every output with float.")
 @click.option("--max-abs", type=_FLOAT, metavar="X", help="Largest absolute error of every output against float.")
@@ -124,7 +124,9 @@ def _find_unmet(found: Difference) -> VerificationError | None:
     if found.unmet:
         first, more = found.unmet[0], len(found.unmet) - 1
         rest = f"; and {more} more tolerance{'s' if more > 1 else ''} not met" if more else ""
-        return VerificationError(f"output {first.output}", f"{first}{rest}", code="Q703")
+        from onnxq.report import describe_unmet
+
+        return VerificationError(f"output {first.output}", f"{describe_unmet(found, first)}{rest}", code="Q703")
     for name in found.missing:
         refusal = next(one for one in found.skipped if one.subject == name)
         return VerificationError(f"engine {name}", f"must run, and did not: {refusal.reason}", refusal.fix, code="Q704")

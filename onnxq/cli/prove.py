@@ -11,7 +11,7 @@ from onnxq.cli.errors import error_fields, say_error
 from onnxq.errors import VerificationError
 
 if TYPE_CHECKING:
-    from onnxq.engines.proof import Proof
+    from onnxq.engines.prove.proof import Proof
 
 _NAMED = 5
 
@@ -83,7 +83,7 @@ def command(
 
     with report.watched(f"proving {model}", model, quiet=quiet) as progress:
         from onnxq import pipeline
-        from onnxq.engines.profiles import parse_shapes
+        from onnxq.engines.builder.shapes import parse_shapes
 
         proof = pipeline.prove(model, shapes=parse_shapes(shapes), progress=progress, **wanted)
     unmet = _find_unmet(proof)

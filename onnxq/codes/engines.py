@@ -51,7 +51,7 @@ DEPENDENCIES = (
          "It reads images.",
          "pip install 'onnxq[images]'."),
     Code("Q804", "Polygraphy is not installed",
-         "`onnxq diff` runs engines with it.",
+         "`onnxq diff` runs TensorRT's engines with it.",
          "pip install 'onnxq[polygraphy]'."),
     Code("Q805", "TensorRT is not installed",
          "The engine to build for is not there.",

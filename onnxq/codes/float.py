@@ -38,7 +38,7 @@ REFUSALS = (
          "The weight is parametrized, is learned in another block, or its quantizer cannot learn to round.",
          "Do as the fix says."),
     Code("R111", "an engine or comparison was left out",
-         "An engine could not run on this machine, or its inner tensors cannot be read.",
+         "An engine could not run on this machine, its inner tensors cannot be read, or an output holds no numbers.",
          "Do as the fix says; what else could be compared was."),
     Code("R112", "a rewrite was left out here",
          "A step of preparation or of accuracy would have changed the answers, overflowed or needed a newer opset.",

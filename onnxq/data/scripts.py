@@ -121,9 +121,21 @@ def _decoded(found: dict[str, Any], path: Path) -> Any:
             path, f"holds a Polygraphy {marker}, not input arrays", "save inputs as numpy arrays", code="Q206"
         )
     try:
-        data = base64.b64decode(found["array"].encode(), validate=True)
-        return np.load(io.BytesIO(data), allow_pickle=False)
+        return decode_array(found["array"])
     except Exception as error:  # numpy parses a header that anybody may have written: whatever it says, it is no array
         raise DataError(
             path, f"holds an array that cannot be decoded ({error})", "make the file again", code="Q204"
         ) from error
+
+
+def decode_array(text: str) -> Array:
+    """The array that Polygraphy wrote as base64 of a .npy, never unpickled. Any Exception for other text."""
+    array: Array = np.load(io.BytesIO(base64.b64decode(text.encode(), validate=True)), allow_pickle=False)
+    return array
+
+
+def encode_array(array: Array) -> str:
+    """The array as base64 of a .npy, as Polygraphy writes it."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return base64.b64encode(file.getvalue()).decode()

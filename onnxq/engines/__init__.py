@@ -1,4 +1,4 @@
-"""Engines: what runs a model, which kernel each part of it became, and how far the engines' answers are apart.
+"""Engines that run a model: building them, the kernels they are made of, and the differences of their answers.
 
 The only user of Polygraphy and TensorRT, which load at first use.
 """

@@ -10,17 +10,17 @@ from onnxq.pipeline.api import annotate_bits, apply, import_calibration, inspect
 from onnxq.pipeline.result import Result
 
 if TYPE_CHECKING:
-    from onnxq.engines.diff_model import Difference
-    from onnxq.engines.proof import Proof
+    from onnxq.engines.diff.model import Difference
+    from onnxq.engines.prove.proof import Proof
     from onnxq.evaluation.profile import Profile
     from onnxq.pipeline.diff_models import diff
     from onnxq.pipeline.profile_layers import profile_model
     from onnxq.pipeline.prove_model import prove
 
 _HOME = {
-    "Difference": "onnxq.engines.diff_model",
+    "Difference": "onnxq.engines.diff.model",
     "Profile": "onnxq.evaluation.profile",
-    "Proof": "onnxq.engines.proof",
+    "Proof": "onnxq.engines.prove.proof",
     "diff": "onnxq.pipeline.diff_models",
     "profile_model": "onnxq.pipeline.profile_layers",
     "prove": "onnxq.pipeline.prove_model",

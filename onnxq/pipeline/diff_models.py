@@ -1,4 +1,4 @@
-"""diff(): a model and its quantized form through every engine, over samples, against tolerances."""
+"""Diff: a model and its quantized form in every engine, over samples, against tolerances."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import onnx
 
 from onnxq.config import Config, check_number
 from onnxq.data import load_data
-from onnxq.engines.diff import Outcome, Wish, compare
-from onnxq.engines.diff_model import OFF, ON, TRT, Difference, Tolerances
-from onnxq.engines.diff_polygraphy import INPUTS, RESULTS, inputs_beside, load_results, save_feeds
-from onnxq.engines.diff_runs import ENGINES
+from onnxq.engines.diff.compare import DiffRequest, DiffResult, compare
+from onnxq.engines.diff.model import OFF, ON, TRT, Difference, Tolerances
+from onnxq.engines.diff.results import INPUTS, RESULTS, find_inputs_beside, load_results, save_feeds
+from onnxq.engines.diff.runs import ENGINES
 from onnxq.errors import ConfigError, OutputError
 from onnxq.files import saving_into, write_text
 from onnxq.graph import GraphIndex, load_model, name_nodes, save_model
@@ -27,7 +27,7 @@ from onnxq.runtime import operator_libraries
 
 ModelSource = str | Path | onnx.ModelProto
 REPORT = "diff.json"
-# What bisection may write: a model and its inputs for a run.
+# Files that bisection may write for a run: a model and its inputs.
 _PIECES = tuple(f"bisect-{run}{end}" for run in (OFF, ON, TRT) for end in (".onnx", ".onnx.data", ".inputs.json"))
 
 
@@ -62,35 +62,35 @@ def diff(
     data: as for `quantize`; None takes the inputs saved beside the results of `load`, else synthetic ones. config:
     only its `data` and `runtime` sections are used. ort_library: shared libraries with the models' custom operators.
     engines: of "ort" and "trt"; empty takes ORT and, where it can run, TensorRT. layers: also every matching tensor
-    inside. bisect: find the smallest subgraph in which an engine parts. top_k, min_agreement: share of the K largest
+    inside. bisect: find the smallest subgraph in which an engine diverges. top_k, min_agreement: share of the K largest
     along the last axis that both name. min_engines: SQNR of every engine against ORT without optimizations. load:
     Polygraphy results of other runs on the same samples. save: a folder for results.json and inputs.json
-    (Polygraphy's, of the first `keep` samples), diff.json and what bisection cut out.
+    (Polygraphy's, of the first `keep` samples), diff.json and the pieces of bisection.
 
     Returns a Difference; `.holds` is False when a tolerance is unmet or an engine asked for could not run.
     Raises a subclass of OnnxqError for models that do not belong together, data that does not fit, missing packages.
     """
-    _known(engines)
+    _check_engines(engines)
     tolerances = Tolerances(
         min_sqnr=min_sqnr, min_cosine=min_cosine, max_abs=max_abs, min_agreement=min_agreement, min_engines=min_engines
     )  # fmt: skip
     _check_numbers(tolerances, memory_limit, top_k=(top_k, 1), keep=(keep, 1), threads=(threads, 0))
     folder = None if save is None else Path(save)
-    wish = Wish(
+    request = DiffRequest(
         engines=tuple(engines), layers=layers, bisect=bisect, top_k=top_k, keep=keep if folder is not None else 0,
-        threads=threads, memory_limit=memory_limit or Wish.memory_limit, tolerances=tolerances,
+        threads=threads, memory_limit=memory_limit or DiffRequest.memory_limit, tolerances=tolerances,
     )  # fmt: skip
-    with nullcontext() if folder is None else saving_into(folder, _names(folder, force)):
+    with nullcontext() if folder is None else saving_into(folder, _list_files(folder, force)):
         chosen = configured(config, None, Options(samples=samples, seed=seed, ort_library=ort_library))
         with progress("reading the models"):
             loaded = [run for path in load for run in load_results(path)]
             named, other = name_nodes(load_model(model).proto), load_model(quantized).proto
-        data = inputs_beside(load[0]) if data is None and load else data
+        data = find_inputs_beside(load[0]) if data is None and load else data
         with operator_libraries(chosen.runtime.libraries):
             dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
-            outcome = compare(named, other, dataset, wish, loaded=loaded, progress=progress)
-        found = replace(outcome.difference, float_model=_path(model), quantized_model=_path(quantized))
-        return found if folder is None else _saved(found, outcome, folder, progress)
+            result = compare(named, other, dataset, request, loaded=loaded, progress=progress)
+        found = replace(result.difference, float_model=_path(model), quantized_model=_path(quantized))
+        return found if folder is None else _save(found, result, folder, progress)
 
 
 def _check_numbers(tolerances: Tolerances, memory_limit: int | None, **counts: tuple[int, int]) -> None:
@@ -102,7 +102,7 @@ def _check_numbers(tolerances: Tolerances, memory_limit: int | None, **counts: t
     check_number("memory_limit", memory_limit, low=1, whole=True)
 
 
-def _known(engines: Sequence[str]) -> None:
+def _check_engines(engines: Sequence[str]) -> None:
     for name in engines:
         if name not in ENGINES:
             raise ConfigError(f"engine {name!r}", "there is no such engine", did_you_mean(name, ENGINES), code="Q312")
@@ -112,7 +112,7 @@ def _path(source: ModelSource) -> str:
     return "" if isinstance(source, onnx.ModelProto) else str(source)
 
 
-def _names(folder: Path, force: bool) -> list[str]:
+def _list_files(folder: Path, force: bool) -> list[str]:
     """The files that are written there. OutputError for a folder with earlier results, unless they may be replaced."""
     names = [RESULTS, INPUTS, REPORT, *_PIECES]
     there = [name for name in names if os.path.lexists(folder / name)]
@@ -122,14 +122,14 @@ def _names(folder: Path, force: bool) -> list[str]:
     return names
 
 
-def _saved(found: Difference, outcome: Outcome, folder: Path, progress: Progress) -> Difference:
-    """Write everything; plain Polygraphy files, so that `polygraphy run` can go on from them."""
+def _save(found: Difference, result: DiffResult, folder: Path, progress: Progress) -> Difference:
+    """Write the results, as Polygraphy's files, so that `polygraphy run` can go on from them."""
     with progress("writing the results"):
-        files = [*outcome.recorder.write(folder, overwrite=True)]
+        files = [*result.recorder.write(folder, overwrite=True)]
         bisections = []
         for name in _PIECES:
             (folder / name).unlink(missing_ok=True)
-        for piece in outcome.pieces:
+        for piece in result.pieces:
             stem = f"bisect-{piece.bisection.run}"
             path = folder / f"{stem}.onnx"
             save_model(piece.proto, path, overwrite=True)
@@ -137,7 +137,7 @@ def _saved(found: Difference, outcome: Outcome, folder: Path, progress: Progress
             files += [str(path), str(folder / f"{stem}.inputs.json")]
             bisections.append(replace(piece.bisection, path=str(path)))
     files.append(str(folder / REPORT))
-    count = len(outcome.recorder.inputs)
+    count = len(result.recorder.inputs)
     notes = found.notes
     if count < found.samples:
         notes = (*notes, f"the outputs of the first {count} of {found.samples} samples were saved")

@@ -18,7 +18,7 @@ from onnxq.report.summary import show_report
 from onnxq.report.terminal import seconds as duration
 
 if TYPE_CHECKING:
-    from onnxq.report.diffs import difference_json, show_difference
+    from onnxq.report.diffs import describe_unmet, difference_json, show_difference
     from onnxq.report.imports import import_json, show_import
     from onnxq.report.kernels import kernels_json, show_kernels
     from onnxq.report.pairs import inspection_json, show_inspection
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from onnxq.report.sums import saturation_summary
 
 _HOME = {
+    "describe_unmet": "onnxq.report.diffs",
     "difference_json": "onnxq.report.diffs",
     "import_json": "onnxq.report.imports",
     "inspection_json": "onnxq.report.pairs",
@@ -51,6 +52,7 @@ __all__ = [
     "SiteLine",
     "Task",
     "describe_promotion",
+    "describe_unmet",
     "difference_json",
     "display",
     "duration",

@@ -1,4 +1,4 @@
-"""What engines make of a quantized model, as tables and JSON."""
+"""Differences of models and engines, as tables and JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxq.engines.diff_model import FLOAT, OFF, Difference, Error, LayerDiff, Parting, run_label
+from onnxq.engines.diff.model import FLOAT, OFF, Difference, Divergence, Error, LayerDiff, Unmet, label_run
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import saturation_cause
 from onnxq.report.terminal import decibel, first_rows, part_text, sheet, show, table, warning_text, write
@@ -34,9 +34,22 @@ def difference_json(found: Difference, error: Mapping[str, Any] | None = None) -
             "error": error,
             "holds": found.holds,
             **values,
-            "messages": [str(one) for one in found.unmet],
+            "messages": [describe_unmet(found, one) for one in found.unmet],
         }
     )
+
+
+def describe_unmet(found: Difference, unmet: Unmet) -> str:
+    """A tolerance that is not met: the run, the value and the bound."""
+    bound = f"{'at most' if unmet.at_most else 'at least'} {unmet.wanted:g}"
+    value = "nothing comparable" if math.isnan(unmet.value) else f"{unmet.value:.6g}"
+    label = _label_runs(found).get(unmet.run, label_run(unmet.run))
+    part = f" of {unmet.part}" if unmet.part else ""
+    return f"{label}: {unmet.measure}{part} is {value}, {bound} is wanted"
+
+
+def _label_runs(found: Difference) -> dict[str, str]:
+    return {run.name: run.label for run in found.runs}
 
 
 def show_difference(
@@ -55,35 +68,35 @@ def show_difference(
 
     top: layers to list, those that lost most. quiet: only the warnings, to `errors`.
     """
-    warnings = list(_warnings(found))
+    warnings = list(_find_warnings(found))
     if as_json:
         write(difference_json(found, error), stream)
     if as_json or quiet:
         if warnings:
             show(Group(*warnings), sys.stderr if errors is None else errors, width)
         return
-    parts: list[RenderableType] = [_title(found), sheet(_rows(found, verbose, top))]
+    parts: list[RenderableType] = [_make_title(found), sheet(_make_rows(found, verbose, top))]
     if found.layers:
-        parts += [Text(""), *_layers(found, verbose, top)]
+        parts += [Text(""), *_make_layer_table(found, verbose, top)]
     show(Group(*parts, *warnings), stream, width)
 
 
-def _title(found: Difference) -> Text:
+def _make_title(found: Difference) -> Text:
     names = [PurePath(path).name or "model" for path in (found.float_model, found.quantized_model)]
     return Text(f"{names[1]} against {names[0]}", style="bold").append(f"  ({found.data})" if found.data else "")
 
 
-def _rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tuple[str, RenderableType]]:
-    yield "runs", _runs(found)
+def _make_rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tuple[str, RenderableType]]:
+    yield "runs", _make_run_table(found)
     if found.outputs:
-        yield "outputs", _outputs(found)
-    yield "engines", Text(_engines(found))
+        yield "outputs", _make_output_table(found)
+    yield "engines", Text(_describe_engines(found))
     for piece in found.bisections:
         names = ", ".join(f"{name} ({op})" for name, op in zip(piece.nodes, piece.ops, strict=True))
-        what = f"part by themselves at {piece.output} ({_apart(piece.sqnr_db, piece.levels)})"
+        verdict = f"diverge by themselves at {piece.output} ({_describe_error(piece.sqnr_db, piece.levels)})"
         if piece.failure:
-            what = f"cannot run by themselves ({piece.failure})"
-        text = f"{run_label(piece.run)}: {len(piece.nodes)} nodes {what}: {names}"
+            verdict = f"cannot run by themselves ({piece.failure})"
+        text = f"{label_run(piece.run)}: {len(piece.nodes)} nodes {verdict}: {names}"
         yield "bisected", Text(text + (f"\nwritten to {piece.path}" if piece.path else ""))
     if found.worst:
         by_name = {layer.name: layer for layer in found.layers}
@@ -94,7 +107,7 @@ def _rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tuple[s
             yield "worst", Text("\n".join([*lines, *filter(None, [more])]))
     if found.skipped:
         reasons = (
-            f"[{s.code}] {run_label(s.subject)}: {s.reason}" + (f"\n    fix: {phrase(s.fix)}" if s.fix else "")
+            f"[{s.code}] {label_run(s.subject)}: {s.reason}" + (f"\n    fix: {phrase(s.fix)}" if s.fix else "")
             for s in found.skipped
         )
         yield "not run", Text("\n".join(reasons))
@@ -104,28 +117,28 @@ def _rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tuple[s
         yield "saved", Text("\n".join(found.saved))
 
 
-def _runs(found: Difference) -> RenderableType:
-    rows = ((run_label(run.name), run.engine, str(run.samples)) for run in found.runs)
+def _make_run_table(found: Difference) -> RenderableType:
+    rows = ((run.label, run.engine, str(run.samples)) for run in found.runs)
     return table(("run", "engine", "samples"), rows, right=("samples",), fold=("run", "engine"))
 
 
-def _outputs(found: Difference) -> RenderableType:
+def _make_output_table(found: Difference) -> RenderableType:
     best = f"top-{found.top_k}"
-    columns = ("output", "run", "SQNR", "cosine", "max abs", "max rel", best, f"against {run_label(OFF)}")
-    rows = []
+    columns = ("output", "run", "SQNR", "cosine", "max abs", "max rel", best, f"against {label_run(OFF)}")
+    labels, rows = _label_runs(found), []
     parts: dict[str, Text] = {}
     for output in found.outputs:
         against = {error.run: error for error in output.engines}
         for error in output.accuracy:
             other = against.get(error.run)
             name, against_off = output.name + error.part, decibel(other.sqnr_db) if other else ""
-            rows.append((name, run_label(error.run), *_numbers(error), against_off))
+            rows.append((name, labels[error.run], *_format_error(error), against_off))
             if error.part:
                 parts.setdefault(name, part_text(output.name, name, error.whole_db))
     return Group(table(columns, rows, right=columns[2:], names=("output",), fold=("run",)), *parts.values())
 
 
-def _numbers(error: Error) -> tuple[str, str, str, str, str]:
+def _format_error(error: Error) -> tuple[str, str, str, str, str]:
     return (
         decibel(error.sqnr_db),
         f"{error.cosine:.5f}",
@@ -135,46 +148,47 @@ def _numbers(error: Error) -> tuple[str, str, str, str, str]:
     )
 
 
-def _engines(found: Difference) -> str:
-    runs = [run.name for run in found.runs]
-    if found.parted:
+def _describe_engines(found: Difference) -> str:
+    labels = _label_runs(found)
+    if found.divergences:
         return "\n".join(
-            f"{run_label(part.run)}: parts from what the file says first at {part.tensor} ({part.op} {part.node}): "
-            f"{_apart(part.sqnr_db, part.levels)}{_cause(part)}"
-            for part in found.parted
+            f"{labels[one.run]}: diverges from the file first at {one.tensor} ({one.op} {one.node}): {_describe(one)}"
+            for one in found.divergences
         )
     compared = {error.run for output in found.outputs for error in output.engines}
     if not compared:
-        names = ", ".join(run_label(run) for run in runs if run != FLOAT)
+        names = ", ".join(label for run, label in labels.items() if run != FLOAT)
         return f"only one engine ran ({names}): nothing to compare it with"
     return "all agree within rounding"
 
 
-def _cause(part: Parting) -> str:
-    told = saturation_cause(part.saturating)
-    return f"; {told}" if told else ""
+def _describe(divergence: Divergence, *, brackets: bool = False) -> str:
+    """Its size, in brackets or not, and the weights that cause it."""
+    size, cause = _describe_error(divergence.sqnr_db, divergence.levels), saturation_cause(divergence.saturating)
+    return (f"({size})" if brackets else size) + (f"; {cause}" if cause else "")
 
 
-def _apart(sqnr_db: float, levels: float) -> str:
+def _describe_error(sqnr_db: float, levels: float) -> str:
     return decibel(sqnr_db) + ("" if math.isnan(levels) else f", up to {levels:.0f} levels")
 
 
-def _layers(found: Difference, verbose: bool, top: int | None) -> Iterator[RenderableType]:
-    layers, more = _most_lost(found, top)
+def _make_layer_table(found: Difference, verbose: bool, top: int | None) -> Iterator[RenderableType]:
+    layers, more = _select_layers(found, top)
     runs = list(dict.fromkeys(error.run for layer in found.layers for error in layer.accuracy))
     others = list(dict.fromkeys(error.run for layer in found.layers for error in layer.engines))
-    columns: tuple[str, ...] = ("tensor", "op", *(f"SQNR {run_label(run)}" for run in runs), "drop")
-    columns += (*(f"{run_label(run)} against {run_label(OFF)}" for run in others), "levels")
+    labels = _label_runs(found)
+    columns: tuple[str, ...] = ("tensor", "op", *(f"SQNR {labels[run]}" for run in runs), "drop")
+    columns += (*(f"{labels[run]} against {labels[OFF]}" for run in others), "levels")
     if verbose:
         columns += ("cosine", "max abs", "max rel", "read at")
-    rows = (_layer(layer, runs, others, verbose) for layer in layers)
+    rows = (_make_layer_row(layer, runs, others, verbose) for layer in layers)
     right = [c for c in columns if c not in ("tensor", "op", "read at")]
     yield table(columns, rows, right=right, names=("tensor", "read at"))
     if more:
         yield Text(more, style="dim")
 
 
-def _most_lost(found: Difference, top: int | None) -> tuple[Sequence[LayerDiff], str]:
+def _select_layers(found: Difference, top: int | None) -> tuple[Sequence[LayerDiff], str]:
     """The layers to list, in the order of the network, and how many there are beside them."""
     order = {name: k for k, name in enumerate(found.worst)}
     ranked = sorted(found.layers, key=lambda layer: order.get(layer.name, len(order)))
@@ -183,7 +197,7 @@ def _most_lost(found: Difference, top: int | None) -> tuple[Sequence[LayerDiff],
     return [layer for layer in found.layers if layer.name in chosen], more
 
 
-def _layer(layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose: bool) -> tuple[str, ...]:
+def _make_layer_row(layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose: bool) -> tuple[str, ...]:
     accuracy = {error.run: error for error in layer.accuracy}
     engines = {error.run: error for error in layer.engines}
     levels = max((error.levels for error in layer.engines if not math.isnan(error.levels)), default=math.nan)
@@ -194,19 +208,18 @@ def _layer(layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose
     cells.append("" if math.isnan(levels) else f"{levels:.1f}")
     if verbose:
         worst = min(layer.accuracy, key=lambda error: error.sqnr_db, default=None)
-        cells += list(_numbers(worst)[1:4]) if worst is not None else ["", "", ""]
+        cells += list(_format_error(worst)[1:4]) if worst is not None else ["", "", ""]
         cells.append(layer.at)
     return tuple(cells)
 
 
-def _warnings(found: Difference) -> Iterator[RenderableType]:
-    for part in found.parted:
-        text = (
-            f"{run_label(part.run)}: something else than the file says is computed from {part.tensor} on "
-            f"({_apart(part.sqnr_db, part.levels)}){_cause(part)}"
-        )
+def _find_warnings(found: Difference) -> Iterator[RenderableType]:
+    labels = _label_runs(found)
+    for one in found.divergences:
+        from_there = f"something else than the file says is computed from {one.tensor} on"
+        text = f"{labels[one.run]}: {from_there} {_describe(one, brackets=True)}"
         yield warning_text(Caution("W109", text), "bold red")
-    for one in found.unmet:
-        yield Text(f"unmet: output {one.output}: {one}", style="bold red")
+    for unmet in found.unmet:
+        yield Text(f"unmet: output {unmet.output}: {describe_unmet(found, unmet)}", style="bold red")
     if found.synthetic:
         yield warning_text(SYNTHETIC)

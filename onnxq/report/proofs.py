@@ -1,4 +1,4 @@
-"""What an engine made of a model, as tables and as JSON that another proof can be compared with."""
+"""Proofs of engines as tables, and as JSON that another proof can be compared with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxq.engines.proof import BUILT, FUSED, INT8, NodeProof, Proof, Tensor
+from onnxq.engines.prove.proof import INT8, NodeProof, Proof, SiteState, Tensor
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import cost_lines, saturation_summary, sums_tables
 from onnxq.report.terminal import MORE, first_rows, seconds, sheet, show, size, table, warning_text, write
@@ -20,7 +20,7 @@ from onnxq.wording import phrase
 
 _SHOWN = 12
 _NODE_FIELDS = ("op", "type", "kernel", "kind", "types", "kernels", "reason")
-_SITE_FIELDS = ("role", "state", "rule", "readers", "loose", "kernels", "reason")
+_SITE_FIELDS = ("role", "state", "rule", "readers", "unfused", "kernels", "reason")
 
 
 def proof_json(proof: Proof, error: Mapping[str, Any] | None = None) -> str:
@@ -43,7 +43,7 @@ def proof_json(proof: Proof, error: Mapping[str, Any] | None = None) -> str:
             "require_exact": proof.require_exact,
             "compared": proof.compared,
             "changes": proof.changes,
-            "warnings": list(_warnings(proof)),
+            "warnings": list(_find_warnings(proof)),
             "kernels": proof.kernels,
         }
     )
@@ -70,24 +70,24 @@ def show_proof(
     verbose: every pair and every kernel, not only the pairs that did not fuse. top: rows of each table, of nodes those
     not in int8 first. quiet: only the warnings, to `errors`.
     """
-    warnings = [warning_text(warning) for warning in _warnings(proof)]
+    warnings = [warning_text(warning) for warning in _find_warnings(proof)]
     if as_json:
         write(proof_json(proof, error), stream)
     if as_json or quiet:
         if warnings:
             show(Group(*warnings), sys.stderr if errors is None else errors, width)
         return
-    show(Group(*_parts(proof, verbose, top), *warnings), stream, width)
+    show(Group(*_make_parts(proof, verbose, top), *warnings), stream, width)
 
 
-def _warnings(proof: Proof) -> Iterator[Caution]:
+def _find_warnings(proof: Proof) -> Iterator[Caution]:
     yield from proof.warnings
-    told = saturation_summary(proof.weights)
-    if told and not proof.require_exact:
-        yield Caution("W107", told if proof.cost is not None else f"{told}; `data=…` says how often they do")
+    summary = saturation_summary(proof.weights)
+    if summary and not proof.require_exact:
+        yield Caution("W107", summary if proof.cost is not None else f"{summary}; `data=…` says how often they do")
 
 
-def _parts(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
+def _make_parts(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
     build = proof.build
     facts = [build.version or build.engine]
     if proof.chosen:
@@ -97,57 +97,56 @@ def _parts(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableT
     facts.append(f"{build.state} in {seconds(build.seconds)}")
     name = PurePath(proof.source).name or "model"
     yield Text(name, style="bold").append(f"  ({', '.join(facts)})", style="dim")
-    if build.state == BUILT:
-        yield from _tables(proof, verbose, top)
-    yield sheet(_rows(proof, verbose))
+    if proof.built:
+        yield from _make_tables(proof, verbose, top)
+    yield sheet(_make_rows(proof, verbose))
 
 
-def _tables(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
+def _make_tables(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
     if proof.nodes:
         nodes = proof.nodes if top is None else sorted(proof.nodes, key=lambda one: one.type == INT8)
-        shown, more = first_rows(nodes, top)
-        rows = ((one.node, one.op, one.type, one.kind, one.types) for one in shown)
+        first, more = first_rows(nodes, top)
+        rows = ((one.node, one.op, one.type, one.kind, one.types) for one in first)
         columns = ("node", "op", "type", "kernel", "reads -> writes")
         yield table(columns, rows, names=("node", "kernel"), fold=("reads -> writes",))
-        yield from _end(more)
-    pairs = [one for one in proof.sites if verbose or one.state != FUSED]
+        yield from _make_end(more)
+    pairs = [one for one in proof.sites if verbose or one.state is not SiteState.FUSED]
     if pairs:
-        loose, more = first_rows(pairs, top)
-        cells = [(one.site, one.role, one.state, one.rule, one.reason) for one in loose]
+        shown, more = first_rows(pairs, top)
+        cells = [(one.site, one.role, str(one.state), one.rule, one.reason) for one in shown]
         yield table(("pair", "role", "state", "rule", "why"), cells, names=("pair",), fold=("rule", "why"))
-        yield from _end(more)
+        yield from _make_end(more)
     yield from sums_tables(proof.weights, proof.cost, verbose, top)
     if verbose and proof.kernels:
         kernels, more = first_rows(proof.kernels, top)
         lines = (
-            (kernel.name, kernel.kind, _types(kernel.inputs), _types(kernel.weights), _types(kernel.outputs),
-             " ".join(kernel.nodes))
-            for kernel in kernels
-        )  # fmt: skip
+            (one.name, one.kind, *map(_format_types, (one.inputs, one.weights, one.outputs)), " ".join(one.nodes))
+            for one in kernels
+        )
         titles = ("kernel", "kind", "inputs", "constants", "outputs", "nodes")
         yield table(titles, lines, names=titles[:2], fold=titles[2:])
-        yield from _end(more)
+        yield from _make_end(more)
 
 
-def _end(more: str) -> Iterator[RenderableType]:
+def _make_end(more: str) -> Iterator[RenderableType]:
     if more:
         yield Text(more, style="dim")
     yield Text("")
 
 
-def _types(tensors: Sequence[Tensor]) -> str:
-    return ", ".join(f"{count} {name}" if count > 1 else name for name, count in _counted(tensors))
+def _format_types(tensors: Sequence[Tensor]) -> str:
+    return ", ".join(f"{count} {name}" if count > 1 else name for name, count in _count_types(tensors))
 
 
-def _counted(tensors: Sequence[Tensor]) -> list[tuple[str, int]]:
+def _count_types(tensors: Sequence[Tensor]) -> list[tuple[str, int]]:
     return list(Counter(tensor.dtype or "?" for tensor in tensors).items())
 
 
-def _rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
     build = proof.build
-    if build.state != BUILT:
+    if not proof.built:
         blamed = f"node {build.node}: " if build.node else ""
-        yield build.state, Text(f"{blamed}{build.reason}", style="bold red")
+        yield str(build.state), Text(f"{blamed}{build.reason}", style="bold red")
         if build.log:
             yield "last lines", Text("\n".join(build.log if verbose else build.log[-6:]))
     if build.reduced is not None:
@@ -161,9 +160,9 @@ def _rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
         )
     if proof.nodes:
         yield "int8", Text(", ".join(f"{op} {types[INT8]}/{types.total()}" for op, types in proof.by_op().items()))
-    reasons = _reasons(proof.nodes)
+    reasons = _list_reasons(proof.nodes)
     if reasons:
-        yield "not int8", Text("\n".join(reasons if verbose else _first(reasons)))
+        yield "not int8", Text("\n".join(reasons if verbose else _select_first(reasons)))
     if proof.sites:
         states = Counter(one.state for one in proof.sites)
         yield "pairs", Text(f"{len(proof.sites)}: " + ", ".join(f"{count} {state}" for state, count in states.items()))
@@ -187,7 +186,7 @@ def _rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
         yield "saved", Text("\n".join(build.saved))
 
 
-def _reasons(nodes: Sequence[NodeProof]) -> list[str]:
+def _list_reasons(nodes: Sequence[NodeProof]) -> list[str]:
     """Why nodes stayed float, each reason once with how many nodes it has and the first of them."""
     groups: dict[str, list[str]] = {}
     for one in nodes:
@@ -196,7 +195,7 @@ def _reasons(nodes: Sequence[NodeProof]) -> list[str]:
     return [f"{len(names)} {reason} ({names[0]}{', …' if len(names) > 1 else ''})" for reason, names in groups.items()]
 
 
-def _first(lines: Sequence[str]) -> list[str]:
+def _select_first(lines: Sequence[str]) -> list[str]:
     if len(lines) <= _SHOWN:
         return list(lines)
     return [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more reasons; {phrase(MORE)}"]

@@ -1,7 +1,7 @@
 """ONNX Runtime: sessions, tapped runs, shapes, timings. The only user of onnxruntime, which loads at first use."""
 
 from onnxq.runtime.cpu import CPU_KINDS, cpu_kind
-from onnxq.runtime.faults import UnknownOperatorError
+from onnxq.runtime.faults import NodeError, UnknownOperatorError
 from onnxq.runtime.graphs import optimized_graph
 from onnxq.runtime.libraries import open_libraries, operator_libraries
 from onnxq.runtime.memory import trim
@@ -14,6 +14,7 @@ __all__ = [
     "CPU_KINDS",
     "Feeds",
     "Latency",
+    "NodeError",
     "Session",
     "ShapeProbe",
     "Shapes",

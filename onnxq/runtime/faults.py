@@ -41,6 +41,18 @@ class UnknownOperatorError(ModelError):
     default_code = "Q113"
 
 
+class NodeError(ModelError):
+    """A node that ONNX Runtime cannot load or run. node: its name."""
+
+    node: str = ""
+
+
+def _node_error(name: str, op: str, cause: str, fix: str = "", *, code: str) -> NodeError:
+    error = NodeError(f"node {name!r} ({op})", cause, fix, code=code)
+    error.node = name
+    return error
+
+
 def clean(error: BaseException) -> str:
     """The message without ORT's error code and the source file it came from."""
     text = _PREFIX.sub("", str(error)).strip()
@@ -60,9 +72,7 @@ def loading(error: Exception, model: str) -> OnnxqError:
     for pattern in _LOADING:
         found = pattern.search(text)
         if found and found["name"]:
-            return ModelError(
-                f"node {found['name']!r} ({found['op']})", f"ONNX Runtime cannot load it: {text}", code="Q110"
-            )
+            return _node_error(found["name"], found["op"], f"ONNX Runtime cannot load it: {text}", code="Q110")
     return ModelError(
         model, f"ONNX Runtime cannot load it: {text}", "does onnx.checker accept it? is its opset known?", code="Q110"
     )
@@ -105,12 +115,11 @@ def _bad_node(text: str, model: str) -> OnnxqError:
         return ModelError(model, f"ONNX Runtime cannot run it: {text}", code="Q111")
     op, name = nodes[-1]
     cause = _SOURCE.sub("", _RUNNING.split(text)[-1].strip(), count=1).strip()
-    return ModelError(
-        f"node {name!r} ({op})" if name else f"an unnamed {op} node",
-        f"failed in ONNX Runtime: {cause}",
-        "do the samples fit the model: sizes, index ranges, lengths that belong together?",
-        code="Q111",
-    )
+    cause = f"failed in ONNX Runtime: {cause}"
+    fix = "do the samples fit the model: sizes, index ranges, lengths that belong together?"
+    if not name:
+        return ModelError(f"an unnamed {op} node", cause, fix, code="Q111")
+    return _node_error(name, op, cause, fix, code="Q111")
 
 
 def _out_of_memory(error: Exception, text: str) -> bool:

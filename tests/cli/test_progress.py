@@ -92,7 +92,6 @@ def run(work: Path, command: str, progress: Progress) -> None:
     elif command == "prove":
         pipeline.prove(quantized, engine="ort", data=data, samples=2, progress=progress)
     elif command == "diff":
-        pytest.importorskip("polygraphy")
         pipeline.diff(
             model, quantized, data, engines=["ort"], layers=True, samples=2, save=work / "out", force=True,
             progress=progress,

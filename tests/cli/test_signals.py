@@ -131,17 +131,17 @@ import subprocess, sys
 from pathlib import Path
 from onnx import parser
 from onnxq.cli.signals import stopping
-from onnxq.engines import builds
+from onnxq.engines.builder.process import Job, build_engine
 run = subprocess.run
 def slow(command, **how):
     # A library that takes long: the process announces itself, and stands still.
-    code = "import os, sys, time; from onnxq.engines import child; child.end_with_parent();"
+    code = "import os, sys, time; from onnxq.engines.builder import child; child.end_with_parent();"
     code += "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
     return run([sys.executable, "-c", code, sys.argv[1] + "/pid"], **how)
 subprocess.run = slow
 model = parser.parse_model(MODEL)
 with stopping():
-    builds.build(model, builds.Job(library="onnxruntime"), Path(sys.argv[1]), timeout=60)
+    build_engine(model, Job(engine="ort"), Path(sys.argv[1]), timeout=60)
 """
 
 

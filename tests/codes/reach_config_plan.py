@@ -11,8 +11,8 @@ import numpy as np
 
 import onnxq
 from onnxq.config import load_config
-from onnxq.engines.profiles import parse_shapes
-from onnxq.engines.prove import Wish, prove
+from onnxq.engines.builder.shapes import parse_shapes
+from onnxq.engines.prove.prove import Wish, prove
 from onnxq.evaluation.metric import parse_drop
 from onnxq.numerics import quantize
 from onnxq.observers import register_observer

@@ -66,7 +66,7 @@ def no_pillow(folder: Path):
 
 @reach("Q804")
 def no_polygraphy(_: Path):
-    return without("polygraphy", "from onnxq.engines.diff_polygraphy import polygraphy; polygraphy()")
+    return without("polygraphy", "from onnxq.engines.diff.trt import load_polygraphy; load_polygraphy('logger')")
 
 
 @reach("Q805", pytest.mark.skipif(find_spec("tensorrt") is not None, reason="tensorrt is there"))

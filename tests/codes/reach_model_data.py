@@ -19,8 +19,8 @@ from onnxq import errors
 from onnxq.cli import cli
 from onnxq.cli.group import LazyGroup
 from onnxq.data import load_data
-from onnxq.engines.compared import read_proof
-from onnxq.engines.diff import check_pair
+from onnxq.engines.diff.compare import check_pair
+from onnxq.engines.prove.compare import read_proof
 from onnxq.evaluation.metric import load_metric
 from onnxq.graph import Editor, GraphIndex, ValueInfo, inline_functions, load_model, name_nodes, upgrade_opset
 from onnxq.graph.weights import check_tensors
@@ -185,10 +185,10 @@ def strangers(_: Path):
 @reach("Q115")
 def a_foreign_engine_fails(_: Path):
     pytest.importorskip("polygraphy")
-    from onnxq.engines.diff_polygraphy import polygraphy, quiet
+    from onnxq.engines.diff.trt import load_polygraphy, translate_errors
 
-    with quiet():
-        polygraphy("logger").G_LOGGER.critical("the engine broke")
+    with translate_errors():
+        load_polygraphy("logger").G_LOGGER.critical("the engine broke")
 
 
 @reach("Q116")
@@ -316,7 +316,6 @@ def no_proof(folder: Path):
 
 @reach("Q218")
 def results_of_others(folder: Path):
-    pytest.importorskip("polygraphy")
     path = saved(folder, model(RELU))
     onnxq.diff(path, path, rows(2), engines=["ort"], save=folder / "out")
     (folder / "out" / "inputs.json").unlink()

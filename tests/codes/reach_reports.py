@@ -15,7 +15,7 @@ from onnx import helper
 import onnxq
 from onnxq.cli import cli
 from onnxq.config import load_config
-from onnxq.engines.saturation.emulate import emulate
+from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.graph import load_model, name_nodes
 from onnxq.pipeline.finalize import unmeasured_cpu
 from onnxq.report.model import Latency, OutputCheck, Report
@@ -101,9 +101,9 @@ def out_of_reach(_: Path):
 
 @reach("R111")
 def no_tensorrt(_: Path):
-    from onnxq.engines import diff_trt
+    from onnxq.engines.diff.trt import find_obstacle
 
-    found = diff_trt.obstacle()
+    found = find_obstacle()
     if found is None:
         pytest.skip("TensorRT runs here")
     return found
@@ -157,7 +157,7 @@ def not_emulated(_: Path):
     node.input[:] = ["x", "w", "r", "", "", "", "", "", "s", "z", "s", "z"]
     node.attribute.append(helper.make_attribute("hidden_size", 8))
     proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    return emulate(proto).skipped
+    return emulate_saturation(proto).skipped
 
 
 @reach("F101")
@@ -262,15 +262,14 @@ def nothing_done(_: Path):
 
 @reach("W112")
 def other_kernels(folder: Path):
-    from onnxq.engines import builds
-    from onnxq.engines.builds import Outcome
-    from onnxq.engines.proof import BUILT
-    from onnxq.engines.prove import ORT, _otherwise
+    from onnxq.engines.builder import process
+    from onnxq.engines.builder.process import BuildResult, BuildState
+    from onnxq.engines.prove.prove import ORT, _find_layout_changes
 
-    saved(folder, saturating(), builds.OPTIMIZED)
+    saved(folder, saturating(), process.OPTIMIZED)
     body = "g (float[N,64] x) => (float[N,64] y) { y = QLinearConv(x, x, x, x, x, x, x, x) }"
-    saved(folder, model(body), builds.ENGINE)
-    return list(_otherwise(ORT, Outcome(state=BUILT), folder))
+    saved(folder, model(body), process.ENGINE)
+    return list(_find_layout_changes(ORT, BuildResult(state=BuildState.BUILT), folder))
 
 
 @reach("W113")

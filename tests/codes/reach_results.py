@@ -132,7 +132,6 @@ def ended(*args: object) -> list[Any]:
 
 @reach("Q703")
 def tolerance(folder: Path):
-    pytest.importorskip("polygraphy")
     np.savez(folder / "d.npz", **rows())
     a, b = saved(folder, gemm(), "a.onnx"), saved(folder, gemm(w=np.zeros((4, 3), F)), "b.onnx")
     return ended("diff", a, b, "--data", folder / "d.npz", "--min-sqnr", 10, "--engines", "ort")
@@ -140,7 +139,6 @@ def tolerance(folder: Path):
 
 @reach("Q704", pytest.mark.skipif(find_spec("tensorrt") is not None, reason="tensorrt is there"))
 def engine_that_must_run(folder: Path):
-    pytest.importorskip("polygraphy")
     path = saved(folder, gemm())
     np.savez(folder / "d.npz", **rows())
     return ended("diff", path, path, "--data", folder / "d.npz", "--engines", "trt,ort")
@@ -171,9 +169,9 @@ def not_exact(folder: Path):
 
 @reach("Q708")
 def no_gpu(_: Path):
-    from onnxq.engines.builds import Outcome, able
+    from onnxq.engines.builder.process import BuildResult, BuildState, check_library
 
-    able(Outcome(state="unable", reason="there is no GPU"), "tensorrt", "")
+    check_library(BuildResult(state=BuildState.UNABLE, reason="there is no GPU"), "tensorrt")
 
 
 @reach("Q709")

@@ -68,8 +68,6 @@ def test_plan_and_apply(quantized: Path, library: Path) -> None:
 @pytest.mark.parametrize("section", [False, True])
 @pytest.mark.parametrize("command", ["diff", "profile"])
 def test_diff_and_profile(quantized: Path, library: Path, command: str, section: bool) -> None:
-    if command == "diff":
-        pytest.importorskip("polygraphy")
     (quantized / "lib.yaml").write_text(f"runtime: {{libraries: [{library}]}}\n")
     given = ("--config", quantized / "lib.yaml") if section else ("--ort-library", library)
     models = (quantized / "model.onnx", quantized / "model.q.onnx")
@@ -78,7 +76,6 @@ def test_diff_and_profile(quantized: Path, library: Path, command: str, section:
 
 
 def test_diff_looks_inside(quantized: Path, library: Path) -> None:
-    pytest.importorskip("polygraphy")
     found = onnxq.diff(
         quantized / "model.onnx", quantized / "model.q.onnx", quantized / "samples.npz", engines=("ort",), layers=True,
         bisect=True, samples=2, ort_library=[library],

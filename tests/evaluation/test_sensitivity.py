@@ -19,8 +19,8 @@ from onnxq.errors import ConfigError, PlanError
 from onnxq.evaluation.compare import compare
 from onnxq.evaluation.profile import KINDS
 from onnxq.runtime import Session
-from tests.diff.models import chain, pairs
-from tests.diff.models import samples as rows
+from tests.engines.diff.models import chain, pairs
+from tests.engines.diff.models import samples as rows
 from tests.pipeline.models import EVERYTHING, images, residual
 
 # One activation with two bits, the others with eight: what is to be found.

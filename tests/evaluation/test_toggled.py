@@ -18,7 +18,7 @@ from onnxq.graph import name_nodes
 from onnxq.pipeline.prepared import load
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from tests.diff.models import chain, pairs, samples
+from tests.engines.diff.models import chain, pairs, samples
 from tests.pipeline.models import EVERYTHING, images, residual
 from tests.pipeline.test_traps import branches
 

@@ -15,10 +15,11 @@ import numpy as np
 import onnx
 
 import onnxq
-from onnxq.engines.compared import changes, read_proof
-from onnxq.engines.diff_polygraphy import load_results
-from onnxq.engines.layers import read_text
-from onnxq.engines.proof import Build, Kernel, NodeProof, Proof, SiteProof
+from onnxq.engines.builder.process import BuildState
+from onnxq.engines.diff.results import load_results
+from onnxq.engines.prove.compare import changes, read_proof
+from onnxq.engines.prove.proof import Build, Kernel, NodeProof, Proof, SiteProof, SiteState
+from onnxq.engines.prove.trt_kernels import read_text
 from onnxq.interop import write_cache
 from onnxq.interop.trt_cache import ORIGIN
 from onnxq.kernels import cache as kernel_cache
@@ -156,10 +157,10 @@ def _run_notes(folder: Path, work: Path) -> Iterable[str]:
 def _proof() -> Proof:
     return Proof(
         source="model.onnx",
-        build=Build(engine="ort", version="1.31", state="built", shapes={"x": ((1, 3, 8, 8),)}),
+        build=Build(engine="ort", version="1.31", state=BuildState.BUILT, shapes={"x": ((1, 3, 8, 8),)}),
         kernels=(Kernel(name="k", kind="QLinearConv", nodes=("node_0",)),),
         nodes=(NodeProof(node="node_0", op="Conv", type="int8", kernel="k"),),
-        sites=(SiteProof(site="x", role="activation", state="fused"),),
+        sites=(SiteProof(site="x", role="activation", state=SiteState.FUSED),),
     )
 
 

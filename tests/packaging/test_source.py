@@ -25,9 +25,9 @@ OWNERS = {
     "click": "onnxq/cli/",
     "rich": "onnxq/report/",
     "PIL": "onnxq/data/",
-    "polygraphy": "onnxq/engines/",
-    "tensorrt": "onnxq/engines/",
-    "tensorrt_rtx": "onnxq/engines/",
+    "polygraphy": "onnxq/engines/diff/",
+    "tensorrt": "onnxq/engines/builder/",
+    "tensorrt_rtx": "onnxq/engines/builder/",
     "torch": "torch_frontend/",
     "torch_frontend": "torch_frontend/",
 }

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from onnxq import pipeline, report
-from onnxq.engines.diff_model import OFF, ON, Difference, Error, LayerDiff, OutputDiff, Run
+from onnxq.engines.diff.model import OFF, ON, Difference, Error, LayerDiff, OutputDiff, Run
 from onnxq.evaluation.profile import GroupCost, PrefixError, Profile
 from onnxq.report.columns import fit_words, shorten
 from onnxq.report.terminal import MORE, first_rows, show, table

@@ -1,1 +1,1 @@
-"""16-bit sums that saturate on x86 CPUs without VNNI: how often they do, and what that costs, on any machine."""
+"""16-bit sums that saturate on x86 CPUs without VNNI: how often they do, and its cost, computed on any machine."""

@@ -21,7 +21,7 @@ from onnxq.graph import Editor, GraphIndex, NodeRef, at_opset, name_nodes
 _OPSET = 13
 
 
-def with_pairs(proto: ModelProto, wanted: frozenset[str]) -> tuple[ModelProto, dict[str, str]]:
+def replace_integer_operators(proto: ModelProto, wanted: frozenset[str]) -> tuple[ModelProto, dict[str, str]]:
     """A copy in which the nodes named are float operators between pairs; those of other operators stay as they are.
 
     Returns it with the names of the float operators and of the nodes they stand for. Raises ModelError for a model of
@@ -41,7 +41,7 @@ def with_pairs(proto: ModelProto, wanted: frozenset[str]) -> tuple[ModelProto, d
 
 
 class _Writer:
-    """Writes what stands in the place of one node. names: the float operator's is added."""
+    """Writes the replacement of one node. names: the float operator's is added."""
 
     def __init__(self, editor: Editor[Any], index: GraphIndex, node: NodeRef, names: dict[str, str]) -> None:
         self.editor, self.index, self.node, self.names = editor, index, node, names
@@ -95,19 +95,19 @@ class _Writer:
         return len(self.index.shape(found) or (0, 0)) - 1 if found is not None else 1
 
 
-def _conv(w: _Writer) -> None:
+def _write_conv(w: _Writer) -> None:
     data, weight = w.dequantize(w.inputs(0, 1, 2)), w.dequantize(w.inputs(3, 4, 5), axis=0)
     bias = [w.dequantize([w.input(8), w.add("Mul", w.inputs(1, 4))], axis=0)] if w.input(8) else []
     w.quantize(w.product("Conv", [data, weight, *bias]), w.input(6), w.input(7))
 
 
-def _matmul(w: _Writer) -> None:
+def _write_matmul(w: _Writer) -> None:
     data = w.dequantize(w.inputs(0, 1, 2))
     weight = w.dequantize(w.inputs(3, 4, 5), axis=w.last_axis(w.input(3)))
     w.quantize(w.product("MatMul", [data, weight]), w.input(6), w.input(7))
 
 
-def _gemm(w: _Writer) -> None:
+def _write_gemm(w: _Writer) -> None:
     data = w.dequantize(w.inputs(0, 1, 2))
     weight = w.dequantize(w.inputs(3, 4, 5), axis=0 if w.node.attrs.get("transB", 0) else 1)
     bias = []
@@ -120,25 +120,25 @@ def _gemm(w: _Writer) -> None:
         w.quantize(made, w.input(7), w.input(8))
 
 
-def _integer(w: _Writer) -> None:
+def _write_matmul_integer(w: _Writer) -> None:
     data = w.dequantize([w.input(0), w.ones(w.input(2)), w.input(2)])
     weight = w.dequantize([w.input(1), w.ones(w.input(3)), w.input(3)])
     rounded = w.add("Round", [w.product("MatMul", [data, weight])])
     w.add("Cast", [rounded], w.node.outputs[0], {"to": TensorProto.INT32})
 
 
-def _to_float(w: _Writer) -> None:
-    _finish(w, w.dequantize(w.inputs(0, 2, 4)), (1, 3, 5), w.input(6))
+def _write_matmul_integer_to_float(w: _Writer) -> None:
+    _write_matmul_and_bias(w, w.dequantize(w.inputs(0, 2, 4)), (1, 3, 5), w.input(6))
 
 
-def _dynamic(w: _Writer) -> None:
+def _write_dynamic_matmul(w: _Writer) -> None:
     made = [w.editor.fresh(f"{w.node.name}/{name}") for name in ("quantized", "scale", "zero_point")]
     name = w.editor.fresh(f"{w.node.name}/DynamicQuantizeLinear")
     w.editor.insert_node(w.node.scope, "DynamicQuantizeLinear", [w.input(0)], made, name=name)
-    _finish(w, w.dequantize(made), (1, 2, 3), w.input(4))
+    _write_matmul_and_bias(w, w.dequantize(made), (1, 2, 3), w.input(4))
 
 
-def _finish(w: _Writer, data: str, weight: tuple[int, int, int], bias: str) -> None:
+def _write_matmul_and_bias(w: _Writer, data: str, weight: tuple[int, int, int], bias: str) -> None:
     tensor, scale, zero = w.inputs(*weight)
     made = w.dequantize([tensor, scale, zero], axis=w.last_axis(tensor))
     product = w.product("MatMul", [data, made], "" if bias else w.node.outputs[0])
@@ -147,10 +147,10 @@ def _finish(w: _Writer, data: str, weight: tuple[int, int, int], bias: str) -> N
 
 
 _WRITERS: Mapping[str, Callable[[_Writer], None]] = {
-    "QLinearConv": _conv,
-    "QLinearMatMul": _matmul,
-    "QGemm": _gemm,
-    "MatMulInteger": _integer,
-    "MatMulIntegerToFloat": _to_float,
-    "DynamicQuantizeMatMul": _dynamic,
+    "QLinearConv": _write_conv,
+    "QLinearMatMul": _write_matmul,
+    "QGemm": _write_gemm,
+    "MatMulInteger": _write_matmul_integer,
+    "MatMulIntegerToFloat": _write_matmul_integer_to_float,
+    "DynamicQuantizeMatMul": _write_dynamic_matmul,
 }

@@ -1,8 +1,8 @@
-"""A model that computes, on any CPU, what 16-bit sums that saturate make of another one.
+"""A model that computes, on any CPU, the answers of another one with 16-bit sums that saturate.
 
 ONNX Runtime without optimizations computes Q/DQ files in float, exactly. Beside every product whose weight can overflow
-stands what saturation takes off it: for each sum that can overflow, neighbours w0 and w1 of a row and the raw levels x0
-and x1 they meet,
+stands the value that saturation takes off it: for each sum that can overflow, neighbours w0 and w1 of a row and the
+raw levels x0 and x1 they meet,
 
     excess = clip(x0 * w0 + x1 * w1, -32768, 32767) - (x0 * w0 + x1 * w1)
 
@@ -14,7 +14,7 @@ behind it. int8 data that the optimizer makes uint8 has levels 128 higher.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from onnxq.annotate.saturation import Operand, find_saturating, operands
-from onnxq.engines.saturation.as_pairs import with_pairs
+from onnxq.engines.saturation.as_pairs import replace_integer_operators
 from onnxq.graph import Editor, GraphIndex, infer_shapes, name_nodes
 from onnxq.sites import Refusal, TensorId
 from onnxq.targets.ort_sums import Data
@@ -63,7 +63,7 @@ class Emulation:
     skipped: tuple[Refusal, ...] = ()
 
 
-def emulate(proto: ModelProto, nodes: frozenset[str] | None = None) -> Emulation:
+def emulate_saturation(proto: ModelProto, nodes: frozenset[str] | None = None) -> Emulation:
     """Rewrite a model. nodes: those that saturate, where more is known of their kernels than the file says.
 
     Raises ModelError for a model below opset 13 with integer operators that cannot be upgraded.
@@ -72,7 +72,7 @@ def emulate(proto: ModelProto, nodes: frozenset[str] | None = None) -> Emulation
     over = nodes
     if over is None:
         over = frozenset(one.node for one in find_saturating(GraphIndex(named)) if one.saturates)
-    paired, names = with_pairs(named, over)
+    paired, names = replace_integer_operators(named, over)
     exact = infer_shapes(paired)
     index, editor = GraphIndex(exact), Editor(exact)
     counters, skipped = [], []
@@ -80,7 +80,7 @@ def emulate(proto: ModelProto, nodes: frozenset[str] | None = None) -> Emulation
         name = names.get(operand.node.name, operand.node.name)
         if name not in over or not operand.over.any():
             continue
-        reason = _obstacle(index, operand)
+        reason = _find_obstacle(index, operand)
         if reason:
             skipped.append(Refusal(name, reason, rule="saturation", code="R114"))
         else:
@@ -90,17 +90,17 @@ def emulate(proto: ModelProto, nodes: frozenset[str] | None = None) -> Emulation
     return Emulation(exact, editor.export() if counters else exact, tuple(counters), tuple(skipped))
 
 
-def _obstacle(index: GraphIndex, operand: Operand) -> str:
+def _find_obstacle(index: GraphIndex, operand: Operand) -> str:
     if operand.product.reads is not Data.PAIR:
         return f"{operand.node.op_type} is not emulated: its cost is not known"
     if "Conv" not in operand.node.op_type and operand.values.ndim > 2:
         return "a product with a stack of matrices is not emulated: its cost is not known"
-    if _scale(index, operand) is None:
+    if _find_scale(index, operand) is None:
         return "the scale of its weight is computed at run time: its cost is not known"
     return ""
 
 
-def _scale(index: GraphIndex, operand: Operand) -> NDArray[np.float32] | None:
+def _find_scale(index: GraphIndex, operand: Operand) -> NDArray[np.float32] | None:
     """One factor a row, or one for all. Kernels read scales along another axis as if they were the rows'."""
     node = operand.dequantize
     tensor = None if node is None else index.resolve(node.inputs[1], node.scope)
@@ -121,22 +121,22 @@ class _Writer:
     def write(self) -> Counter:
         """Add the excess to the product's result; where to read how often there was one."""
         over = self.operand.over
-        inner, made = self._result()
-        levels, count, parts = self._levels(), "", []
-        chunks = list(_chunks(over))
+        inner, made = self._name_results()
+        levels, count, parts = self._write_levels(), "", []
+        chunks = list(_split_rows(over))
         for rows, sums in chunks:
-            part, found = self._chunk(levels, rows, sums)
+            part, found = self._write_chunk(levels, rows, sums)
             parts.append(part)
-            count = self._add("Add", [count, found]) if count else found
+            count = self._add_node("Add", [count, found]) if count else found
         rows = np.concatenate([rows for rows, _ in chunks])
-        self._add("Add", [inner, self._excess(parts, rows, inner)], output=made)
+        self._add_node("Add", [inner, self._write_excess(parts, rows, inner)], output=made)
         self.editor.rewire(TensorId(inner, self.scope), made, outputs=True)
-        size = self._add("Size", [made])
+        size = self._add_node("Size", [made])
         return Counter(
             self.node.name, TensorId(count, self.scope), TensorId(size, self.scope), over.size / max(len(over), 1)
         )
 
-    def _result(self) -> tuple[str, str]:
+    def _name_results(self) -> tuple[str, str]:
         """Names of the exact and of the saturating result.
 
         In the main graph the second inherits the name: it may be an output, and is found under it inside.
@@ -148,33 +148,35 @@ class _Writer:
         self.editor.rename_tensor(TensorId(made, self.scope), inner)
         return inner, made
 
-    def _levels(self) -> str:
+    def _write_levels(self) -> str:
         """The raw levels that the weights meet: [N, channel * taps + tap, …] of a Conv, [..., K] of a product."""
         source = self.operand.source
-        if source is None:  # pragma: no cover - _obstacle asked for it
+        if source is None:  # pragma: no cover - _find_obstacle asked for it
             raise ValueError("data without a pair")
         x, scale = self.node.inputs[self.operand.product.data], source.inputs[1]
-        found = self._add("Round", [self._add("Div", [x, scale])])
+        found = self._add_node("Round", [self._add_node("Div", [x, scale])])
         if self.conv:
-            found = self._patches(found)
+            found = self._write_im2col(found)
         elif self.node.attrs.get("transA", 0):
-            found = self._add("Transpose", [found], perm=[1, 0])
-        shift = self._constant(np.float32(128 if self.operand.data == "int8" else 0))
+            found = self._add_node("Transpose", [found], perm=[1, 0])
+        shift = self._add_constant(np.float32(128 if self.operand.data == "int8" else 0))
         if len(source.inputs) > 2 and source.inputs[2]:
-            zero = self._add("Cast", [source.inputs[2]], to=TensorProto.FLOAT)
-            shift = self._add("Add", [zero, shift])
-        return self._add("Add", [found, shift])
+            zero = self._add_node("Cast", [source.inputs[2]], to=TensorProto.FLOAT)
+            shift = self._add_node("Add", [zero, shift])
+        return self._add_node("Add", [found, shift])
 
-    def _patches(self, x: str) -> str:
+    def _write_im2col(self, x: str) -> str:
         """Every tap of every channel as a channel of its own: a depthwise Conv with one filter a tap."""
         taps = self.operand.values.shape[2:]
         count = int(np.prod(taps))
         channels = self.operand.values.shape[1] * int(self.node.attrs.get("group", 1))
         filters = np.tile(np.eye(count, dtype=np.float32).reshape(count, 1, *taps), (channels, *[1] * (len(taps) + 1)))
         attrs = {key: self.node.attrs[key] for key in _CONV_ATTRIBUTES if key in self.node.attrs}
-        return self._add("Conv", [x, self._constant(filters)], **attrs, kernel_shape=list(taps), group=channels)
+        return self._add_node(
+            "Conv", [x, self._add_constant(filters)], **attrs, kernel_shape=list(taps), group=channels
+        )
 
-    def _places(self, rows: NDArray[np.int64], k: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _find_gather_indices(self, rows: NDArray[np.int64], k: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where the k-th weight of a row finds its level."""
         if not self.conv:
             return k
@@ -182,59 +184,60 @@ class _Writer:
         group = rows // (outputs // int(self.node.attrs.get("group", 1)))
         return np.asarray((group * channels + k % channels) * int(np.prod(taps)) + k // channels)
 
-    def _chunk(self, levels: str, rows: NDArray[np.int64], sums: NDArray[np.int64]) -> tuple[str, str]:
+    def _write_chunk(self, levels: str, rows: NDArray[np.int64], sums: NDArray[np.int64]) -> tuple[str, str]:
         """The excess of rows, summed up, and how many sums had any. sums: [rows, most], -1 where a row has fewer."""
         which = np.maximum(sums, 0)
         weights = self.operand.sums[rows[:, None], which].astype(np.float32) * (sums >= 0)[:, :, None]
         products = []
         for side in (0, 1):
             # The last of an odd number has no neighbour, and never overflows.
-            at = self._places(np.repeat(rows, sums.shape[1]), 2 * which.reshape(-1) + side)
-            x = self._add("Gather", [levels, self._constant(at)], axis=1 if self.conv else -1)
+            at = self._find_gather_indices(np.repeat(rows, sums.shape[1]), 2 * which.reshape(-1) + side)
+            x = self._add_node("Gather", [levels, self._add_constant(at)], axis=1 if self.conv else -1)
             w = weights[:, :, side].reshape(-1, *[1] * (self.operand.values.ndim - 2 if self.conv else 0))
-            products.append(self._add("Mul", [x, self._constant(w)]))
-        total = self._add("Add", products)
-        least, most = (self._constant(np.float32(bound)) for bound in (_INT16.min, _INT16.max))
-        excess = self._add("Sub", [self._add("Min", [self._add("Max", [total, least]), most]), total])
-        some = self._add("Cast", [self._add("Cast", [excess], to=TensorProto.BOOL)], to=TensorProto.INT64)
+            products.append(self._add_node("Mul", [x, self._add_constant(w)]))
+        total = self._add_node("Add", products)
+        least, most = (self._add_constant(np.float32(bound)) for bound in (_INT16.min, _INT16.max))
+        excess = self._add_node("Sub", [self._add_node("Min", [self._add_node("Max", [total, least]), most]), total])
+        some = self._add_node("Cast", [self._add_node("Cast", [excess], to=TensorProto.BOOL)], to=TensorProto.INT64)
         shape = [0, len(rows), sums.shape[1], -1] if self.conv else [-1, len(rows), sums.shape[1]]
-        apart = self._add("Reshape", [excess, self._constant(np.array(shape, np.int64))])
-        return self._sum(apart, 2), self._add("ReduceSum", [some], keepdims=0)
+        apart = self._add_node("Reshape", [excess, self._add_constant(np.array(shape, np.int64))])
+        return self._write_sum(apart, 2), self._add_node("ReduceSum", [some], keepdims=0)
 
-    def _excess(self, parts: Sequence[str], rows: NDArray[np.int64], like: str) -> str:
+    def _write_excess(self, parts: Sequence[str], rows: NDArray[np.int64], like: str) -> str:
         """Chunks of rows, -1 being one of zeros, as the product's result is laid out, in its unit."""
-        found = self._add("Concat", list(parts), axis=1) if len(parts) > 1 else parts[0]
+        found = self._add_node("Concat", list(parts), axis=1) if len(parts) > 1 else parts[0]
         place = np.full(len(self.operand.sums), int(np.flatnonzero(rows == -1)[0]), np.int64)
         place[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
-        scale = _scale(self.index, self.operand)
-        if scale is None or self.operand.source is None:  # pragma: no cover - _obstacle asked for them
+        scale = _find_scale(self.index, self.operand)
+        if scale is None or self.operand.source is None:  # pragma: no cover - _find_obstacle asked for them
             raise ValueError("a weight without a scale")
         factor = scale.reshape(-1, 1) if self.conv else scale
-        found = self._add("Mul", [self._add("Gather", [found, self._constant(place)], axis=1), self._constant(factor)])
-        found = self._add("Mul", [found, self.operand.source.inputs[1]])
-        return self._add("Reshape", [found, self._add("Shape", [like])])
+        found = self._add_node(
+            "Mul", [self._add_node("Gather", [found, self._add_constant(place)], axis=1), self._add_constant(factor)]
+        )
+        found = self._add_node("Mul", [found, self.operand.source.inputs[1]])
+        return self._add_node("Reshape", [found, self._add_node("Shape", [like])])
 
-    def _sum(self, tensor: str, axis: int) -> str:
+    def _write_sum(self, tensor: str, axis: int) -> str:
         if self.index.opset < _AXES_INPUT:
-            return self._add("ReduceSum", [tensor], axes=[axis], keepdims=0)
-        return self._add("ReduceSum", [tensor, self._constant(np.array([axis], np.int64))], keepdims=0)
+            return self._add_node("ReduceSum", [tensor], axes=[axis], keepdims=0)
+        return self._add_node("ReduceSum", [tensor, self._add_constant(np.array([axis], np.int64))], keepdims=0)
 
-    def _add(self, op: str, inputs: list[str], output: str = "", **attrs: Any) -> str:
+    def _add_node(self, op: str, inputs: list[str], output: str = "", **attrs: Any) -> str:
         made = output or self.editor.fresh(f"{self.node.name}/saturation/{op}")
         name = self.editor.fresh(f"{self.node.name}/saturation/{op}/node")
-        held: Mapping[str, Any] = attrs
-        self.editor.insert_node(self.scope, op, inputs, [made], name=name, attrs=held)
+        self.editor.insert_node(self.scope, op, inputs, [made], name=name, attrs=dict(attrs))
         return made
 
-    def _constant(self, value: Any) -> str:
+    def _add_constant(self, value: Any) -> str:
         name = self.editor.fresh(f"{self.node.name}/saturation/constant")
         return self.editor.add_initializer(self.scope, name, np.asarray(value))
 
 
-def _chunks(over: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _split_rows(over: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """(rows, their sums that can overflow [rows, most]): rows of like counts, so that few places stay empty (-1).
 
-    The last row of the last chunk is -1, without sums: what rows that cannot overflow get.
+    The last row of the last chunk is -1, without sums: it stands for rows that cannot overflow.
     """
     counts = over.sum(axis=1)
     order = np.argsort(-counts, kind="stable")

@@ -1,4 +1,4 @@
-"""How often 16-bit sums saturate on samples, and what that costs at each output of a model."""
+"""How often 16-bit sums saturate on samples, and the error that leaves at each output of a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from onnxq.engines.saturation.emulate import Emulation, emulate
+from onnxq.engines.saturation.emulate import Emulation, emulate_saturation
 from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
 from onnxq.evaluation.compare import compare
 from onnxq.runtime import Session, tap
@@ -20,7 +20,7 @@ from onnxq.sites import Refusal, TensorId
 Array = NDArray[Any]
 
 
-def measure(
+def measure_saturation(
     proto: ModelProto,
     samples: Iterable[Mapping[str, Array]],
     *,
@@ -30,9 +30,9 @@ def measure(
 ) -> Cost:
     """Run the model with exact and with saturating sums, both without optimizations.
 
-    nodes: as of `emulate`. Raises DataError for samples that do not fit.
+    nodes: as of `emulate_saturation`. Raises DataError for samples that do not fit.
     """
-    found = emulate(proto, nodes)
+    found = emulate_saturation(proto, nodes)
     run = SaturatingRun(found, threads=threads)
     seen = 0
 
@@ -87,7 +87,7 @@ class SaturatingRun:
         return values
 
     def nodes(self) -> tuple[NodeCost, ...]:
-        """What was counted so far."""
+        """The counts so far."""
         return tuple(
             NodeCost(
                 node=one.node,

@@ -1,4 +1,4 @@
-"""What 16-bit sums that saturate cost on samples, as frozen values."""
+"""The cost of 16-bit sums that saturate on samples, as frozen values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OutputCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What CPUs without VNNI make of a model on samples.
+    """The errors that CPUs without VNNI make on samples.
 
     nodes: those whose weights can overflow. skipped: those of them that could not be emulated.
     """

@@ -1,0 +1,183 @@
+"""Builds in child processes: a failed build poisons the next one in its process, and some graphs crash the library.
+
+The child is `python -m onnxq.engines.builder.child FOLDER`: it reads job.json there, writes build.log line by line,
+and at its end result.json, beside the engine and the list of its kernels. No result means that it crashed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+
+import onnx
+
+from onnxq.engines.builder.library import LIBRARIES
+from onnxq.errors import MissingDependencyError, VerificationError
+from onnxq.graph import save_model
+
+JOB, LOG, RESULT, ENGINE, MODEL = "job.json", "build.log", "result.json", "engine", "model.onnx"
+# ONNX Runtime's graph with the names of the model's tensors; TensorRT's kernels as its log or its inspector lists them.
+OPTIMIZED, LAYERS, INSPECTION = "optimized.onnx", "layers.txt", "layers.json"
+_STDERR = "stderr.txt"
+# Lines of the log and of stderr that are shown.
+_TAIL = 12
+# The differences between equal errors of two graphs: names in quotes or brackets, numbers, addresses.
+_VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\d+")
+# Characters of an error that are compared: behind them libraries list their own stack.
+_COMPARED = 120
+
+Profile = Mapping[str, tuple[tuple[int, ...], ...]]
+
+
+class BuildState(str, Enum):
+    """How a build ended."""
+
+    BUILT = "built"
+    REFUSED = "refused"  # by the parser
+    FAILED = "failed"  # in the builder
+    CRASHED = "crashed"
+    LATE = "timed out"
+    # The library cannot work here: not installed, no GPU, or not for the compute capability asked for.
+    MISSING = "missing"
+    UNABLE = "unable"
+    NO_CAPABILITY = "no capability"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Orders for a child. engine: of ENGINES. capability: e.g. (8, 6), () for the GPU in this machine.
+
+    shapes: (min, opt, max) of the inputs whose shape is not fixed. cache: a timing cache to read and write, "" none.
+    operators: paths of libraries with custom operators, for ONNX Runtime. debug_tensors: TensorRT also gives the
+    tensors that survive fusion, which prevents none, as outputs would. tf32: TensorRT may round float32 factors to it.
+    """
+
+    engine: str
+    capability: tuple[int, ...] = ()
+    shapes: Profile = field(default_factory=dict)
+    cache: str = ""
+    operators: tuple[str, ...] = ()
+    debug_tensors: bool = False
+    tf32: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildResult:
+    """How a child ended. reason: why there is no engine, in the library's words. node: the one the library blames.
+
+    log: its last lines, when it did not end well. exit_code: of a process that crashed.
+    """
+
+    state: BuildState
+    seconds: float = 0.0
+    reason: str = ""
+    node: str = ""
+    log: tuple[str, ...] = ()
+    engine_bytes: int = 0
+    exit_code: int = 0
+
+    def fails_like(self, other: BuildResult) -> bool:
+        """True when both ended in one state, by the same signal and with the same words, names and numbers aside."""
+        mine, theirs = (_VARYING.sub("", one.reason)[:_COMPARED] for one in (self, other))
+        return (self.state, self.exit_code) == (other.state, other.exit_code) and mine == theirs
+
+
+def build_engine(proto: onnx.ModelProto, job: Job, folder: Path, *, timeout: float) -> BuildResult:
+    """Build in a fresh process; its files lie in `folder` afterwards. Whatever goes wrong is a result.
+
+    timeout: seconds.
+    """
+    save_model(proto, folder / MODEL, overwrite=True)
+    (folder / RESULT).unlink(missing_ok=True)
+    (folder / JOB).write_text(json.dumps(asdict(job)), encoding="utf-8")
+    command = [sys.executable, "-m", "onnxq.engines.builder.child", str(folder)]
+    start = time.perf_counter()
+    with open(folder / _STDERR, "wb") as sink:
+        try:
+            done = subprocess.run(
+                command,
+                stdout=sink,
+                stderr=sink,
+                stdin=subprocess.DEVNULL,
+                check=False,
+                timeout=timeout,
+                env=_child_environment(),
+            )
+        except subprocess.TimeoutExpired:
+            reason = f"the build did not end within {timeout:g} s"
+            return BuildResult(state=BuildState.LATE, seconds=timeout, reason=reason, log=_last_lines(folder))
+    result = _read_result(folder)
+    if result is None:
+        return BuildResult(
+            state=BuildState.CRASHED,
+            seconds=time.perf_counter() - start,
+            reason=_describe_death(done.returncode),
+            log=_last_lines(folder),
+            exit_code=done.returncode,
+        )
+    if result.state is BuildState.BUILT:
+        return replace(result, engine_bytes=(folder / ENGINE).stat().st_size)
+    return replace(result, log=_last_lines(folder))
+
+
+def _child_environment() -> dict[str, str]:
+    """The child finds the same packages, wherever this process has them from."""
+    paths = [path for path in sys.path if path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[3]), *paths])}
+
+
+def _read_result(folder: Path) -> BuildResult | None:
+    try:
+        row = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return None
+    return BuildResult(**{**row, "state": BuildState(row["state"]), "log": ()})
+
+
+def _describe_death(code: int) -> str:
+    if code < 0:
+        try:
+            return f"the library crashed the process: {signal.Signals(-code).name} ({signal.strsignal(-code)})"
+        except ValueError:
+            return f"the library crashed the process: signal {-code}"
+    return f"the process ended with exit code {code:#x} and no result"
+
+
+def _last_lines(folder: Path) -> tuple[str, ...]:
+    """The end of the log, and of what came on stderr past it."""
+    lines: list[str] = []
+    for name in (LOG, _STDERR):
+        path = folder / name
+        if path.exists():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            lines += [line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL:]
+    return tuple(lines[-_TAIL:])
+
+
+def check_library(result: BuildResult, engine: str) -> BuildResult:
+    """The result, if the library could work at all. Raises MissingDependencyError or VerificationError if not."""
+    library = LIBRARIES[engine]
+    if result.state is BuildState.MISSING:
+        raise MissingDependencyError(
+            library.module, f"cannot be imported ({result.reason})", library.install, code="Q805"
+        )
+    if result.state is BuildState.UNABLE:
+        raise VerificationError(
+            library.module,
+            result.reason,
+            "run it where there is one, or use `engine='tensorrt-rtx'`, which builds without a GPU",
+            code="Q708",
+        )
+    return result

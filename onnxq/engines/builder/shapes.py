@@ -1,0 +1,114 @@
+"""The sizes an engine is built for: (min, opt, max) of every input, given, guessed, or taken from samples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.data.synthetic import synthetic
+from onnxq.errors import ConfigError, DataError, OnnxqError
+from onnxq.graph import GraphIndex, ValueInfo
+from onnxq.nearest import did_you_mean
+
+Sizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+_FORM = "write it as input:1x3x224x224 or input:MIN,OPT,MAX with sizes joined by x"
+
+
+def parse_shapes(texts: Iterable[str]) -> dict[str, Sizes]:
+    """`name:1x3x32x32` or `name:1x3x32x32,4x3x32x32,8x3x32x32` -> (min, opt, max). Raises ConfigError."""
+    found: dict[str, Sizes] = {}
+    for text in texts:
+        name, _, sizes = text.rpartition(":")
+        parts = [part.strip() for part in sizes.split(",")]
+        if not name or len(parts) not in (1, 3) or not all(re.fullmatch(r"\d+(x\d+)*", part) for part in parts):
+            raise ConfigError(f"shapes: {text}", "is not an input with its sizes", _FORM, code="Q315")
+        shapes = [tuple(int(size) for size in part.split("x")) for part in parts] * (3 if len(parts) == 1 else 1)
+        found[name] = (shapes[0], shapes[1], shapes[2])
+    return found
+
+
+def is_dynamic(value: ValueInfo) -> bool:
+    """True when some axis of the input has no fixed size."""
+    return value.shape is None or any(not isinstance(dim, int) for dim in value.shape)
+
+
+def make_profile(
+    proto: onnx.ModelProto, index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]]
+) -> tuple[dict[str, Sizes], str]:
+    """(min, opt, max) of every dynamic input, and a message about those that were guessed ("" for none).
+
+    Raises ConfigError for an unknown input, sizes that do not fit its shape, or when no guess fits the model.
+    """
+    inputs = {value.name: value for value in index.inputs}
+    found: dict[str, Sizes] = {}
+    for name, sizes in given.items():
+        if name not in inputs:
+            raise ConfigError(f"shapes: {name}", "the model has no such input", did_you_mean(name, inputs), code="Q315")
+        found[name] = _check_sizes(inputs[name], sizes)
+    missing = [value for value in inputs.values() if is_dynamic(value) and value.name not in found]
+    if not missing:
+        return {name: sizes for name, sizes in found.items() if is_dynamic(inputs[name])}, ""
+    guessed = _guess_sizes(proto, tuple(inputs.values()), {name: sizes[1] for name, sizes in found.items()})
+    for value in missing:
+        shape = guessed[value.name]
+        found[value.name] = (shape, shape, shape)
+    listed = ", ".join(f"{value.name} {'x'.join(map(str, guessed[value.name]))}" for value in missing)
+    note = f"inputs of no fixed size were built for one size: {listed}; `shapes=…` gives others"
+    return {name: sizes for name, sizes in found.items() if is_dynamic(inputs[name])}, note
+
+
+def _check_sizes(value: ValueInfo, sizes: Sequence[Sequence[int]]) -> Sizes:
+    shapes = [tuple(int(size) for size in shape) for shape in sizes]
+    for shape in shapes:
+        fits = value.shape is None or (
+            len(shape) == len(value.shape)
+            and all(not isinstance(dim, int) or dim == size for dim, size in zip(value.shape, shape, strict=True))
+        )
+        if not fits:
+            have = "x".join(str(dim or "?") for dim in value.shape or ())
+            raise ConfigError(
+                f"shapes: {value.name}", f"{'x'.join(map(str, shape))} does not fit its shape {have}", code="Q315"
+            )
+    if len(shapes) != 3 or not all(a <= b <= c for a, b, c in zip(*shapes, strict=True)):
+        raise ConfigError(
+            f"shapes: {value.name}", "its three shapes are not min, opt, max in growing order", _FORM, code="Q315"
+        )
+    return shapes[0], shapes[1], shapes[2]
+
+
+def _guess_sizes(
+    proto: onnx.ModelProto, inputs: Sequence[ValueInfo], known: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Sizes the model runs with; those that names and ranks suggest where ONNX Runtime cannot tell."""
+    dims: dict[str, int] = {}
+    for value in inputs:
+        for axis, size in enumerate(known.get(value.name, ())):
+            dim = (value.shape or ())[axis] if value.shape is not None else None
+            if not isinstance(dim, int):
+                dims[dim if dim is not None else f"{value.name}:{axis}"] = size
+    try:
+        try:
+            sample = synthetic(inputs, samples=1, dims=dims, model=proto)[0]
+        except OnnxqError:
+            sample = synthetic(inputs, samples=1, dims=dims)[0]
+    except DataError as error:
+        raise ConfigError(
+            error.subject, f"no size can be guessed for it: {error.cause}", "give `shapes=…`", code="Q315"
+        ) from error
+    return {name: tuple(int(size) for size in array.shape) for name, array in sample.items()}
+
+
+def find_sample_shapes(index: GraphIndex, samples: Iterable[Mapping[str, NDArray[Any]]]) -> dict[str, Sizes]:
+    """(least, first, largest) size of every axis of every input over the samples."""
+    found: dict[str, Sizes] = {}
+    for feeds in samples:
+        for name in (value.name for value in index.inputs):
+            shape = tuple(int(size) for size in feeds[name].shape)
+            low, first, high = found.get(name, (shape, shape, shape))
+            found[name] = (tuple(map(min, low, shape)), first, tuple(map(max, high, shape)))
+    return found

@@ -1,0 +1,100 @@
+"""Saturation as the cause of a difference between ONNX Runtime with optimizations on and with them off.
+
+The saturating model computes the file's answer on a CPU without VNNI. Where a run is much nearer to that than to the
+exact answer, the 16-bit sums are the cause, whichever CPU it ran on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from onnxq.annotate import WeightSums, find_saturating
+from onnxq.engines.diff.matching import Counterpart
+from onnxq.engines.prove.judge import judge_sums
+from onnxq.engines.prove.ort_kernels import read_optimized
+from onnxq.engines.saturation.emulate import emulate_saturation
+from onnxq.engines.saturation.measure import SaturatingRun
+from onnxq.errors import OnnxqError
+from onnxq.evaluation.accumulator import measure_error
+from onnxq.graph import GraphIndex, NodeRef
+from onnxq.runtime import optimized_graph
+from onnxq.sites import TensorId
+
+Array = NDArray[Any]
+# dB that a run must be nearer to the emulation than to the exact answer: a quarter of the noise. An unrelated fault is
+# as far from one as from the other.
+_EXPLAINED_DB = 6.0
+
+
+def find_saturating_weights(
+    index: GraphIndex,
+    counterpart: Counterpart,
+    feeds: Mapping[str, Array],
+    run: Callable[[], Array | None],
+    *,
+    threads: int = 0,
+) -> tuple[WeightSums, ...]:
+    """The weights whose sums saturate on this sample on the way to a tensor; () where they do not explain the run.
+
+    run: gives the tensor's real values in the run that diverges; called only if a weight can saturate.
+    """
+    tensor = counterpart.tensor
+    if not any(one.rows for one in find_saturating(index)):
+        return ()
+    try:
+        kernels = read_optimized(index.proto, optimized_graph(index.proto, layout=False))
+        weights = {one.node: one for one in judge_sums(index, kernels) if one.saturates}
+        emulation = emulate_saturation(index.proto, frozenset(weights))
+        plain = SaturatingRun(emulation, exact=True, tensor=tensor, threads=threads)
+        session = SaturatingRun(emulation, tensor=tensor, threads=threads)
+        exact, saturating, value = counterpart.read(plain.run(feeds)), counterpart.read(session.run(feeds)), run()
+    except OnnxqError:
+        return ()
+    if value is None or exact is None or saturating is None or not exact.shape == saturating.shape == value.shape:
+        return ()
+    near, far = (measure_error(value, other).sqnr_db for other in (saturating, exact))
+    if near == -math.inf or near < far + _EXPLAINED_DB:
+        return ()
+    behind = _find_ancestors(index, tensor)
+    seen = [
+        weights[one.node] for one in session.nodes() if one.saturated and one.node in behind and one.node in weights
+    ]
+    return _choose_nearest(index, tensor, seen)
+
+
+def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
+    """Names of the nodes that a tensor is computed by, with those of their bodies."""
+    by_scope: dict[str, list[NodeRef]] = {}
+    for node in index.nodes:
+        by_scope.setdefault(node.scope, []).append(node)
+    found: set[str] = set()
+    stack = [index.producer(TensorId(tensor))]
+    while stack:
+        reached = stack.pop()
+        if reached is None or reached.name in found:
+            continue
+        found.add(reached.name)
+        stack += [node for _, scope in index.subgraphs(reached.name) for node in by_scope.get(scope, ())]
+        sources = (index.resolve(name, reached.scope) for name in reached.inputs)
+        stack += [index.producer(source) for source in sources if source is not None]
+    return found
+
+
+def _choose_nearest(index: GraphIndex, tensor: str, seen: list[WeightSums]) -> tuple[WeightSums, ...]:
+    """The one weight that a tensor is computed from directly, if there is one; else all."""
+    node = index.producer(TensorId(tensor))
+    while (
+        node is not None and node.name not in {one.node for one in seen} and len(node.inputs) and node.op_type in _THIN
+    ):
+        source = index.resolve(node.inputs[0], node.scope)
+        node = None if source is None else index.producer(source)
+    direct = tuple(one for one in seen if node is not None and one.node == node.name)
+    return direct or tuple(seen)
+
+
+# Operators between a product and the tensor that its kernel gives.
+_THIN = frozenset({"Add", "Relu", "Clip", "QuantizeLinear", "DequantizeLinear", "Reshape", "Transpose", "LeakyRelu"})

@@ -1,0 +1,350 @@
+"""Compare a quantized model with its float one, and the engines' answers with each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from onnxq.data import Dataset
+from onnxq.engines.diff.bisect import Piece, bisect_divergence
+from onnxq.engines.diff.cause import find_saturating_weights
+from onnxq.engines.diff.isolated import check_kernels
+from onnxq.engines.diff.layers import (
+    DivergencePoint,
+    Inner,
+    LayerResults,
+    compare_layers,
+    open_inner,
+    read_optimized_tensor,
+)
+from onnxq.engines.diff.matching import Counterpart
+from onnxq.engines.diff.measure import SAME_DB, diverges, find_unmet
+from onnxq.engines.diff.model import (
+    FLOAT,
+    OFF,
+    ON,
+    Difference,
+    Divergence,
+    OutputDiff,
+    Run,
+    Tolerances,
+    label_run,
+)
+from onnxq.engines.diff.outputs import OutputSums, find_output_step
+from onnxq.engines.diff.results import LoadedRun, Recorder
+from onnxq.engines.diff.runs import Engines, describe_engine
+from onnxq.errors import DataError, ModelError, OnnxqError
+from onnxq.files import ScratchFolder
+from onnxq.graph import GraphIndex, infer_shapes, name_nodes
+from onnxq.progress import Progress, silent
+from onnxq.runtime import NodeError
+from onnxq.sites import Refusal, TensorId
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffRequest:
+    """The comparisons to make. engines: of ENGINES, () takes ORT and, where it can run, TensorRT.
+
+    keep: samples to record. memory_limit: bytes of inner tensors held at a time. threads: of ORT; 0 takes all.
+    """
+
+    engines: tuple[str, ...] = ()
+    layers: bool = False
+    bisect: bool = False
+    top_k: int = 1
+    keep: int = 0
+    threads: int = 0
+    memory_limit: int = 2**30
+    tolerances: Tolerances = field(default_factory=Tolerances)
+
+    @property
+    def inside(self) -> bool:
+        """True when inner tensors are read."""
+        return self.layers or self.bisect
+
+
+@dataclass(frozen=True, eq=False)
+class DiffResult:
+    """The difference, the recorded samples and the pieces that bisection cut out."""
+
+    difference: Difference
+    recorder: Recorder
+    pieces: tuple[Piece, ...] = ()
+
+
+def compare(
+    float_proto: onnx.ModelProto,
+    quantized: onnx.ModelProto,
+    dataset: Dataset,
+    request: DiffRequest = DiffRequest(),
+    *,
+    loaded: Sequence[LoadedRun] = (),
+    progress: Progress = silent,
+) -> DiffResult:
+    """Run float in ORT (optimizations off), quantized in ORT (off, on) and TensorRT, and sum up the differences.
+
+    loaded: results of other runs on the same samples, compared like engines; one called "float" only proves that the
+    samples are the same. Raises ModelError for models that do not belong together, DataError for results of other
+    samples, MissingDependencyError without ONNX Runtime.
+    """
+    with progress("indexing both models"):
+        float_index, index = GraphIndex(name_nodes(float_proto)), GraphIndex(infer_shapes(name_nodes(quantized)))
+        check_pair(float_index, index)
+    with ScratchFolder() as folder:
+        engines = Engines(float_index, index, dataset, request.engines, request.threads, folder, progress)
+        work = _Comparison(engines, request, Recorder(request.keep))
+        outputs = work.compare_outputs(loaded)
+        layers = work.compare_layers() if request.inside else LayerResults()
+        points = _find_first_points(work, layers, outputs)
+        if request.bisect:
+            points = (*points, *work.check_kernels(points))
+        points = tuple(work.explain(point) for point in points)
+        pieces = (*work.bisect(points), *work.bisect_failures()) if request.bisect else ()
+    difference = Difference(
+        data=dataset.describe(),
+        samples=len(dataset),
+        synthetic=dataset.synthetic,
+        top_k=request.top_k,
+        runs=tuple(work.runs),
+        outputs=outputs,
+        layers=layers.layers if request.layers else (),
+        worst=layers.worst,
+        divergences=tuple(point.divergence for point in points),
+        bisections=tuple(piece.bisection for piece in pieces),
+        skipped=(*engines.skipped, *work.skipped, *layers.skipped),
+        notes=(*layers.notes, *work.notes),
+        unmet=find_unmet(outputs, request.tolerances),
+        missing=tuple(engines.missing),
+    )
+    return DiffResult(difference, work.recorder, pieces)
+
+
+def check_pair(float_index: GraphIndex, index: GraphIndex) -> None:
+    """Raise ModelError unless both models take the same inputs and share an output."""
+    inputs, others = ({value.name for value in one.inputs} for one in (float_index, index))
+    if inputs != others:
+        only = sorted(inputs ^ others)
+        raise ModelError(
+            "inputs",
+            f"the models do not have the same ones: {', '.join(only)}",
+            "give a model and its own quantized form",
+            code="Q114",
+        )
+    if not {value.name for value in float_index.outputs} & {value.name for value in index.outputs}:
+        raise ModelError(
+            "outputs", "the models have none in common", "give a model and its own quantized form", code="Q114"
+        )
+
+
+@dataclass(eq=False)
+class _Comparison:
+    """The steps of one comparison, and their results so far."""
+
+    engines: Engines
+    request: DiffRequest
+    recorder: Recorder
+    loaded: Mapping[str, LoadedRun] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    skipped: list[Refusal] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    sums: OutputSums | None = None
+    inner: Inner | None = None
+
+    @property
+    def index(self) -> GraphIndex:
+        """The quantized model's."""
+        return self.engines.index
+
+    @property
+    def dataset(self) -> Dataset:
+        """The samples."""
+        return self.engines.dataset
+
+    def compare_outputs(self, loaded: Sequence[LoadedRun]) -> tuple[OutputDiff, ...]:
+        """Every common output over all samples."""
+        common = {value.name for value in self.index.outputs}
+        names = [value.name for value in self.engines.float_index.outputs if value.name in common]
+        steps = {name: find_output_step(self.index, name) for name in names}
+        self.sums = sums = OutputSums(names, self.request.top_k, steps)
+        with self.engines.open_runners(alone=not loaded) as runners:
+            self.loaded = _label_loaded(loaded, self.engines.names)
+            with self.engines.progress("comparing outputs", len(self.dataset)) as task:
+                for at, feeds in enumerate(self.dataset.samples()):
+                    values = {runner.name: runner.infer(feeds) for runner in runners}
+                    if self.recorder.wants(at):
+                        self.recorder.add(feeds, values, {runner.name: runner.seconds for runner in runners})
+                    values |= {run: one.samples[at] for run, one in self.loaded.items() if at < len(one.samples)}
+                    sums.add(values)
+                    task.advance()
+        self.skipped += [
+            Refusal(f"output {name}", f"is {kind}: only tensors of numbers are compared and saved", code="R111")
+            for name, kind in sums.not_numeric.items()
+        ]
+        self._describe_runs(sums.seen)
+        self._check_same_samples(sums)
+        return sums.make_results([run.name for run in self.runs if run.name != FLOAT and not self._proves(run.name)])
+
+    def _proves(self, run: str) -> bool:
+        """True for a float run from a file: it only proves that the samples are the same."""
+        return run in self.loaded and self.loaded[run].name == FLOAT
+
+    def _describe_runs(self, seen: Mapping[str, int]) -> None:
+        for name in self.engines.names:
+            self.runs.append(Run(name=name, engine=describe_engine(name), samples=seen.get(name, 0), base=name))
+        for name, one in self.loaded.items():
+            count = seen.get(name, 0)
+            run = Run(name=name, engine=f"from {one.path}", samples=count, base=one.name, origin=one.origin)
+            self.runs.append(run)
+            if count < len(self.dataset):
+                self.notes.append(
+                    f"{run.label}: only the first {count} of {len(self.dataset)} samples are in {one.path}"
+                )
+
+    def _check_same_samples(self, sums: OutputSums) -> None:
+        """The float run in a results file must answer as float does here."""
+        for run in filter(self._proves, self.loaded):
+            for name in sums.names:
+                error = sums.find_error(name, run, FLOAT)
+                if error is not None and error.whole_db < SAME_DB:
+                    path = self.loaded[run].path
+                    raise DataError(
+                        path,
+                        f"its float run gives another {name} than the float model does here ({error.sqnr_db:.1f} dB): "
+                        "it was made with other samples or another model",
+                        "give the samples it was made with: as `data=…` the inputs.json saved beside it",
+                        code="Q218",
+                    )
+
+    def compare_layers(self) -> LayerResults:
+        """Every matching tensor inside."""
+        first, threads = self.dataset[0], self.request.threads
+        if OFF not in self.engines.names:
+            cause = f"they are compared with the model run {label_run(OFF)}, which failed"
+            return LayerResults(skipped=(Refusal("layers", cause, code="R111"),))
+        with self.engines.progress("having ONNX Runtime optimize the model"):
+            self.inner = inner = open_inner(
+                self.engines.float_index, self.index, first, fused=ON in self.engines.names, threads=threads
+            )  # fmt: skip
+        with ExitStack() as stack:
+            others = self.engines.open_inner(stack)
+            return compare_layers(
+                inner, self.dataset.samples, first, others=others, threads=threads,
+                memory_limit=self.request.memory_limit,
+                begin=lambda rounds: self.engines.progress("comparing layers", rounds * len(self.dataset)),
+            )  # fmt: skip
+
+    def check_kernels(self, points: Sequence[DivergencePoint]) -> Iterator[DivergencePoint]:
+        """Where no tensor on the way diverges: a kernel that diverges when it is fed the same as without fusions."""
+        if self.inner is None or self.inner.fused is None or any(point.divergence.run == ON for point in points):
+            return
+        with self.engines.progress("checking each kernel alone") as task:
+            found = check_kernels(self.inner, self.dataset[0], threads=self.request.threads, tick=task.advance)
+        if found.point is not None:
+            yield found.point
+        elif found.kernels:
+            self.notes.append(found.describe())
+
+    def explain(self, point: DivergencePoint) -> DivergencePoint:
+        """The point with the weights that saturate, where these make a run with optimizations diverge."""
+        if point.divergence.run != ON:
+            return point
+        feeds = self.dataset[point.sample]
+        with self.engines.progress("looking for the cause"):
+            found = find_saturating_weights(
+                self.index, point.counterpart, feeds,
+                lambda: read_optimized_tensor(self.inner, self.index, point.counterpart, feeds),
+                threads=self.request.threads,
+            )  # fmt: skip
+        return replace(point, divergence=replace(point.divergence, saturating=found))
+
+    def bisect(self, points: Iterable[DivergencePoint]) -> Iterator[Piece]:
+        """The smallest piece for every engine that diverges."""
+        for point in points:
+            run = point.divergence.run
+            engine = self.engines.find_under_test(run)
+            if engine is None or run not in self.engines.names:
+                continue
+            with self.engines.progress(f"bisecting ({label_run(run)})") as task:
+                found = bisect_divergence(
+                    self.index, point.counterpart, self.dataset[point.sample], engine,
+                    step=point.step, threads=self.request.threads, tick=task.advance,
+                )  # fmt: skip
+            if found is not None:
+                yield found
+            else:
+                self.notes.append(
+                    f"{label_run(run)}: no piece of the network up to {point.divergence.tensor} diverges when it is "
+                    "given the same inputs; the difference adds up from roundings"
+                )
+
+    def bisect_failures(self) -> Iterator[Piece]:
+        """The smallest piece that an engine which failed cannot run, where its message names a node of the model."""
+        for run, error in self.engines.failed.items():
+            engine = self.engines.find_under_test(run)
+            if engine is None or OFF not in self.engines.names:
+                continue
+            with self.engines.progress(f"bisecting the failure ({label_run(run)})") as task:
+                for tensor in find_named_tensors(self.index, error):
+                    found = bisect_divergence(
+                        self.index, Counterpart(tensor, None), self.dataset[0], engine, failing=True,
+                        threads=self.request.threads, tick=task.advance,
+                    )  # fmt: skip
+                    if found is not None:
+                        yield found
+                        break
+
+
+def find_named_tensors(index: GraphIndex, error: OnnxqError) -> list[str]:
+    """Tensors to search from: the outputs of the nodes that an engine's error names, and those of their quantizers."""
+    node_name = [error.node] if isinstance(error, NodeError) else []
+    found: list[str] = []
+    for name in [*node_name, *re.findall(r"[^\s'\"(),;]+", error.cause)]:
+        made = [tensor for node in index.nodes if node.name == name and not node.scope for tensor in node.outputs]
+        readers = [edge.node for tensor in made for edge in index.consumers(TensorId(tensor)) if not edge.scope]
+        found += made
+        found += [node.outputs[0] for reader in readers if (node := index.node(reader)).op_type == "QuantizeLinear"]
+    return list(dict.fromkeys(found))
+
+
+def _find_first_points(
+    work: _Comparison, layers: LayerResults, outputs: Sequence[OutputDiff]
+) -> tuple[DivergencePoint, ...]:
+    """By run, the first inner tensor that diverges; else the first output that does."""
+    found = {point.divergence.run: point for point in layers.points}
+    for output in outputs:
+        plain = next((error.sqnr_db for error in output.accuracy if error.run == OFF), np.inf)
+        for error in output.engines:
+            if error.run in found or not diverges(error, plain):
+                continue
+            node = work.index.producer(TensorId(output.name))
+            divergence = Divergence(
+                run=error.run, against=error.against, tensor=output.name, node=node.name if node else "",
+                op=node.op_type if node else "", sqnr_db=error.sqnr_db, levels=error.levels,
+            )  # fmt: skip
+            worst = work.sums.find_worst_sample(output.name, error.run) if work.sums is not None else 0
+            step = find_output_step(work.index, output.name)
+            found[error.run] = DivergencePoint(divergence, Counterpart(output.name, None), step, worst)
+            if work.request.inside and layers.layers:
+                label = next(run.label for run in work.runs if run.name == error.run)
+                work.notes.append(f"{label}: output {output.name} diverges though no tensor read inside does")
+    return tuple(found.values())
+
+
+def _label_loaded(loaded: Sequence[LoadedRun], local: Iterable[str]) -> dict[str, LoadedRun]:
+    """Loaded runs by a name no other run has: with the file's name, and a number where that is not enough."""
+    found: dict[str, LoadedRun] = {}
+    taken = set(local)
+    for one in loaded:
+        label, origin, number = one.name, "", 1
+        while label in taken or label in found:
+            stem = Path(one.path).stem
+            origin = stem if number == 1 else f"{stem}, {number}"
+            label, number = f"{one.name} ({origin})", number + 1
+        found[label] = replace(one, origin=origin)
+    return found

@@ -1,0 +1,299 @@
+"""Every matching tensor inside, engine by engine: errors over samples, as many tensors at a time as memory allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.engines.diff.levels import Level, find_level
+from onnxq.engines.diff.matching import Counterpart, MatchedTensor, find_losses, match_tensors
+from onnxq.engines.diff.measure import Tally, diverges
+from onnxq.engines.diff.model import FLOAT, OFF, ON, Divergence, Error, LayerDiff, label_run
+from onnxq.engines.diff.runs import OrtRunner, Runner
+from onnxq.errors import OnnxqError
+from onnxq.graph import GraphIndex, name_nodes
+from onnxq.progress import Task, silent
+from onnxq.runtime import Feeds, Session, ShapeProbe, optimized_graph, tap
+from onnxq.sites import Refusal, TensorId
+
+Array = NDArray[np.generic]
+
+# As good as equal: float32 sums in another order.
+_EQUAL_DB = 80.0
+
+
+@dataclass(frozen=True)
+class DivergencePoint:
+    """Where an engine first diverges, for bisection. step: of the tensor's quantizer. sample: the worst one."""
+
+    divergence: Divergence
+    counterpart: Counterpart
+    step: float
+    sample: int
+
+
+@dataclass(frozen=True)
+class LayerResults:
+    """Layers in the order of the network; worst: their names by SQNR drop."""
+
+    layers: tuple[LayerDiff, ...] = ()
+    worst: tuple[str, ...] = ()
+    points: tuple[DivergencePoint, ...] = ()
+    skipped: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class Inner:
+    """The models whose inner tensors are read. fused: ORT's graph of the quantized one; None when it is not read."""
+
+    float_index: GraphIndex
+    index: GraphIndex
+    fused: GraphIndex | None
+    notes: list[str] = field(default_factory=list)
+    skipped: list[Refusal] = field(default_factory=list)
+
+    @property
+    def survivors(self) -> frozenset[str]:
+        """Tensors ORT still computes after all its fusions."""
+        if self.fused is None:
+            return frozenset()
+        return frozenset(name for node in self.fused.nodes if not node.scope for name in node.outputs if name)
+
+
+def open_inner(float_index: GraphIndex, index: GraphIndex, feeds: Feeds, *, fused: bool, threads: int) -> Inner:
+    """Have ORT fuse the quantized model, and compare the fused graph with ORT's own run."""
+    inner = Inner(float_index, index, None)
+    if not fused:
+        return inner
+    try:
+        # NOTE: the last optimization level only lays tensors out anew, under other names and with other axes.
+        made = name_nodes(optimized_graph(index.proto, layout=False))
+        inner.fused = GraphIndex(made)
+        inner.notes.extend(_find_layout_notes(index.proto, made, feeds, threads))
+    except (OnnxqError, OSError, ValueError) as error:
+        inner.fused = None
+        fix = "the outputs are compared all the same"
+        inner.skipped.append(
+            Refusal(f"layers {label_run(ON)}", f"the graph ORT makes cannot be read back ({error})", fix, code="R111")
+        )
+    return inner
+
+
+def _find_layout_notes(quantized: onnx.ModelProto, fused: onnx.ModelProto, feeds: Feeds, threads: int) -> Iterator[str]:
+    actual: dict[str, Any] = dict(Session(quantized, threads=threads).run(feeds))
+    read = Session(fused, optimize=False, threads=threads).run(feeds)
+    for name, value in actual.items():
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or name not in read:
+            continue
+        tally = Tally(name)
+        tally.update(value, read[name])
+        found = tally.error(ON, ON).sqnr_db
+        if found < _EQUAL_DB:
+            yield (
+                f"layers {label_run(ON)} are read after ORT's fusions, before it lays tensors out anew; that last step "
+                f"(float kernels that sum in another order) alone moves output {name} by {found:.1f} dB"
+            )
+
+
+@dataclass
+class _Sums:
+    """Errors by tensor and (run, against), and the counterpart that each run was read at."""
+
+    top_k: int
+    tallies: dict[tuple[str, str, str], Tally] = field(default_factory=dict)
+    counterparts: dict[tuple[str, str], Counterpart] = field(default_factory=dict)
+
+    def add(self, row: MatchedTensor, run: str, against: str, reference: Array, value: Array) -> None:
+        tally = self.tallies.setdefault((row.name, run, against), Tally(row.name, self.top_k, row.step))
+        tally.update(reference, value)
+
+    def error(self, row: MatchedTensor, run: str, against: str) -> Error | None:
+        tally = self.tallies.get((row.name, run, against))
+        return None if tally is None else tally.error(run, against)
+
+    def find_worst(self, row: MatchedTensor, error: Error) -> tuple[Counterpart, int]:
+        """The counterpart that a run was read at, and the sample of its largest error."""
+        return self.counterparts[row.name, error.run], self.tallies[row.name, error.run, error.against].worst_sample
+
+
+def compare_layers(
+    inner: Inner,
+    samples: Callable[[], Iterable[Feeds]],
+    first: Feeds,
+    *,
+    others: Sequence[Runner] = (),
+    top_k: int = 0,
+    threads: int = 0,
+    memory_limit: int = 2**30,
+    begin: Callable[[int], AbstractContextManager[Task]] = lambda rounds: silent(""),
+) -> LayerResults:
+    """Run float and quantized model (and `others`, active runners that give inner tensors by name) over the samples.
+
+    memory_limit: bytes of tensors held of one sample, all runs together; more samples are read again for more tensors.
+    begin: begins a step of so many rounds over the samples.
+    """
+    made = match_tensors(inner.float_index, inner.index)
+    if not made:
+        return LayerResults(skipped=tuple(inner.skipped), notes=tuple(inner.notes))
+    sums = _Sums(top_k)
+    names = {runner.name for runner in others}
+    groups = list(group_by_size(inner.index.proto, made, first, memory_limit // (3 + len(names))))
+    with begin(len(groups)) as task:
+        for group in groups:
+            _read_group(inner, group, samples, others, sums, threads, task.advance)
+    return _sum_up(inner, made, sums, [*((ON,) if inner.fused is not None else ()), *sorted(names)])
+
+
+def group_by_size(
+    proto: onnx.ModelProto, made: Sequence[MatchedTensor], feeds: Feeds, limit: int
+) -> Iterator[list[MatchedTensor]]:
+    """The tensors in groups that, of the size they have in this sample, stay within the limit."""
+    tensors = [TensorId(one.tensor) for row in made for one in row.counterparts]
+    shapes = ShapeProbe(proto, tensors).shapes(feeds)
+    group: list[MatchedTensor] = []
+    used = 0
+    for row in made:
+        size = sum(4 * math.prod(shapes.get(TensorId(one.tensor), ())) for one in row.counterparts)
+        if group and used + size > limit:
+            yield group
+            group, used = [], 0
+        group.append(row)
+        used += size
+    yield group
+
+
+def _read_group(
+    inner: Inner,
+    group: Sequence[MatchedTensor],
+    samples: Callable[[], Iterable[Feeds]],
+    others: Sequence[Runner],
+    sums: _Sums,
+    threads: int,
+    tick: Callable[[], None],
+) -> None:
+    tensors = list(dict.fromkeys(one.tensor for row in group for one in row.counterparts))
+    references = list(dict.fromkeys(row.reference for row in group if row.reference))
+    survivors = inner.survivors
+    sources = [(FLOAT, inner.float_index, references), (OFF, inner.index, tensors)]
+    if inner.fused is not None:
+        sources.append((ON, inner.fused, [name for name in tensors if name in survivors]))
+    runners = [_open_runner(name, index.proto, wanted, threads) for name, index, wanted in sources if wanted]
+    levels: dict[str, Level | None] = {}
+    if inner.fused is not None:
+        levels = {name: find_level(inner.fused, name) for name in tensors if name in survivors}
+    for feeds in samples():
+        values = {runner.name: runner.infer(feeds) for runner in (*runners, *others)}
+        for row in group:
+            _compare_tensor(row, values, levels, sums)
+        tick()
+
+
+def read_optimized_tensor(
+    inner: Inner | None, index: GraphIndex, counterpart: Counterpart, feeds: Feeds
+) -> Array | None:
+    """Real values of one tensor of the quantized model as ORT computes it with its optimizations; None if it is gone.
+
+    An output comes from a run, another tensor from the graph that the fusions left.
+    """
+    if counterpart.tensor in {value.name for value in index.outputs}:
+        return counterpart.read(Session(index.proto).run(feeds))
+    if inner is None or inner.fused is None or counterpart.tensor not in inner.survivors:
+        return None
+    tapped = tap(inner.fused.proto, [TensorId(counterpart.tensor)], only=True)
+    values = Session(tapped.proto, optimize=False, arena=False).run(feeds)
+    return counterpart.read(values, find_level(inner.fused, counterpart.tensor))
+
+
+def _open_runner(name: str, proto: onnx.ModelProto, tensors: Sequence[str], threads: int) -> Runner:
+    tapped = tap(proto, [TensorId(tensor) for tensor in tensors], only=True)
+    session = Session(tapped.proto, optimize=False, threads=threads, arena=False)
+    return OrtRunner(name, session, list(tapped.outputs.values()))
+
+
+def _compare_tensor(
+    row: MatchedTensor, values: Mapping[str, Mapping[str, Array]], levels: dict[str, Level | None], sums: _Sums
+) -> None:
+    plain = values.get(OFF, {})
+    reference = values.get(FLOAT, {}).get(row.reference) if row.reference else None
+    at: Counterpart | None = None
+    for run, found in values.items():
+        if run in (FLOAT, OFF):
+            continue
+        for counterpart in row.counterparts:
+            value = counterpart.read(found, levels.get(counterpart.tensor) if run == ON else None)
+            own = counterpart.read(plain)
+            if value is None or own is None:
+                continue
+            sums.counterparts[row.name, run] = counterpart
+            at = counterpart if at is None else at
+            sums.add(row, run, OFF, own, value)
+            if reference is not None:
+                sums.add(row, run, FLOAT, reference, value)
+            break
+    if at is None:
+        at = next((one for one in row.counterparts if one.read(plain) is not None), None)
+    if at is not None and reference is not None:
+        own = at.read(plain)
+        sums.counterparts.setdefault((row.name, OFF), at)
+        if own is not None and reference.dtype.kind == "f":
+            sums.add(row, OFF, FLOAT, reference, own)
+
+
+def _sum_up(inner: Inner, made: Sequence[MatchedTensor], sums: _Sums, runs: Sequence[str]) -> LayerResults:
+    plain = {row.name: error for row in made if (error := sums.error(row, OFF, FLOAT)) is not None}
+    losses = find_losses(inner.index, made, {name: error.sqnr_db for name, error in plain.items()})
+    layers: list[LayerDiff] = []
+    points: dict[str, DivergencePoint] = {}
+    for row in made:
+        accuracy = [error for run in (OFF, *runs) if (error := sums.error(row, run, FLOAT)) is not None]
+        engines = [error for run in runs if (error := sums.error(row, run, OFF)) is not None]
+        if not accuracy and not engines:
+            continue
+        before, own = losses[row.name]
+        for error in engines:
+            if error.run not in points and diverges(error, own):
+                counterpart, worst = sums.find_worst(row, error)
+                points[error.run] = mark_divergence(row, counterpart, error, worst)
+        at = sums.counterparts.get((row.name, ON), sums.counterparts.get((row.name, OFF)))
+        name = row.reference or row.name
+        layers.append(
+            LayerDiff(
+                name=name,
+                node=row.node.name,
+                op=row.node.op_type,
+                at="" if at is None or at.tensor == name else at.tensor,
+                accuracy=tuple(accuracy),
+                engines=tuple(engines),
+                drop_db=before - own if row.name in plain else math.nan,
+            )
+        )
+    fallen = sorted((layer for layer in layers if layer.drop_db > 0), key=lambda layer: -layer.drop_db)
+    return LayerResults(
+        tuple(layers),
+        tuple(layer.name for layer in fallen),
+        tuple(points.values()),
+        tuple(inner.skipped),
+        tuple(inner.notes),
+    )
+
+
+def mark_divergence(row: MatchedTensor, counterpart: Counterpart, error: Error, sample: int) -> DivergencePoint:
+    """The point of an error at a tensor, read at a counterpart on the sample of this number."""
+    divergence = Divergence(
+        run=error.run,
+        against=error.against,
+        tensor=row.reference or row.name,
+        node=row.node.name,
+        op=row.node.op_type,
+        sqnr_db=error.sqnr_db,
+        levels=error.levels,
+    )
+    return DivergencePoint(divergence, counterpart, row.step, sample)

@@ -1,0 +1,155 @@
+"""The tensors that two models and an optimized graph have in common, read without changing any run.
+
+Marking a tensor as an output would keep ORT from fusing over it. So the run with all optimizations is read in the graph
+ORT has already made: its fusions are done, and it computes the tensors that survived them. A tensor inside a fused
+kernel is compared at its quantizer's output, which survives, as real numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.engines.diff.levels import Level, find_level
+from onnxq.graph import GraphIndex, NodeRef
+from onnxq.plan.names import DEQUANTIZE, PARTS, QUANTIZE
+from onnxq.sites import TensorId
+
+Array = NDArray[np.generic]
+Values = Mapping[str, Array]
+
+_FLOATS = frozenset(
+    {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE, 0}
+)
+# Types that numpy and ORT exchange; sub-byte and float8 tensors stay inside.
+_INTEGERS = frozenset(
+    {onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT16, onnx.TensorProto.UINT16, 0}
+)
+# Better than this is as good as exact: drops are counted from here.
+_EXACT_DB = 60.0
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """A tensor of the quantized file that stands for a matched one: by name, with its level if it may hold integers."""
+
+    tensor: str
+    level: Level | None
+
+    def read(self, values: Values, level: Level | None = None) -> Array | None:
+        """Its real values in a run; None when the run lacks it. level: of its integers there, where it is another."""
+        value = values.get(self.tensor)
+        if value is None or value.dtype.kind not in "fiu":
+            return None
+        if value.dtype.kind == "f":
+            return value
+        known = level or self.level
+        return None if known is None else known.to_real(value)
+
+
+@dataclass(frozen=True)
+class MatchedTensor:
+    """A tensor of the quantized file's main graph. reference: the float model's name for it, "" when it has none.
+
+    counterparts: itself, then its quantizers' outputs.
+    """
+
+    name: str
+    node: NodeRef
+    reference: str
+    counterparts: tuple[Counterpart, ...]
+
+    @property
+    def step(self) -> float:
+        """One level of the tensor's first quantizer, 0 without one."""
+        return next((one.level.scale for one in self.counterparts if one.level is not None), 0.0)
+
+
+def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTensor, ...]:
+    """Every float tensor that a node of the quantized main graph makes, in the order of the network.
+
+    Tensors computed from weights alone are left out, and the results of DequantizeLinear: they are their source again.
+    """
+    known = {name for node in float_index.nodes if not node.scope for name in node.outputs}
+    quantizers: dict[str, list[NodeRef]] = {}
+    for node in index.nodes:
+        if node.op_type == "QuantizeLinear" and not node.scope:
+            quantizers.setdefault(find_source(index, node.inputs[0]), []).append(node)
+    found = []
+    live = _find_data_nodes(index)
+    for node in index.nodes:
+        if (
+            node.name not in live
+            or node.op_type in ("QuantizeLinear", "DequantizeLinear", "Constant")
+            or _is_quantizer_clip(index, node)
+        ):
+            continue
+        for name in node.outputs:
+            tensor = TensorId(name)
+            if not name or index.dtype(tensor) not in _FLOATS or index.is_constant(tensor):
+                continue
+            makers = quantizers.get(name, [])
+            stored = [q.outputs[0] for q in makers if index.dtype(TensorId(q.outputs[0])) in _INTEGERS]
+            counterparts = [
+                Counterpart(name, None),
+                *(Counterpart(tensor, find_level(index, tensor)) for tensor in stored),
+            ]
+            names = [name, *(after for q in makers for after in _find_dequantized(index, q))]
+            reference = next((one for one in names if one in known), "")
+            found.append(MatchedTensor(name, node, reference, tuple(counterparts)))
+    return tuple(found)
+
+
+def _find_data_nodes(index: GraphIndex) -> set[str]:
+    """The main graph's nodes that depend on an input; the rest is weights, whatever is computed from them first."""
+    tensors = {value.name for value in index.inputs}
+    found = set()
+    for node in index.nodes:
+        if not node.scope and (index.subgraphs(node.name) or tensors.intersection(node.inputs)):
+            found.add(node.name)
+            tensors.update(node.outputs)
+    return found
+
+
+def find_source(index: GraphIndex, tensor: str) -> str:
+    """The float tensor behind one: through a pair and the Clip that narrows its range."""
+    for _ in range(len(index.nodes) + 1):
+        node = index.producer(TensorId(tensor))
+        if node is None or not (node.op_type in (QUANTIZE, DEQUANTIZE) or _is_quantizer_clip(index, node)):
+            return tensor
+        tensor = node.inputs[0]
+    return tensor
+
+
+def _is_quantizer_clip(index: GraphIndex, node: NodeRef) -> bool:
+    """A Clip that narrows a quantizer's range, known by its name: nothing else reads it."""
+    if node.op_type != "Clip" or node.scope or index.is_output(TensorId(node.outputs[0])):
+        return False
+    readers = [index.node(edge.node).op_type for edge in index.consumers(TensorId(node.outputs[0]))]
+    return bool(readers) and set(readers) == {"QuantizeLinear"} and node.outputs[0].endswith(PARTS["clipped"])
+
+
+def _find_dequantized(index: GraphIndex, quantizer: NodeRef) -> list[str]:
+    readers = (index.node(edge.node) for edge in index.consumers(TensorId(quantizer.outputs[0])))
+    return [node.outputs[0] for node in readers if node.op_type == "DequantizeLinear"]
+
+
+def find_losses(
+    index: GraphIndex, made: Iterable[MatchedTensor], sqnr: Mapping[str, float]
+) -> dict[str, tuple[float, float]]:
+    """By tensor: (SQNR of the worst tensor its node reads, its own), from tensors with one; within 60 dB of zero.
+
+    A tensor without an SQNR has that of its worst input; model inputs and constants are exact.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for row in made:
+        inputs = (found.get(find_source(index, name)) for name in row.node.inputs if name)
+        before = min((one[1] for one in inputs if one is not None), default=_EXACT_DB)
+        own = sqnr.get(row.name, math.nan)
+        found[row.name] = (before, before if math.isnan(own) else min(max(own, -_EXACT_DB), _EXACT_DB))
+    return found

@@ -1,0 +1,146 @@
+"""Errors of a tensor summed up sample by sample, and the bounds they must keep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.engines.diff.model import Error, OutputDiff, Tolerances, Unmet
+from onnxq.evaluation.accumulator import ErrorAccumulator
+from onnxq.evaluation.slices import SliceSums
+
+Array = NDArray[np.generic]
+
+# Two engines that add the same float32 numbers in another order differ less than this; so does float16 or TF32.
+SAME_DB = 40.0
+# Rounding can move an integer by one step; float arithmetic adds a little to it.
+ONE_LEVEL = 1.01
+# Attention masks, not numbers: squared, they would drown everything else. Their positions are left out.
+_MASK = 1e30
+# Two roundings of one network, each as far from float as the other, are twice that noise apart.
+_TWICE_DB = 10.0 * math.log10(2.0)
+
+
+@dataclass
+class Tally:
+    """Error sums of one tensor, its largest relative error, worst sample and agreement in the top k.
+
+    step: one level of the tensor's quantizer, 0 without one. sliced: judge slices of other scales too.
+    """
+
+    name: str
+    top_k: int = 0
+    step: float = 0.0
+    sliced: bool = False
+    samples: int = 0
+    max_rel: float = 0.0
+    worst_sample: int = 0
+    _worst: float = -1.0
+    _hits: float = 0.0
+    _rows: int = 0
+    _sums: ErrorAccumulator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sums = ErrorAccumulator(self.name, slices=SliceSums() if self.sliced else None)
+
+    def update(self, reference: Array, value: Array) -> None:
+        """Add one sample."""
+        reference = _drop_masks(reference)
+        found = self._sums.update(reference, value)
+        at, self.samples = self.samples, self.samples + 1
+        if found is None:
+            return
+        self.max_rel = max(self.max_rel, _divide(found.max_abs, found.peak))
+        share = _divide(found.noise, found.signal)
+        if share > self._worst:
+            self._worst, self.worst_sample = share, at
+        if self.top_k and reference.ndim and reference.shape[-1] > 1:
+            hits, rows = _count_shared(reference.astype(np.float64), value.astype(np.float64), self.top_k)
+            self._hits += hits
+            self._rows += rows
+
+    def error(self, run: str, against: str) -> Error:
+        """Return the error over all samples."""
+        found = self._sums.result()
+        return Error(
+            run=run,
+            against=against,
+            sqnr_db=found.sqnr_db,
+            whole_db=found.whole_db,
+            part=found.part,
+            cosine=found.cosine,
+            max_abs=found.max_abs,
+            max_rel=self.max_rel,
+            top_k=self._hits / self._rows if self._rows else math.nan,
+            levels=found.max_abs / self.step if self.step else math.nan,
+            samples=self.samples,
+        )
+
+
+def _divide(error: float, by: float) -> float:
+    return error / by if by else math.inf if error else 0.0
+
+
+def _drop_masks(reference: Array) -> Array:
+    if reference.dtype.kind != "f" or reference.dtype.itemsize < 4:
+        return reference
+    masks = np.abs(reference) > _MASK
+    return np.where(masks, np.nan, reference) if masks.any() else reference
+
+
+def _count_shared(reference: NDArray[np.float64], value: NDArray[np.float64], k: int) -> tuple[float, int]:
+    """Over all rows: the share of the k largest that both name, summed; and the number of rows."""
+    width = reference.shape[-1]
+    k = min(k, width)
+    # A stable sort: equal values keep the order of their indices in both.
+    mine, theirs = (np.argsort(-array.reshape(-1, width), axis=1, kind="stable")[:, :k] for array in (reference, value))
+    return float((mine[:, :, None] == theirs[:, None, :]).any(axis=2).mean(axis=1).sum()), len(mine)
+
+
+def diverges(error: Error, accuracy_db: float = math.inf) -> bool:
+    """True when two engines differ by more than rounding.
+
+    Rounding is: at least 40 dB, or at most one level of the quantizer, or no more than two equally good roundings
+    of the network differ (`accuracy_db`, SQNR against float, less 3 dB): a value rounded the other way early on moves
+    all those after it.
+    """
+    if math.isnan(error.sqnr_db):
+        return True
+    return error.sqnr_db < min(SAME_DB, accuracy_db - _TWICE_DB) and not error.levels <= ONE_LEVEL
+
+
+_AGAINST_FLOAT = (
+    ("SQNR in dB", "sqnr_db", "min_sqnr"),
+    ("cosine", "cosine", "min_cosine"),
+    ("max abs error", "max_abs", "max_abs"),
+    ("top-k agreement", "top_k", "min_agreement"),
+)
+
+
+def find_unmet(outputs: Iterable[OutputDiff], tolerances: Tolerances) -> tuple[Unmet, ...]:
+    """Every tolerance that an output of a run does not meet; one that cannot be measured is not met."""
+    found = []
+    for output in outputs:
+        checks = [(error, check) for error in output.accuracy for check in _AGAINST_FLOAT]
+        checks += [
+            (error, ("SQNR in dB against what the file says", "sqnr_db", "min_engines")) for error in output.engines
+        ]
+        for error, (measure, attribute, tolerance) in checks:
+            wanted = getattr(tolerances, tolerance)
+            value = float(getattr(error, attribute))
+            if wanted is None or (attribute == "top_k" and math.isnan(value)):
+                continue  # An output without rows to rank has no agreement to ask for.
+            at_most = tolerance == "max_abs"
+            if not (value <= wanted if at_most else value >= wanted):
+                part = error.part if attribute == "sqnr_db" else ""
+                found.append(
+                    Unmet(
+                        output=output.name, run=error.run, measure=measure, value=value, wanted=wanted,
+                        at_most=at_most, part=part,
+                    )
+                )  # fmt: skip
+    return tuple(found)

@@ -1,0 +1,189 @@
+"""The result of a comparison of engines, as frozen values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onnxq.annotate import WeightSums
+from onnxq.sites import Refusal
+
+FLOAT, OFF, ON, TRT = "float", "ort-off", "ort-on", "trt"
+_LABELS = {OFF: "as the file says", ON: "as ORT runs it"}
+
+
+def label_run(base: str, origin: str = "") -> str:
+    """A run as people read it: without ORT's optimizations "as the file says", with them "as ORT runs it".
+
+    base, origin: as of Run.
+    """
+    label = _LABELS.get(base, base)
+    return f"{label} ({origin})" if origin else label
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One model in one engine. name: its column and its runner's name in saved results. samples: how many it ran.
+
+    base: the name without its origin. origin: of a run from a file whose name others have too, "" for any other.
+    """
+
+    name: str
+    engine: str
+    samples: int = 0
+    base: str = ""
+    origin: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name as people read it."""
+        return label_run(self.base or self.name, self.origin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Error:
+    """The distance of one run's tensor from another's, over all samples.
+
+    sqnr_db: inf when identical; of an output's worst part, where slices of another scale are farther than the whole;
+    part: those slices, like "[:, 4:, :]"; whole_db: of the whole, nan where nobody looked. max_rel: largest error over
+    the largest reference value of its sample.
+    top_k: share of the K largest along the last axis that both name; nan where there is none. levels: largest error
+    in steps of the tensor's quantizer; nan where it has none.
+    """
+
+    run: str
+    against: str
+    sqnr_db: float
+    cosine: float
+    max_abs: float
+    max_rel: float
+    top_k: float = math.nan
+    levels: float = math.nan
+    samples: int = 0
+    part: str = ""
+    whole_db: float = math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputDiff:
+    """One model output: every quantized run against float, and every engine against ORT without optimizations."""
+
+    name: str
+    accuracy: tuple[Error, ...]
+    engines: tuple[Error, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDiff:
+    """One tensor inside. name: the float model's; at: the quantized model's that was read for it ("" the same).
+
+    node, op: its producer. drop_db: the SQNR it lost against the worst tensor it is computed from.
+    """
+
+    name: str
+    node: str
+    op: str
+    at: str = ""
+    accuracy: tuple[Error, ...] = ()
+    engines: tuple[Error, ...] = ()
+    drop_db: float = math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """The first tensor, in the order of the network, in which an engine differs from another beyond rounding.
+
+    saturating: the weights whose 16-bit sums overflow on CPUs without VNNI, where that explains it.
+    """
+
+    run: str
+    against: str
+    tensor: str
+    node: str
+    op: str
+    sqnr_db: float
+    levels: float = math.nan
+    saturating: tuple[WeightSums, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bisection:
+    """The smallest subgraph found whose output diverges when both engines get the same inputs.
+
+    nodes, ops: in the order they run; inputs, output: its tensors; trials: subgraphs tried; path: its file.
+    failure: of an engine that cannot run it at all, in the engine's words.
+    """
+
+    run: str
+    against: str
+    output: str
+    nodes: tuple[str, ...]
+    ops: tuple[str, ...]
+    inputs: tuple[str, ...]
+    sqnr_db: float
+    max_abs: float
+    levels: float = math.nan
+    trials: int = 0
+    failure: str = ""
+    path: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    """Bounds that the quantized model must keep; None: not checked.
+
+    min_engines: SQNR in dB of each engine against ORT without optimizations; the others are against float.
+    """
+
+    min_sqnr: float | None = None
+    min_cosine: float | None = None
+    max_abs: float | None = None
+    min_agreement: float | None = None
+    min_engines: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmet:
+    """A tolerance that an output, or part of it, does not meet in a run."""
+
+    output: str
+    run: str
+    measure: str
+    value: float
+    wanted: float
+    at_most: bool = False
+    part: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The result of one `onnxq diff`.
+
+    float_model, quantized_model: paths as given ("" when only in memory). top_k: K of the agreement.
+    worst: layers by SQNR drop, the largest first. skipped: engines and tensors that were not compared, and why.
+    saved: files written. unmet: tolerances not met, in the order of the outputs. missing: engines asked for by name
+    that could not run. divergences: at most one for every run.
+    """
+
+    float_model: str = ""
+    quantized_model: str = ""
+    data: str = ""
+    samples: int = 0
+    synthetic: bool = False
+    top_k: int = 1
+    runs: tuple[Run, ...] = ()
+    outputs: tuple[OutputDiff, ...] = ()
+    layers: tuple[LayerDiff, ...] = ()
+    worst: tuple[str, ...] = ()
+    divergences: tuple[Divergence, ...] = ()
+    bisections: tuple[Bisection, ...] = ()
+    skipped: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
+    unmet: tuple[Unmet, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """True when every tolerance is met and every engine asked for by name has run."""
+        return not self.unmet and not self.missing

@@ -1,0 +1,125 @@
+"""Files of results in Polygraphy's JSON, written and read without Polygraphy, and without pickling."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.data.scripts import decode_array, encode_array
+from onnxq.errors import DataError
+from onnxq.files import check_regular, first_line_of, write_text
+from onnxq.runtime import Feeds
+
+Array = NDArray[Any]
+
+RESULTS, INPUTS = "results.json", "inputs.json"
+# Polygraphy's own runner names end in a counter and the time.
+_STAMP = re.compile(r"-N\d+-\d\d/\d\d/\d\d-\d\d:\d\d:\d\d$")
+_STORABLE = frozenset("fiub")
+# The key by which Polygraphy's JSON names the class of an object.
+_CLASS = "polygraphy_class"
+
+
+@dataclass
+class Recorder:
+    """Keeps the inputs and outputs of the first `limit` samples, to be written as Polygraphy's files."""
+
+    limit: int
+    inputs: list[dict[str, Array]] = field(default_factory=list)
+    outputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def wants(self, sample: int) -> bool:
+        """True for the samples that are kept."""
+        return sample < self.limit
+
+    def add(self, feeds: Feeds, by_run: Mapping[str, Mapping[str, Any]], seconds: Mapping[str, float]) -> None:
+        """Keep copies of one sample: runners use their buffers again."""
+        self.inputs.append({name: _copy_storable(value) for name, value in feeds.items()})
+        for run, values in by_run.items():
+            arrays = {name: _copy_storable(value) for name, value in values.items() if isinstance(value, np.ndarray)}
+            row = {"outputs": arrays, "runtime": seconds.get(run), "runner_name": run, _CLASS: "IterationResult"}
+            self.outputs.setdefault(run, []).append(row)
+
+    def write(self, folder: Path, *, overwrite: bool) -> tuple[str, ...]:
+        """results.json (RunResults) and inputs.json (a list of feeds); both readable by `polygraphy run`."""
+        results = {"lst": list(self.outputs.items()), _CLASS: "RunResults"}
+        for name, value in ((RESULTS, results), (INPUTS, self.inputs)):
+            write_text(folder / name, _to_json(value), overwrite=overwrite)
+        return str(folder / RESULTS), str(folder / INPUTS)
+
+
+def save_feeds(path: Path, feeds: Sequence[Feeds], *, overwrite: bool) -> None:
+    """Write feeds as Polygraphy's JSON of inputs."""
+    arrays = [{name: _copy_storable(value) for name, value in one.items()} for one in feeds]
+    write_text(path, _to_json(arrays), overwrite=overwrite)
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, indent=4, default=lambda array: {"array": encode_array(array), _CLASS: "ndarray"})
+
+
+def _copy_storable(value: Array) -> Array:
+    """A copy numpy can write and read back without pickling: bfloat16 and float8 as float32."""
+    return np.array(value if value.dtype.kind in _STORABLE else value.astype(np.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedRun:
+    """One runner's outputs from a file, sample by sample. origin: tells it from a run of the same name, "" alone."""
+
+    name: str
+    path: str
+    samples: tuple[dict[str, Array], ...]
+    origin: str = ""
+
+
+def load_results(path: str | Path) -> tuple[LoadedRun, ...]:
+    """The runs in a Polygraphy results file, a folder of per-iteration files, or a folder that a comparison saved.
+
+    Raises DataError for anything else.
+    """
+    place = Path(path)
+    file = place / RESULTS if (place / RESULTS).is_file() else place
+    if not file.exists():
+        raise DataError(path, "there is no such file or folder", "save one with `onnxq diff` and `save=…`", code="Q217")
+    files = sorted(file.glob("*.json")) if file.is_dir() else [file]
+    for one in files:
+        check_regular(one, DataError)
+    found: dict[str, list[dict[str, Array]]] = {}
+    try:
+        for one in files:
+            document = json.loads(one.read_text(encoding="utf-8"), object_hook=_decode)
+            for name, iterations in document["lst"]:
+                found.setdefault(_STAMP.sub("", str(name)), []).extend(map(_read_outputs, iterations))
+    except Exception as error:  # the file may hold anything; numpy and json each complain in their own way
+        fix = "save one with `onnxq diff` and `save=…`, or `polygraphy run --save-outputs`"
+        raise DataError(path, f"holds no Polygraphy RunResults ({first_line_of(error)})", fix, code="Q217") from error
+    if not any(found.values()):
+        raise DataError(path, "holds no results", "save some with `onnxq diff` and `save=…`", code="Q217")
+    return tuple(LoadedRun(name, str(path), tuple(samples)) for name, samples in found.items())
+
+
+def _decode(found: dict[str, Any]) -> Any:
+    """An object of Polygraphy's JSON: arrays as such, lazy or not, others as the dict of their fields."""
+    if found.get(_CLASS) == "ndarray":
+        return decode_array(found["array"])
+    # LazyNumpyArray in earlier releases.
+    return found["values"] if found.get(_CLASS) in ("LazyArray", "LazyNumpyArray") else found
+
+
+def _read_outputs(iteration: Mapping[str, Any]) -> dict[str, Array]:
+    return {name: np.asarray(value) for name, value in iteration["outputs"].items()}
+
+
+def find_inputs_beside(path: str | Path) -> Path | None:
+    """The inputs that were saved with some results; None when there are none."""
+    place = Path(path)
+    file = (place if place.is_dir() else place.parent) / INPUTS
+    return file if file.is_file() else None

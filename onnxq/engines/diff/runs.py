@@ -1,0 +1,182 @@
+"""The runs that are compared: which engines can run here, and a runner for each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+
+from onnxq.annotate import read_plan_note
+from onnxq.data import Dataset
+from onnxq.engines.builder.library import ORT, RTX, name_version
+from onnxq.engines.builder.process import Profile
+from onnxq.engines.builder.shapes import find_sample_shapes
+from onnxq.engines.diff import trt
+from onnxq.engines.diff.bisect import EngineUnderTest, run_optimized
+from onnxq.engines.diff.measure import Array
+from onnxq.engines.diff.model import FLOAT, OFF, ON, TRT
+from onnxq.errors import OnnxqError
+from onnxq.files import ScratchFolder
+from onnxq.graph import GraphIndex
+from onnxq.progress import Progress
+from onnxq.runtime import Feeds, Session
+from onnxq.sites import Refusal
+
+ENGINES = ("ort", "trt")
+_FIX = {ON: "without optimizations it may run all the same: keep what the message names float with a rule"}
+_ORT_RUNS = {FLOAT: "float model, optimizations off", OFF: "optimizations off", ON: "all optimizations"}
+
+
+class Runner(Protocol):
+    """One model in one engine. seconds: of its last run."""
+
+    name: str
+    seconds: float
+
+    def infer(self, feeds: Feeds) -> Mapping[str, Any]:
+        """One sample: arrays by name, lists for sequences."""
+
+
+class OrtRunner:
+    """A Runner of a session of ONNX Runtime. outputs: those to compute, None for all."""
+
+    def __init__(self, name: str, session: Session, outputs: Sequence[str] | None = None) -> None:
+        self.name, self.seconds = name, 0.0
+        self._session, self._outputs = session, outputs
+
+    def infer(self, feeds: Feeds) -> Mapping[str, Any]:
+        """One sample: arrays by name, lists for sequences."""
+        start = time.perf_counter()
+        values = self._session.run(feeds, self._outputs)
+        self.seconds = time.perf_counter() - start
+        return values
+
+
+@dataclass(eq=False)
+class Engines:
+    """Both models in the engines asked for.
+
+    wanted: of ENGINES; () takes ORT and, where it can run, TensorRT. names: the runs that work, float first.
+    skipped: engines that do not run, with the reason; missing: those of them that had to run; failed: errors of those
+    that were tried.
+    """
+
+    float_index: GraphIndex
+    index: GraphIndex
+    dataset: Dataset
+    wanted: tuple[str, ...]
+    threads: int
+    folder: Path
+    progress: Progress
+    names: list[str] = field(default_factory=list)
+    skipped: list[Refusal] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    _shapes: Profile = field(default_factory=dict)
+    failed: dict[str, OnnxqError] = field(default_factory=dict)
+
+    @contextmanager
+    def open_runners(self, *, alone: bool) -> Iterator[list[Runner]]:
+        """Runners of all runs that get through the first sample.
+
+        alone: raise the first engine's error when none does.
+        """
+        with ExitStack() as stack:
+            runners = [self._start(FLOAT, stack)]
+            self.names.append(FLOAT)
+            for name in self._find_candidates():
+                try:
+                    runners.append(self._start(name, stack))
+                    self.names.append(name)
+                except OnnxqError as error:
+                    refusal = Refusal(
+                        name, f"{error.subject}: {error.cause}".splitlines()[0], _FIX.get(name, error.fix), code="R111"
+                    )
+                    self._skip(refusal, required=self._is_required(name))
+                    self.failed[name] = error
+            if len(runners) == 1 and self.failed and alone:
+                raise next(iter(self.failed.values()))
+            yield runners
+
+    def _find_candidates(self) -> list[str]:
+        """The runs to try. TensorRT is only tried where it can run."""
+        found = [OFF, ON] if not self.wanted or "ort" in self.wanted else []
+        if self.wanted and TRT not in self.wanted:
+            return found
+        obstacle = trt.find_obstacle()
+        if obstacle is None:
+            return [*found, TRT]
+        self._skip(obstacle, required=TRT in self.wanted)
+        return found
+
+    def _is_required(self, run: str) -> bool:
+        """True for an engine that was named, or where none was, for the one that the model was made for."""
+        if self.wanted:
+            return (TRT if run == TRT else "ort") in self.wanted
+        plan = read_plan_note(self.index.proto)
+        return (run == TRT) == (plan is not None and plan.target == TRT)
+
+    def _skip(self, refusal: Refusal, *, required: bool) -> None:
+        self.skipped.append(refusal)
+        if required:
+            self.missing.append(refusal.subject)
+
+    def _start(self, name: str, stack: ExitStack) -> Runner:
+        """A runner that got through the first sample; open until the stack is closed."""
+        with ExitStack() as trial:
+            runner = self._open(name, trial)
+            runner.infer(self.dataset[0])
+            stack.enter_context(trial.pop_all())
+        return runner
+
+    def _open(self, name: str, stack: ExitStack) -> Runner:
+        if name == TRT:
+            with self.progress("building the TensorRT engine"):
+                return self._open_trt("outputs", stack)
+        proto = (self.float_index if name == FLOAT else self.index).proto
+        with self.progress(f"loading {'the float' if name == FLOAT else 'the quantized'} model into ONNX Runtime"):
+            return OrtRunner(name, Session(proto, optimize=name == ON, threads=self.threads))
+
+    def _open_trt(self, name: str, stack: ExitStack, *, debug_tensors: bool = False) -> Runner:
+        """TensorRT's runner, of an engine built in a folder of this name."""
+        if not self._shapes:
+            self._shapes = find_sample_shapes(self.index, self.dataset.samples())
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        engine = trt.build_trt(self.index.proto, self._shapes, folder, debug_tensors=debug_tensors)
+        return stack.enter_context(trt.TrtRunner(TRT, engine))
+
+    def open_inner(self, stack: ExitStack) -> list[Runner]:
+        """Runners that give inner tensors with their outputs: TensorRT's, if it runs."""
+        if TRT not in self.names:
+            return []
+        try:
+            with self.progress("building the TensorRT engine for its layers"):
+                return [self._open_trt("layers", stack, debug_tensors=True)]
+        except OnnxqError as error:
+            fix = "the outputs are compared all the same"
+            self._skip(Refusal(f"layers of {TRT}", error.cause, fix, code="R111"), required=False)
+            return []
+
+    def find_under_test(self, run: str) -> EngineUnderTest | None:
+        """The engine that bisection runs parts of the model in; None for the reference and for loaded runs."""
+        found = {ON: run_optimized, TRT: self._run_trt}.get(run)
+        return None if found is None else EngineUnderTest(run, found)
+
+    def _run_trt(self, proto: onnx.ModelProto, feeds: Feeds) -> Mapping[str, Array]:
+        with ScratchFolder(self.folder) as folder:
+            shapes = find_sample_shapes(GraphIndex(proto), [feeds])
+            with trt.TrtRunner(TRT, trt.build_trt(proto, shapes, folder)) as runner:
+                return {name: np.array(value) for name, value in runner.infer(feeds).items()}
+
+
+def describe_engine(run: str) -> str:
+    """The engine of a local run, for people."""
+    if run == TRT:
+        return name_version(trt.find_engine() or RTX)
+    return f"{name_version(ORT)}, {_ORT_RUNS[run]}"

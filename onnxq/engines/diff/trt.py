@@ -1,0 +1,145 @@
+"""TensorRT in `diff`: whether it can run here, engines for this machine's GPU, and running them with Polygraphy."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxq.engines.builder.library import LIBRARIES, RTX
+from onnxq.engines.builder.library import TRT as TENSORRT
+from onnxq.engines.builder.process import ENGINE, BuildState, Job, Profile, build_engine
+from onnxq.engines.diff.model import TRT
+from onnxq.errors import MissingDependencyError, ModelError
+from onnxq.runtime import Feeds, NodeError
+from onnxq.sites import Refusal
+
+INSTALL = "pip install 'onnxq[polygraphy]'"
+# Seconds. A large network takes minutes to build; one that takes longer hangs.
+_TIMEOUT = 3600.0
+# Characters of a message of Polygraphy's: it goes on for lines, and only the first ones name the cause.
+_MESSAGE = 500
+
+
+def find_engine() -> str | None:
+    """The TensorRT to use: `tensorrt` where it is installed, else TensorRT for RTX, else None."""
+    return next((engine for engine in (TENSORRT, RTX) if find_spec(LIBRARIES[engine].module) is not None), None)
+
+
+def find_obstacle() -> Refusal | None:
+    """Why an engine cannot be run on this machine; None when it can be tried."""
+    engine = find_engine()
+    if engine is None:
+        cause = "TensorRT is not installed"
+        fix = (
+            "pip install 'onnxq[trt]' 'onnxq[polygraphy]' on a machine with an NVIDIA GPU ('onnxq[trt-rtx]' for "
+            "TensorRT for RTX)"
+        )
+    elif find_spec("polygraphy") is None:
+        cause, fix = "Polygraphy, which runs its engines, is not installed", INSTALL
+    elif not _count_gpus():
+        cause = (
+            f"{LIBRARIES[engine].module} is installed, but there is no NVIDIA GPU (or no driver) to run an engine on"
+        )
+        fix = "run `onnxq diff` with `save=…` on a machine with one, and take its folder as `load=…` here"
+    else:
+        return None
+    return Refusal(TRT, cause, fix, code="R111")
+
+
+def _count_gpus() -> int:
+    """GPUs the driver can use; 0 without a driver."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return 0
+    return count.value
+
+
+def build_trt(
+    proto: onnx.ModelProto,
+    shapes: Profile,
+    folder: Path,
+    *,
+    debug_tensors: bool = False,
+    capability: tuple[int, ...] = (),
+) -> Path:
+    """Build an engine for this machine's GPU, or another's capability, in a child process. Returns its path.
+
+    debug_tensors: as of Job. Raises ModelError with TensorRT's own words when it gives none.
+    """
+    # Without TF32: differences of kernels are looked for, not of float formats.
+    job = Job(
+        engine=find_engine() or TENSORRT, capability=capability, shapes=shapes, debug_tensors=debug_tensors, tf32=False
+    )  # fmt: skip
+    result = build_engine(proto, job, folder, timeout=_TIMEOUT)
+    if result.state is BuildState.BUILT:
+        return folder / ENGINE
+    error = NodeError(TRT, f"cannot build the engine: {result.reason}", code="Q115")
+    error.node = result.node
+    raise error
+
+
+def load_polygraphy(module: str) -> Any:
+    """A module of Polygraphy. Raises MissingDependencyError with the install line."""
+    try:
+        return import_module(f"polygraphy.{module}")
+    except ImportError as error:
+        raise MissingDependencyError("polygraphy", f"cannot be imported ({error})", INSTALL, code="Q804") from error
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Nothing that Polygraphy logs is shown; its errors become ModelErrors with its words."""
+    logger = load_polygraphy("logger").G_LOGGER
+    own = load_polygraphy("exception").PolygraphyException
+    with logger.verbosity(logger.CRITICAL + 1):
+        try:
+            yield
+        except (own, OSError) as error:  # OSError: a CUDA library that cannot be loaded
+            message = " ".join(str(error).split())
+            raise ModelError("Polygraphy", message[:_MESSAGE] or "failed", code="Q115") from error
+        except (AttributeError, TypeError, RuntimeError) as error:
+            # Polygraphy and TensorRT grow apart with their releases; a mismatch shows as one of these.
+            fix = "install releases of polygraphy and TensorRT that belong together"
+            raise ModelError(TRT, f"{type(error).__name__}: {error}", fix, code="Q115") from error
+
+
+class TrtRunner:
+    """A Runner of a built engine: a context manager. Tensors that survived fusion come out with its outputs."""
+
+    def __init__(self, name: str, engine: Path) -> None:
+        self.name, self.seconds = name, 0.0
+        # Polygraphy decides once which TensorRT it uses, when its TensorRT backend is first imported.
+        load_polygraphy("config").USE_TENSORRT_RTX = find_engine() == RTX
+        with translate_errors():
+            backend = load_polygraphy("backend.trt")
+            self._runner = backend.TrtRunner(backend.EngineFromPath(str(engine)), name=name)
+        self._open = ExitStack()
+
+    def __enter__(self) -> TrtRunner:
+        with translate_errors():
+            self._open.enter_context(self._runner)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with translate_errors():
+            self._open.close()
+
+    def infer(self, feeds: Feeds) -> Mapping[str, Any]:
+        """One sample: arrays by name. They may be the runner's own buffers, which last until its next run."""
+        with translate_errors():
+            # Dataset checks the feeds, with better messages.
+            values = dict(self._runner.infer(dict(feeds), check_inputs=False))
+            self.seconds = self._runner.last_inference_time()
+            return values

@@ -1,0 +1,209 @@
+"""Kernels against the model: the type of every heavy node, and whether the integers of every pair reach a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from onnxq.annotate import Inspection, PairInfo, WeightSums, find_saturating
+from onnxq.annotate.notes import Notes, read_notes
+from onnxq.engines.prove.kernels import (
+    HEAVY,
+    PRODUCTS,
+    describe_types,
+    find_arithmetic,
+    find_computed_type,
+    find_workers,
+    is_low,
+)
+from onnxq.engines.prove.proof import FLOAT8, INT8, UNSEEN, Kernel, NodeProof, SiteProof, SiteState
+from onnxq.engines.prove.reasons import Reasons
+from onnxq.graph import GraphIndex, NodeRef
+from onnxq.plan.names import DEQUANTIZE
+from onnxq.sites import Role, TensorId
+
+
+def judge_model(
+    index: GraphIndex, inspection: Inspection, kernels: Sequence[Kernel], reasons: Reasons
+) -> tuple[tuple[NodeProof, ...], tuple[SiteProof, ...]]:
+    """One proof for every heavy node and every pair of the model, in its order."""
+    by_node = _group_by_node(kernels)
+    nodes = tuple(_judge_node(node, by_node.get(node.name, ()), reasons) for node in find_heavy_nodes(index))
+    notes = read_notes(inspection.model)
+    proven = {one.node: one for one in nodes}
+    pairs = (_Pair(index, pair, _find_rule(notes, pair)) for pair in inspection.pairs)
+    return nodes, tuple(pair.judge(proven, by_node, reasons) for pair in pairs)
+
+
+def judge_sums(index: GraphIndex, kernels: Sequence[Kernel]) -> tuple[WeightSums, ...]:
+    """The weights that can overflow 16-bit sums, by the kernels that ONNX Runtime took where these are known."""
+    by_node = _group_by_node(kernels)
+    found = []
+    for weight in find_saturating(index):
+        if index.node(weight.node).op_type in PRODUCTS:
+            working = find_workers(weight.op, by_node.get(weight.node, ()))
+            kind = find_computed_type(weight.op, working)
+            if kind != UNSEEN:
+                weight = replace(weight, exact=_describe_exact(kind, working[0] if working else None))
+        found.append(weight)
+    return tuple(found)
+
+
+def judge_optimizer_sums(
+    index: GraphIndex, kernels: Sequence[Kernel], optimized: GraphIndex, known: Sequence[WeightSums]
+) -> tuple[WeightSums, ...]:
+    """The weights that the file holds as float, ONNX Runtime rounds to int8 by itself, and that can overflow.
+
+    optimized: the graph that the kernels are nodes of. known: the weights found in the file.
+    """
+    by_name = {kernel.name: kernel for kernel in kernels}
+    seen = {one.node for one in known}
+    found = []
+    for weight in find_saturating(optimized):
+        kernel = by_name.get(weight.node)
+        names = [name for name in (kernel.nodes if kernel is not None else ()) if index.node(name).op_type in PRODUCTS]
+        if weight.saturates and len(names) == 1 and names[0] not in seen:
+            found.append(replace(weight, node=names[0], op=index.node(names[0]).op_type))
+    return tuple(found)
+
+
+def _describe_exact(kind: str, kernel: Kernel | None) -> str:
+    if kind != INT8:
+        return f"computed in {kind}"
+    data = kernel.inputs[0].dtype if kernel is not None and kernel.inputs else ""
+    return "computed as int8 by int8" if data == "int8" else ""
+
+
+def _group_by_node(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
+    """The kernels that have a part in each node."""
+    found: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        for name in kernel.nodes:
+            found.setdefault(name, []).append(kernel)
+    return found
+
+
+def find_heavy_nodes(index: GraphIndex) -> tuple[NodeRef, ...]:
+    """Products and pools of every scope; not those of constants alone, which no engine runs."""
+    return tuple(node for node in index.nodes if node.op_type in HEAVY and not _is_constant(index, node))
+
+
+def _is_constant(index: GraphIndex, node: NodeRef) -> bool:
+    found = [index.resolve(name, node.scope) for name in node.inputs if name]
+    return bool(found) and all(tensor is not None and index.is_constant(tensor) for tensor in found)
+
+
+def _find_rule(notes: Notes, pair: PairInfo) -> str:
+    """The rule that placed a pair, as noted when it was written; "" for other tools' pairs."""
+    for known in (notes.by_node, notes.own):
+        for name in pair.nodes:
+            if rule := known.get(name, {}).get("rule"):
+                return str(rule)
+    return ""
+
+
+def _judge_node(node: NodeRef, kernels: Sequence[Kernel], reasons: Reasons) -> NodeProof:
+    found = find_workers(node.op_type, kernels)
+    kind = find_computed_type(node.op_type, found)
+    first = found[0] if found else None
+    types = describe_types(node.op_type, first) if first else ""
+    return NodeProof(
+        node=node.name,
+        op=node.op_type,
+        type=kind,
+        kernel=first.name if first else "",
+        kind=first.kind if first else "",
+        types=types,
+        kernels=tuple(kernel.name for kernel in kernels),
+        reason="" if kind in (INT8, FLOAT8) else reasons.explain_node(node, kind, types),
+        stored=find_arithmetic(node.op_type, first).stored if first else "",
+    )
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One pair, and which of its readers take its integers in."""
+
+    index: GraphIndex
+    pair: PairInfo
+    rule: str
+
+    def judge(
+        self, proven: Mapping[str, NodeProof], by_node: Mapping[str, Sequence[Kernel]], reasons: Reasons
+    ) -> SiteProof:
+        """The proof of the pair."""
+        pair, readers = self.pair, self._find_readers()
+        own = list(by_node.get(pair.dequantize, ()))
+        fused: dict[str, None] = {}
+        unfused: dict[str, None] = {}
+        unseen: dict[str, None] = {}
+        for reader in readers:
+            verdict = self._takes_integers(reader, proven.get(reader.name), by_node, own)
+            (unseen if verdict is None else fused if verdict else unfused)[reader.name] = None
+        if not readers:  # the pair stands before a model output: integers must come that far
+            reached = any(_reads_low(kernel, pair) for kernel in own)
+            (unseen if not own else fused if reached else unfused)["the model's output"] = None
+        state = _find_state(fused, unfused)
+        kernels = dict.fromkeys(kernel.name for kernel in own if _reads_low(kernel, pair))
+        return SiteProof(
+            site=str(pair.site),
+            role=str(pair.role),
+            state=state,
+            rule=self.rule,
+            readers=tuple(reader.name for reader in readers),
+            unfused=tuple(unfused),
+            kernels=tuple(kernels),
+            reason="" if state is SiteState.FUSED else reasons.explain_site(pair, self.rule, tuple(unfused), proven),
+        )
+
+    def _find_readers(self) -> tuple[NodeRef, ...]:
+        name = self.pair.dequantize
+        if not name:
+            return ()
+        made = TensorId(self.index.node(name).outputs[0], self.index.node(name).scope)
+        return tuple({e.node: self.index.node(e.node) for e in self.index.consumers(made)}.values())
+
+    def _takes_integers(
+        self,
+        reader: NodeRef,
+        proof: NodeProof | None,
+        by_node: Mapping[str, Sequence[Kernel]],
+        own: Sequence[Kernel],
+    ) -> bool | None:
+        """True when the reader takes the integers in, False when it reads floats, None when neither can be seen."""
+        if proof is not None and proof.op in PRODUCTS:
+            if proof.type == UNSEEN:
+                return None
+            stored = self.pair.role is Role.WEIGHT and proof.stored == self.pair.storage
+            return proof.type in (INT8, FLOAT8) or stored
+        mine = [kernel for kernel in own if not _only_dequantizes(kernel, self.pair)] or list(own)
+        near = [kernel for kernel in by_node.get(reader.name, ()) if kernel in mine]
+        seen = near or mine or list(by_node.get(reader.name, ()))
+        if not seen:
+            # An equal pair follows: dequantizing here and quantizing there cancel out, and the bytes go on.
+            written = [tensor for kernel in by_node.get(self.pair.quantize, ()) for tensor in kernel.outputs]
+            return True if any(is_low(tensor.dtype) for tensor in written) else None
+        taken = [_takes(kernel, self.pair) for kernel in seen]
+        return any(taken) if near or len(taken) == 1 else all(taken)
+
+
+def _find_state(fused: Iterable[str], unfused: Iterable[str]) -> SiteState:
+    if fused:
+        return SiteState.PARTLY if unfused else SiteState.FUSED
+    return SiteState.UNFUSED if unfused else SiteState.UNSEEN
+
+
+def _reads_low(kernel: Kernel, pair: PairInfo) -> bool:
+    """The kernel reads integers; constants count for pairs of constants only."""
+    read = kernel.inputs if pair.quantize else (*kernel.inputs, *kernel.weights)
+    return any(is_low(tensor.dtype) for tensor in read)
+
+
+def _only_dequantizes(kernel: Kernel, pair: PairInfo) -> bool:
+    """A kernel that does nothing but dequantize."""
+    return set(kernel.nodes) <= {pair.dequantize} or kernel.kind == DEQUANTIZE
+
+
+def _takes(kernel: Kernel, pair: PairInfo) -> bool:
+    """The kernel reads integers and the pair's quantization did not just happen in it."""
+    return _reads_low(kernel, pair) and not _only_dequantizes(kernel, pair) and pair.quantize not in kernel.nodes

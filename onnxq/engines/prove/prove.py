@@ -1,0 +1,310 @@
+"""Prove a model: build it for an engine, and find its nodes and pairs in the engine's own list of kernels."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import onnx
+
+from onnxq.annotate import Inspection, WeightSums, inspect_model, read_plan_note
+from onnxq.config import matches
+from onnxq.data import Dataset
+from onnxq.engines.builder import process
+from onnxq.engines.builder.library import ENGINES, LIBRARIES, ORT, RTX, name_version
+from onnxq.engines.builder.process import BuildResult, BuildState, Job, build_engine, check_library
+from onnxq.engines.builder.shapes import make_profile
+from onnxq.engines.prove.choice import choose_engine
+from onnxq.engines.prove.compare import changes, read_proof
+from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_optimizer_sums, judge_sums
+from onnxq.engines.prove.kernels import HEAVY
+from onnxq.engines.prove.ort_kernels import count_integer_kernels, read_optimized
+from onnxq.engines.prove.proof import INT8, Build, Kernel, Proof, Reduced, Requirement
+from onnxq.engines.prove.reasons import Reasons
+from onnxq.engines.prove.reduce import find_smallest_failure
+from onnxq.engines.prove.trt_kernels import read_inspector, read_text
+from onnxq.engines.saturation.measure import measure_saturation
+from onnxq.engines.saturation.model import Cost
+from onnxq.errors import ConfigError, OnnxqError, OutputError
+from onnxq.files import ScratchFolder, replacing, saving_into
+from onnxq.graph import GraphIndex, infer_shapes, inline_functions, name_nodes, save_model
+from onnxq.nearest import did_you_mean
+from onnxq.progress import Progress, silent
+from onnxq.runtime import open_libraries
+from onnxq.sites import Caution, Unquantized
+
+# Compute capability that engines are built for where none is asked for: GeForce 30.
+CAPABILITY = "8.6"
+# Seconds.
+TIMEOUT = 600.0
+# Seconds in all and for a part, which is smaller than the whole: a longer build is not worth waiting for.
+_REDUCE_SECONDS, _PART_SECONDS = 180.0, 60.0
+_CACHE = "timing.cache"
+REDUCED = "reduced.onnx"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """The options of `pipeline.prove`. engine: None for the one that the plan in the model is for.
+
+    dataset: samples that saturation is measured on.
+    """
+
+    engine: str | None = None
+    capability: str | None = None
+    require_int8: Sequence[str] = ()
+    require_exact: bool = False
+    dataset: Dataset | None = None
+    threads: int = 0
+    shapes: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    compare: str | Path | None = None
+    save: Path | None = None
+    force: bool = False
+    reduce: bool = False
+    timeout: float = TIMEOUT
+    progress: Progress = silent
+
+
+def prove(source: str | Path | onnx.ModelProto, request: Wish) -> Proof:
+    """Build and judge. Raises OnnxqError for options that do not fit; a build that fails is a Proof all the same."""
+    before = None if request.compare is None else read_proof(request.compare)
+    with request.progress("reading the model"):
+        inspection = _inspect_all_nodes(source)
+        engine, chosen = request.engine or "", ""
+        if not engine:
+            engine, chosen = choose_engine(inspection.model, request.capability)
+        capability = _read_capability(request, engine)
+        proto = infer_shapes(inspection.model)
+        index = GraphIndex(proto)
+    required = _select_required(index, request.require_int8)
+    shapes, note = ({}, "") if engine == ORT else make_profile(proto, index, request.shapes)
+    operators = open_libraries() if engine == ORT else ()
+    # TensorRT's timing cache grows from build to build.
+    cache = "" if request.save is None else str((request.save / _CACHE).resolve())
+    job = Job(engine=engine, capability=capability, shapes=shapes, cache=cache, operators=operators)
+    with ScratchFolder() as folder:
+        with request.progress(f"building with {LIBRARIES[engine].title}, for at most {request.timeout:g} s"):
+            result = check_library(build_engine(inspection.model, job, folder, timeout=request.timeout), engine)
+        if result.state is BuildState.NO_CAPABILITY:
+            raise ConfigError(
+                f"compute capability {request.capability}", result.reason, "choose one of these", code="Q304"
+            )
+        built = result.state is BuildState.BUILT
+        with request.progress("reading the engine"):
+            kernels = _read_kernels(engine, proto, folder) if built else ()
+            weights = _find_weights(engine, index, kernels, folder)
+            saved = _copy_files(folder, result, engine, request.save)
+            guesses = [Caution("W112", note)] if note else []
+            warnings = [*inspection.warnings, *guesses, *_find_layout_changes(engine, result, folder)]
+    reduced = _reduce(index, job, result, request) if request.reduce and not built else None
+    if reduced is not None and reduced.path:
+        saved = (*saved, reduced.path)
+    reasons = Reasons(engine, index, inspection.pairs, _find_unquantized(proto), capability)
+    with request.progress("finding the kernels of nodes and pairs"):
+        nodes, sites = judge_model(index, inspection, kernels, reasons) if built else ((), ())
+    proof = Proof(
+        source=inspection.source,
+        chosen=chosen,
+        build=_describe_build(job, result, reduced, saved),
+        kernels=kernels,
+        nodes=nodes,
+        sites=sites,
+        requirements=_check_required(required, {one.node: one.type for one in nodes}),
+        weights=weights,
+        cost=_measure_cost(inspection.model, weights, request) if built else None,
+        require_exact=request.require_exact,
+        warnings=tuple(warnings),
+    )
+    if before is None:
+        return proof
+    return replace(proof, compared=str(request.compare), changes=tuple(changes(before, proof)))
+
+
+def _measure_cost(proto: onnx.ModelProto, weights: Sequence[WeightSums], request: Wish) -> Cost | None:
+    """Saturation on the samples, if there are any."""
+    if request.dataset is None:
+        return None
+    nodes = frozenset(one.node for one in weights if one.saturates)
+    with request.progress("counting sums that saturate", len(request.dataset)) as task:
+        found = measure_saturation(
+            proto, request.dataset.samples(), nodes=nodes, threads=request.threads, on_sample=task.advance
+        )
+    return replace(found, data=request.dataset.describe(), synthetic=request.dataset.synthetic)
+
+
+def _read_capability(request: Wish, engine: str) -> tuple[int, ...]:
+    """(8, 6) for "8.6"; () where the engine takes the GPU it finds."""
+    if engine not in ENGINES:
+        raise ConfigError(f"engine {engine!r}", "is not known", did_you_mean(engine, ENGINES), code="Q312")
+    if engine != ORT and (request.require_exact or request.dataset is not None):
+        asked = "`require_exact=True`" if request.require_exact else "`data=…`"
+        raise ConfigError(
+            asked, "is about kernels of ONNX Runtime; TensorRT's sums are exact", "take `engine='ort'`", code="Q317"
+        )
+    if engine != RTX:
+        if request.capability is not None:
+            raise ConfigError("compute capability", f"{engine} builds for this machine", "leave it out", code="Q317")
+        return ()
+    found = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)", (request.capability or CAPABILITY).lower())
+    if found is None:
+        raise ConfigError(f"compute capability {request.capability!r}", "is none", "write it as 8.6", code="Q304")
+    return int(found[1]), int(found[2])
+
+
+def _inspect_all_nodes(source: str | Path | onnx.ModelProto) -> Inspection:
+    """The model's pairs, with every node named and outside functions."""
+    found = inspect_model(source)
+    if not found.model.functions:
+        return found
+    return replace(inspect_model(name_nodes(inline_functions(found.model))), source=found.source)
+
+
+def _select_required(index: GraphIndex, patterns: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The heavy nodes each pattern selects, by name or operator. Raises ConfigError for one that selects none."""
+    heavy = find_heavy_nodes(index)
+    found: dict[str, tuple[str, ...]] = {}
+    for pattern in patterns:
+        try:
+            found[pattern] = tuple(n.name for n in heavy if n.op_type == pattern or matches(pattern, n.name))
+        except re.error as error:
+            raise ConfigError(
+                f"require_int8: {pattern}", f"is not a regular expression: {error}", code="Q309"
+            ) from error
+        if not found[pattern]:
+            raise ConfigError(
+                f"require_int8: {pattern}",
+                f"matches none of the {len(heavy)} nodes that are judged ({', '.join(sorted(HEAVY))})",
+                did_you_mean(pattern, [node.name for node in heavy]) if heavy else "",
+                code="Q309",
+            )
+    return found
+
+
+def _check_required(required: Mapping[str, tuple[str, ...]], types: Mapping[str, str]) -> tuple[Requirement, ...]:
+    return tuple(
+        Requirement(pattern=pattern, nodes=names, unmet=tuple(name for name in names if types.get(name) != INT8))
+        for pattern, names in required.items()
+    )
+
+
+def _find_unquantized(proto: onnx.ModelProto) -> tuple[Unquantized, ...]:
+    """The nodes that the plan inside the model left float; () when there is none or it cannot be read."""
+    plan = read_plan_note(proto)
+    return (*plan.refusals, *plan.left_float) if plan is not None else ()
+
+
+def _read_kernels(engine: str, model: onnx.ModelProto, folder: Path) -> tuple[Kernel, ...]:
+    if engine == ORT:
+        return read_optimized(model, onnx.load(folder / process.OPTIMIZED))
+    inspection = folder / process.INSPECTION
+    if inspection.exists():
+        return read_inspector(inspection.read_text(encoding="utf-8"))
+    return read_text((folder / process.LAYERS).read_text(encoding="utf-8"))
+
+
+def _find_weights(engine: str, index: GraphIndex, kernels: Sequence[Kernel], folder: Path) -> tuple[WeightSums, ...]:
+    """The weights that can overflow 16-bit sums of ONNX Runtime; those of the file alone where it was not built."""
+    if engine != ORT:
+        return ()
+    found = judge_sums(index, kernels)
+    if not kernels:
+        return found
+    optimized = GraphIndex(name_nodes(onnx.load(folder / process.OPTIMIZED)))
+    return (*found, *judge_optimizer_sums(index, kernels, optimized, found))
+
+
+def _find_layout_changes(engine: str, result: BuildResult, folder: Path) -> Iterator[Caution]:
+    """ONNX Runtime's kernels are found in its graph before tensors are laid out anew; warn when that changes them."""
+    if engine == ORT and result.state is BuildState.BUILT:
+        paths = (folder / process.OPTIMIZED, folder / process.ENGINE)
+        before, after = (count_integer_kernels(onnx.load(path)) for path in paths)
+        if before != after:
+            counts = ", ".join(f"{kind} {before[kind]} -> {after[kind]}" for kind in sorted(before | after))
+            text = f"the last step of ONNX Runtime's optimization changes the integer kernels: {counts}"
+            yield Caution("W112", text)
+
+
+def _describe_build(job: Job, result: BuildResult, reduced: Reduced | None, saved: tuple[str, ...]) -> Build:
+    return Build(
+        engine=job.engine,
+        version=name_version(job.engine),
+        state=result.state,
+        capability=".".join(map(str, job.capability)),
+        seconds=result.seconds,
+        engine_bytes=result.engine_bytes,
+        reason=result.reason,
+        node=result.node,
+        log=result.log,
+        shapes=job.shapes,
+        reduced=reduced,
+        saved=saved,
+    )
+
+
+def find_saved_names(engine: str) -> dict[str, str]:
+    """The files of a build -> their names in the user's folder."""
+    if engine == ORT:
+        return {process.LOG: "build.log", process.ENGINE: "optimized.onnx"}
+    kernels = {process.LAYERS: "layers.txt", process.INSPECTION: "layers.txt"}
+    return {process.LOG: "build.log", **kernels, process.ENGINE: "model.engine"}
+
+
+@contextmanager
+def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) -> Iterator[None]:
+    """Open the user's folder for a build's results, none of which may be an input.
+
+    engine: None where the model decides later. Raises OutputError when the folder cannot be written, or holds earlier
+    results (unless force).
+    """
+    if folder is None:
+        yield
+        return
+    engines = ENGINES if engine is None else (engine,)
+    names = tuple(dict.fromkeys((*(name for one in engines for name in find_saved_names(one).values()), REDUCED)))
+    for name in names:
+        if (folder / name).exists() and not force:
+            raise OutputError(str(folder / name), "exists", "choose another folder, or use `force=True`", code="Q601")
+    with saving_into(folder, (*names, _CACHE), parents=True):
+        yield
+
+
+def _copy_files(folder: Path, result: BuildResult, engine: str, save: Path | None) -> tuple[str, ...]:
+    """Copy a build's files to the user's folder, if there is one; returns their paths there."""
+    if save is None:
+        return ()
+    found = []
+    for name, kept in find_saved_names(engine).items():
+        if (folder / name).exists() and (result.state is BuildState.BUILT or name == process.LOG):
+            with (folder / name).open("rb") as made, replacing([save / kept], overwrite=True) as files:
+                shutil.copyfileobj(made, files[0])
+            found.append(str(save / kept))
+    return tuple(found)
+
+
+def _reduce(index: GraphIndex, job: Job, whole: BuildResult, request: Wish) -> Reduced | None:
+    """The smallest part that fails as the whole does, written to the user's folder if there is one."""
+    timeout = min(request.timeout, _PART_SECONDS)
+
+    def fails(part: onnx.ModelProto) -> bool:
+        try:
+            part_index = GraphIndex(part)
+            known = {value.name: job.shapes[value.name] for value in part_index.inputs if value.name in job.shapes}
+            shapes = make_profile(part, part_index, known)[0]
+        except OnnxqError:  # sizes of its inputs cannot be guessed
+            return False
+        finally:
+            task.advance()
+        with ScratchFolder() as folder:
+            result = build_engine(part, replace(job, shapes=shapes, cache=""), folder, timeout=timeout)
+        return result.fails_like(whole)
+
+    with request.progress(f"looking for the smallest part that fails, for at most {_REDUCE_SECONDS:g} s") as task:
+        found = find_smallest_failure(index, fails, seconds=_REDUCE_SECONDS, hint=whole.node)
+    if found is None or request.save is None:
+        return None if found is None else found[1]
+    save_model(found[0], request.save / REDUCED, overwrite=True)
+    return replace(found[1], path=str(request.save / REDUCED))

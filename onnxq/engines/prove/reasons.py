@@ -1,0 +1,190 @@
+"""Why a node stayed float and a pair did not fuse, as far as the model shows it. Evidence: tests/engines/prove."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnxq.annotate import PairInfo
+from onnxq.engines.builder.library import ORT, TRT
+from onnxq.engines.prove.kernels import PRODUCTS
+from onnxq.engines.prove.proof import UNSEEN, NodeProof
+from onnxq.graph import GraphIndex, NodeRef
+from onnxq.plan.names import DEQUANTIZE, QUANTIZE
+from onnxq.sites import Role, TensorId, Unquantized
+from onnxq.spec import PerChannel, PerTensor
+
+_NO_KERNEL = {
+    TRT: frozenset({"ConvTranspose", "AveragePool", "LpPool", "GlobalAveragePool", "LSTM", "GRU", "RNN"}),
+    ORT: frozenset({"ConvTranspose", "LSTM", "GRU", "RNN", "Einsum", "LpPool", "GlobalMaxPool"}),
+}
+# Operators that only move data: engines carry a quantization over them.
+_MOVES = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Expand"})
+_ACTIVATIONS = frozenset(
+    {"Relu", "Clip", "LeakyRelu", "HardSwish", "HardSigmoid", "Sigmoid", "Gelu", "Elu", "PRelu", "Tanh", "Mul", "Mish"}
+)
+# Pairs whose worth lies elsewhere than in a kernel that reads their integers, by the rule that placed them.
+_PURPOSE = {
+    "matmul-qkv": "it keeps the product in front of it in int8, whose weight TensorRT would else cut up in float: "
+    "its own integers are read by none, and cost rounding only"
+}
+# Int8 kernels of TensorRT need 8.0 or more.
+_TURING = (7, 5)
+# Nodes behind a product in which TensorRT looks for work to do on the weight beforehand, as far as was seen.
+_NEAR = 4
+# Axis of a weight along which a product's channels lie; a Gemm's depends on transB.
+_CHANNELS = {"Conv": 0, "MatMul": -1}
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """The model with its pairs, and the nodes its plan left float. capability: of the GPU built for, () unknown."""
+
+    engine: str
+    index: GraphIndex
+    pairs: Sequence[PairInfo]
+    left: Sequence[Unquantized] = ()
+    capability: tuple[int, ...] = ()
+    _by_dequantize: dict[str, PairInfo] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._by_dequantize.update({pair.dequantize: pair for pair in self.pairs if pair.dequantize})
+
+    def explain_node(self, node: NodeRef, kind: str, types: str) -> str:
+        """Why a heavy node does not run in int8; "" when the model does not show it."""
+        left = next((one for one in self.left if one.subject == node.name), None)
+        if left is not None:
+            return f"the plan left it float: {left.reason}"
+        family = ORT if self.engine == ORT else TRT
+        if node.op_type in _NO_KERNEL[family]:
+            text = f"{'ONNX Runtime' if family == ORT else 'TensorRT'} has no int8 kernel for {node.op_type}"
+            return f"{text}; its list names no kernel for it" if kind == UNSEEN else text
+        if kind == UNSEEN:
+            return "the engine's list of kernels does not name it: it was merged with an equal one or computed away"
+        if self.capability == _TURING:
+            return "int8 kernels need compute capability 8.0 or more"
+        fault = self._find_operand_fault(node)
+        fault = fault or (self._find_result_fault(node) if family == ORT else self._find_slicing(node))
+        return fault or f"its pairs are in place, but the engine took another kernel: {types}"
+
+    def explain_site(self, pair: PairInfo, rule: str, unfused: Sequence[str], proven: Mapping[str, NodeProof]) -> str:
+        """Why a pair's integers do not reach its readers. rule: the one that placed it, "" when unknown."""
+        if self.engine != ORT and rule in _PURPOSE:
+            return _PURPOSE[rule]
+        causes = [f"{name} runs in {proven[name].type}: {proven[name].reason}" for name in unfused if name in proven]
+        if causes:
+            return "; ".join(dict.fromkeys(causes))
+        if unfused:
+            ops = ", ".join(dict.fromkeys(pair.ops)) or "its reader"
+            return f"{ops} reads floats: the value is rounded and taken back, and no kernel reads it as integers"
+        if not pair.dequantize:
+            return "nothing dequantizes it"
+        return "no kernel in the engine's list names it: it was merged with an equal pair or computed away"
+
+    def _find_operand_fault(self, node: NodeRef) -> str:
+        """The first fault of the pairs in front of a product or pool, "" for none."""
+        for k in (0, 1) if node.op_type in PRODUCTS else (0,):
+            what = "input" if k == 0 else "weight" if self._is_constant(node, k) else f"input {k}"
+            pair = self._find_pair(node, k)
+            if pair is None:
+                return f"its {what} has no pair"
+            if fault := self._find_fault(node, k, pair, what):
+                return fault
+        return ""
+
+    def _find_fault(self, node: NodeRef, k: int, pair: PairInfo, what: str) -> str:
+        scale = self._find_scale_shape(pair)
+        if self.engine != ORT and pair.role is not Role.WEIGHT and node.op_type == "Conv" and scale == (1,):
+            return f"the scale of its {what} has shape [1], which TensorRT takes for one scale per channel: make it []"
+        if not isinstance(pair.granularity, PerTensor) and pair.role is not Role.WEIGHT:
+            return f"its {what} is quantized per channel: activations need one scale"
+        grain = pair.granularity
+        if pair.role is Role.WEIGHT and isinstance(grain, PerChannel):
+            want = self._find_channel_axes(node, k)
+            if want is not None and grain.axis not in want:
+                return f"the scales of its weight lie along axis {grain.axis}, its channels along axis {max(want)}"
+        read = self._read_type(pair)
+        if read in ("int16", "uint16", "int4", "uint4") and not (self.engine != ORT and pair.role is Role.WEIGHT):
+            return f"its {what} is {read}, for which there is no kernel"
+        return ""
+
+    def _read_type(self, pair: PairInfo) -> str:
+        """The type that the pair is stored in; a byte where a Cast unpacks it in front of the DequantizeLinear."""
+        node = self.index.node(pair.dequantize) if pair.dequantize else None
+        tensor = self.index.resolve(node.inputs[0], node.scope) if node is not None else None
+        maker = self.index.producer(tensor) if tensor is not None else None
+        unpacked = maker is not None and maker.op_type == "Cast"
+        return pair.storage.replace("int4", "int8") if unpacked else pair.storage
+
+    def _find_result_fault(self, node: NodeRef) -> str:
+        """ONNX Runtime fuses most operators only when their result is quantized too."""
+        if node.op_type == "MatMul":
+            return ""
+        at: TensorId | None = TensorId(node.outputs[0], node.scope)
+        between = []
+        while at is not None:
+            readers = [self.index.node(edge.node) for edge in self.index.consumers(at)]
+            if any(reader.op_type == QUANTIZE for reader in readers):
+                break
+            if len(readers) != 1 or readers[0].op_type not in _ACTIVATIONS:
+                return "its result is not quantized, and ONNX Runtime fuses it only then"
+            between.append(readers[0].op_type)
+            at = TensorId(readers[0].outputs[0], readers[0].scope)
+        if between:
+            return f"{' and '.join(between)} between it and QuantizeLinear changes what the pair saturates by itself"
+        return ""
+
+    def _find_slicing(self, node: NodeRef) -> str:
+        """TensorRT slices a product's weight instead of its result, and dequantizes the slices before it runs."""
+        at = TensorId(node.outputs[0], node.scope)
+        for _ in range(_NEAR):
+            readers = [self.index.node(edge.node) for edge in self.index.consumers(at)]
+            if any(reader.op_type in ("Slice", "Split") for reader in readers):
+                return (
+                    "its result is cut up, which TensorRT does to the weight instead, in float: give its result a pair"
+                )
+            if len(readers) != 1 or readers[0].op_type not in (*_MOVES, "Add"):
+                return ""
+            at = TensorId(readers[0].outputs[0], readers[0].scope)
+        return ""
+
+    def _find_pair(self, node: NodeRef, k: int) -> PairInfo | None:
+        """The pair in front of an input, seen through operators that only move data."""
+        at = node
+        while k < len(at.inputs):
+            tensor = self.index.resolve(at.inputs[k], at.scope)
+            maker = None if tensor is None else self.index.producer(tensor)
+            if maker is None:
+                return None
+            if maker.op_type == DEQUANTIZE:
+                return self._by_dequantize.get(maker.name)
+            if maker.op_type not in _MOVES and maker.op_type != "MaxPool":
+                return None
+            at, k = maker, 0
+        return None
+
+    def _find_scale_shape(self, pair: PairInfo) -> tuple[int | str | None, ...] | None:
+        node = self.index.node(pair.dequantize)
+        tensor = self.index.resolve(node.inputs[1], node.scope)
+        return None if tensor is None else self.index.shape(tensor)
+
+    def _is_constant(self, node: NodeRef, k: int) -> bool:
+        pair = self._find_pair(node, k)
+        if pair is not None:
+            return pair.role is Role.WEIGHT
+        tensor = self.index.resolve(node.inputs[k], node.scope) if k < len(node.inputs) else None
+        return tensor is not None and self.index.is_constant(tensor)
+
+    def _find_channel_axes(self, node: NodeRef, k: int) -> tuple[int, ...] | None:
+        """Axes that mean a weight's channels; None when the weight is moved on the way, or unknown."""
+        tensor = self.index.resolve(node.inputs[k], node.scope)
+        maker = None if tensor is None else self.index.producer(tensor)
+        if maker is None or maker.op_type != DEQUANTIZE:
+            return None
+        if node.op_type == "Gemm":
+            return (0, -2) if node.attrs.get("transB", 0) else (1, -1)
+        shape = self.index.shape(TensorId(maker.inputs[0], maker.scope))
+        axis = _CHANNELS.get(node.op_type)
+        if axis is None or shape is None:
+            return None
+        return (axis % len(shape), axis % len(shape) - len(shape))

@@ -1,0 +1,107 @@
+"""The smallest piece of a network in which two engines diverge."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+import onnxq
+from onnxq.data import load_data
+from onnxq.engines.diff.model import OFF, ON, LayerDiff
+from onnxq.graph import GraphIndex
+from onnxq.runtime import Session
+from tests.engines.diff.models import chain, pairs, samples
+
+
+def by_name(found: onnxq.Difference) -> dict[str, LayerDiff]:
+    return {layer.name: layer for layer in found.layers}
+
+
+def sqnr(layer: LayerDiff, run: str) -> float:
+    return next((error.sqnr_db for error in layer.accuracy if error.run == run), math.nan)
+
+
+@pytest.fixture(scope="module")
+def float_model() -> onnx.ModelProto:
+    return chain()
+
+
+# From 1.32 on, kernels that write integers leave scales along rows alone; the one that writes float still does not.
+READS_ROWS = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 32)
+
+
+# With int8 and zero point 0 a ReLU between product and quantizer keeps ORT from fusing them: only the last one is.
+@pytest.mark.parametrize(
+    ("wrong", "signed", "node", "tensor"),
+    [
+        ("w0", False, "node_a", "r"),
+        ("w1", False, "node_b", "s"),
+        ("w2", False, "node_y", "y"),
+        ("w2", True, "node_y", "y"),
+    ],
+)
+def test_a_weight_quantized_along_its_rows_is_found(
+    float_model: onnx.ModelProto, wrong: str, signed: bool, node: str, tensor: str
+) -> None:
+    """Legal by ONNX, and right without optimizations; ORT's fused products read the scales as those of columns."""
+    found = onnxq.diff(float_model, pairs(float_model, wrong, signed=signed), samples(), bisect=True, engines=["ort"])
+    (y,) = found.outputs
+    off, on = (error.sqnr_db for error in y.accuracy)
+    assert off > 25
+    if tensor != "y" and READS_ROWS:
+        assert on > 25
+        assert not found.divergences
+        return
+    assert on < 5
+    (part,) = found.divergences
+    assert (part.run, part.against, part.tensor) == (ON, OFF, tensor)
+    (piece,) = found.bisections
+    assert node in piece.nodes
+    assert f"{wrong}/DequantizeLinear" in piece.nodes
+    assert set(piece.ops) <= {"QuantizeLinear", "DequantizeLinear", "MatMul", "Relu"}
+    assert piece.ops.count("MatMul") == 1
+    assert len(piece.nodes) <= 5
+    assert piece.sqnr_db < 5
+
+
+def test_nothing_can_be_left_out_of_the_piece(float_model: onnx.ModelProto, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    broken = pairs(float_model, "w2")
+    found = onnxq.diff(float_model, broken, samples(), bisect=True, engines=["ort"], save=tmp_path / "out")
+    (piece,) = found.bisections
+    model = onnx.load(piece.path)
+    onnx.checker.check_model(model)
+    assert [node.name for node in model.graph.node] == list(piece.nodes)
+    assert [value.name for value in model.graph.input] == list(piece.inputs)
+    assert [value.name for value in model.graph.output] == [piece.output]
+    (feeds,) = load_data(str(tmp_path / "out" / "bisect-ort-on.inputs.json"), GraphIndex(model).inputs).samples()
+    off, on = (Session(model, optimize=optimize, threads=1).run(feeds)[piece.output] for optimize in (False, True))
+    noise = np.square(off - on, dtype=np.float64).sum() / np.square(off, dtype=np.float64).sum()
+    assert -10 * np.log10(noise) == pytest.approx(piece.sqnr_db, abs=0.1)
+
+
+def test_branches_are_single_units_of_a_piece() -> None:
+    """The product that parts lies behind an If; the If is taken or left as one node."""
+    float_proto = chain()
+    broken = pairs(float_proto, "w2")
+    for proto in (float_proto, broken):
+        value = helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, None)
+        bodies = {
+            name: helper.make_graph([helper.make_node(op, ["r"], ["h"], name=f"{name}_node")], name, [], [value])
+            for name, op in (("then_branch", "Relu"), ("else_branch", "Neg"))
+        }
+        at = next(k for k, node in enumerate(proto.graph.node) if node.output[0] == "r") + 1
+        taken = helper.make_node("If", ["c"], ["h"], name="choice", **bodies)
+        nodes = list(proto.graph.node)
+        for node in nodes[at:]:
+            node.input[:] = ["h" if name == "r" else name for name in node.input]
+        del proto.graph.node[:]
+        proto.graph.node.extend([*nodes[:at], taken, *nodes[at:]])
+        proto.graph.initializer.append(numpy_helper.from_array(np.array(True), "c"))
+    found = onnxq.diff(float_proto, broken, samples(), layers=True, bisect=True, engines=["ort"])
+    assert "node_y" in found.bisections[0].nodes
+    assert "h" in by_name(found)

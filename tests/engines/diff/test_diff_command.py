@@ -1,0 +1,210 @@
+"""`onnxq diff` as people and build machines run it: exit codes, messages, JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from onnx import parser
+
+from onnxq.cli import cli
+from onnxq.engines.diff.trt import find_obstacle
+from tests.engines.diff.models import chain, pairs, samples
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("diff")
+    onnx.save(chain(), place / "m.onnx")
+    onnx.save(pairs(chain()), place / "m.q.onnx")
+    onnx.save(pairs(chain(), "w2"), place / "wrong.onnx")
+    np.savez(place / "data.npz", **samples())
+    return place
+
+
+def run(folder: Path, *options: str, quantized: str = "m.q.onnx", data: str = "data.npz") -> Result:
+    args = ["diff", str(folder / "m.onnx"), str(folder / quantized), *options]
+    return CliRunner().invoke(cli, [*args, "--data", str(folder / data)] if data else args)
+
+
+def document(result: Result) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_a_sound_model(folder: Path) -> None:
+    done = run(folder)
+    assert done.exit_code == 0, done.output
+    assert "all agree within rounding" in done.stdout
+    assert "top-1" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "measure"),
+    [
+        (["--min-sqnr", "60"], "SQNR in dB"),
+        (["--min-cosine", "0.999999"], "cosine"),
+        (["--max-abs", "0.001"], "max abs error"),
+        (["--top-k", "20", "--min-agreement", "1"], "top-k agreement"),
+        (["--min-engines", "500"], "SQNR in dB against what the file says"),
+    ],
+)
+def test_an_unmet_tolerance_fails_and_says_which(folder: Path, options: list[str], measure: str) -> None:
+    done = run(folder, *options)
+    assert done.exit_code == 1
+    assert "error[Q703]: output y: as " in done.stderr
+    assert measure in done.stderr
+    assert "is wanted" in done.stderr
+    assert "outputs" in done.stdout  # The account is shown all the same.
+
+
+def test_met_tolerances_pass(folder: Path) -> None:
+    options = "--min-sqnr 20 --min-cosine 0.9 --max-abs 1e6 --min-agreement 0.5 --min-engines 40 --top-k 3"
+    done = run(folder, *options.split())
+    assert done.exit_code == 0, done.output
+
+
+def test_a_disagreement_is_shown_bisected_and_written(folder: Path, tmp_path: Path) -> None:
+    save = tmp_path / "out"
+    done = run(folder, "--layers", "--bisect", "--save", str(save), quantized="wrong.onnx")
+    assert done.exit_code == 0, done.output
+    assert "as ORT runs it: diverges from the file first at y" in done.stdout
+    assert "node_y (MatMul)" in done.stdout
+    assert "warning[W109]: as ORT runs it: something else than the file says is computed" in done.stdout
+    assert sorted(path.name for path in save.iterdir()) == [
+        "bisect-ort-on.inputs.json", "bisect-ort-on.onnx", "diff.json", "inputs.json", "results.json"
+    ]  # fmt: skip
+    again = run(folder, "--save", str(save), quantized="wrong.onnx")
+    assert again.exit_code == 1
+    assert "--force" in again.stderr
+    assert run(folder, "--save", str(save), "--force").exit_code == 0
+    assert not (save / "bisect-ort-on.onnx").exists()
+
+
+def test_json_is_one_document(folder: Path) -> None:
+    done = run(folder, "--json", "--layers", "--bisect", "--min-sqnr", "20", quantized="wrong.onnx")
+    assert done.exit_code == 1
+    found = document(done)
+    assert found["holds"] is False
+    assert found["divergences"][0]["tensor"] == "y"
+    assert "node_y" in found["bisections"][0]["nodes"]
+    assert [layer["name"] for layer in found["layers"]] == ["a", "r", "b", "s", "y"]
+    assert found["unmet"][0]["run"] == "ort-on"
+    assert found["messages"][0].startswith("as ORT runs it: SQNR in dB is")
+    assert "error[Q703]: output y" in done.stderr
+
+
+def test_json_of_a_sound_model(folder: Path) -> None:
+    done = run(folder, "--json", "--engines", "ort")
+    assert done.exit_code == 0
+    found = document(done)
+    assert (found["schema"], found["holds"], found["samples"]) == (1, True, 12)
+    assert found["layers"] == []
+
+
+def test_verbose_shows_where_tensors_were_read(folder: Path) -> None:
+    done = run(folder, "--layers", "-v")
+    assert "read at" in done.stdout
+    assert "r/quantized" in done.stdout
+
+
+def test_saved_results_are_read_back_without_data(folder: Path, tmp_path: Path) -> None:
+    assert run(folder, "--save", str(tmp_path / "gpu"), "--keep", "4").exit_code == 0
+    done = run(folder, "--load", str(tmp_path / "gpu"), "--json", data="")
+    assert done.exit_code == 0, done.output
+    assert document(done)["samples"] == 4
+    assert "ort-on (gpu)" in [one["name"] for one in document(done)["runs"]]
+
+
+def test_made_up_inputs_are_told(folder: Path) -> None:
+    done = run(folder, data="")
+    assert done.exit_code == 0
+    assert "made-up inputs" in done.stdout
+
+
+@pytest.mark.parametrize("engines", ["tensorflow", "ort,cuda"])
+def test_an_unknown_engine_is_a_usage_error(folder: Path, engines: str) -> None:
+    done = run(folder, "--engines", engines)
+    assert done.exit_code == 2
+    assert "ort and trt" in done.stderr
+
+
+def test_a_missing_model_is_the_users_to_mend(folder: Path) -> None:
+    done = run(folder, quantized="nothing.onnx")
+    assert done.exit_code == 1
+    assert "nothing.onnx" in done.stderr
+
+
+needs_no_gpu = pytest.mark.skipif(find_obstacle() is None, reason="TensorRT can run here")
+
+
+@needs_no_gpu
+def test_without_tensorrt_the_rest_is_done_and_it_is_said(folder: Path) -> None:
+    done = run(folder)
+    assert done.exit_code == 0
+    assert "trt: " in done.stdout
+    assert "fix: " in done.stdout
+
+
+@needs_no_gpu
+def test_asked_for_by_name_tensorrt_must_run(folder: Path) -> None:
+    done = run(folder, "--engines", "ort,trt", "--json")
+    assert done.exit_code == 1
+    assert "error[Q704]: engine trt: must run, and did not" in done.stderr
+    assert "fix: " in done.stderr
+    found = document(done)
+    assert found["missing"] == ["trt"]
+    assert [one["name"] for one in found["runs"]] == ["float", "ort-off", "ort-on"]
+
+
+_WITHOUT_POLYGRAPHY = """
+import sys
+sys.modules["polygraphy"] = None  # as if it were not installed
+from onnxq.cli import main
+main()
+"""
+
+
+def run_without_polygraphy(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    args = [str(folder / "m.onnx"), str(folder / "m.q.onnx"), *options]
+    return subprocess.run(
+        [sys.executable, "-c", _WITHOUT_POLYGRAPHY, "diff", *args], capture_output=True, text=True, check=False
+    )
+
+
+def test_onnx_runtime_alone_needs_no_polygraphy(folder: Path, tmp_path: Path) -> None:
+    data = ("--data", str(folder / "data.npz"), "--json")
+    done = run_without_polygraphy(folder, *data, "--engines", "ort", "--layers", "--save", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert [one["name"] for one in json.loads(done.stdout)["runs"]] == ["float", "ort-off", "ort-on"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"diff.json", "inputs.json", "results.json"}
+    again = run_without_polygraphy(folder, "--load", str(tmp_path / "out"), "--engines", "ort", "--json")
+    assert again.returncode == 0, again.stderr
+    assert "ort-on (out)" in [one["name"] for one in json.loads(again.stdout)["runs"]]
+
+
+def test_tensorrt_asked_for_without_polygraphy_names_the_extra(folder: Path) -> None:
+    done = run_without_polygraphy(folder, "--engines", "ort,trt", "--json")
+    assert done.returncode == 1
+    assert "error[Q704]: engine trt" in done.stderr
+    assert "pip install 'onnxq[" in done.stderr
+    assert "onnxq[polygraphy]" in done.stderr
+    assert [one["name"] for one in json.loads(done.stdout)["runs"]] == ["float", "ort-off", "ort-on"]
+
+
+def test_outputs_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+    body = """g (float[N,4] x) => (float[N,4] y, seq(float[N,4]) s) { y = Relu(x) s = SequenceConstruct(x, y) }"""
+    onnx.save(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{body}'), tmp_path / "m.onnx")
+    result = CliRunner().invoke(cli, ["diff", *2 * [str(tmp_path / "m.onnx")], "--engines", "ort", "--json"])
+    assert result.exit_code == 0, result.output
+    (refusal,) = document(result)["skipped"]
+    assert (refusal["subject"], refusal["code"]) == ("output s", "R111")
+    assert "only tensors of numbers are compared" in refusal["reason"]

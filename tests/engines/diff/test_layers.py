@@ -1,0 +1,98 @@
+"""Inner tensors, engine by engine."""
+
+from __future__ import annotations
+
+import math
+
+import onnx
+import pytest
+
+import onnxq
+from onnxq.data import load_data
+from onnxq.engines.diff.layers import compare_layers, group_by_size, open_inner
+from onnxq.engines.diff.matching import match_tensors
+from onnxq.engines.diff.model import OFF, ON, LayerDiff
+from onnxq.engines.diff.runs import OrtRunner
+from onnxq.graph import GraphIndex, infer_shapes, name_nodes
+from onnxq.runtime import Session, tap
+from onnxq.sites import TensorId
+from tests.engines.diff.models import WIDTH, chain, pairs, samples
+from tests.pipeline.models import EVERYTHING, images, residual
+
+
+def by_name(found: onnxq.Difference) -> dict[str, LayerDiff]:
+    return {layer.name: layer for layer in found.layers}
+
+
+def sqnr(layer: LayerDiff, run: str) -> float:
+    return next((error.sqnr_db for error in layer.accuracy if error.run == run), math.nan)
+
+
+@pytest.fixture(scope="module")
+def float_model() -> onnx.ModelProto:
+    return chain()
+
+
+def test_rows_follow_the_network_and_fused_tensors_are_read_at_their_quantizer(float_model: onnx.ModelProto) -> None:
+    found = onnxq.diff(float_model, pairs(float_model), samples(), layers=True, engines=["ort"])
+    assert [layer.name for layer in found.layers] == ["a", "r", "b", "s", "y"]
+    layers = by_name(found)
+    # The product and its ReLU became one kernel, whose result is the quantizer's.
+    assert math.isnan(sqnr(layers["a"], ON))
+    assert layers["r"].at == "r/quantized"
+    assert sqnr(layers["r"], ON) == pytest.approx(sqnr(layers["r"], OFF), abs=0.1)
+    assert layers["y"].at == ""
+    assert layers["s"].drop_db == pytest.approx(sqnr(layers["b"], OFF) - sqnr(layers["s"], OFF))
+    assert found.worst[0] == "a"
+
+
+def test_reading_inside_changes_no_output(float_model: onnx.ModelProto) -> None:
+    broken = pairs(float_model, "w1")
+    alone = onnxq.diff(float_model, broken, samples(), engines=["ort"])
+    inside = onnxq.diff(float_model, broken, samples(), layers=True, bisect=True, engines=["ort"])
+    assert alone.outputs == inside.outputs
+    read = next(error for error in by_name(inside)["y"].engines if error.run == ON)
+    assert read.sqnr_db == pytest.approx(inside.outputs[0].engines[0].sqnr_db)
+
+
+@pytest.mark.parametrize("memory_limit", [1, 20_000, 10**9])
+def test_memory_bounds_what_is_held_and_not_what_is_found(float_model: onnx.ModelProto, memory_limit: int) -> None:
+    quantized = pairs(float_model)
+    whole = onnxq.diff(float_model, quantized, samples(), layers=True, engines=["ort"])
+    small = onnxq.diff(float_model, quantized, samples(), layers=True, engines=["ort"], memory_limit=memory_limit)
+    assert small.layers == whole.layers
+
+
+def test_groups_keep_to_the_limit(float_model: onnx.ModelProto) -> None:
+    index = GraphIndex(infer_shapes(name_nodes(pairs(float_model))))
+    made = match_tensors(GraphIndex(float_model), index)
+    feeds = {"x": samples(1)["x"]}
+    row = 4 * WIDTH
+    assert [[one.name for one in group] for group in group_by_size(index.proto, made, feeds, 3 * row)] == [
+        ["a", "r"], ["b", "s"], ["y"]
+    ]  # fmt: skip
+
+
+def test_another_engine_that_gives_inner_tensors_is_a_column(float_model: onnx.ModelProto) -> None:
+    """What TensorRT's runner gives with its outputs, given here by a session that taps them."""
+    quantized = infer_shapes(name_nodes(pairs(float_model)))
+    inner = open_inner(GraphIndex(float_model), GraphIndex(quantized), {"x": samples(1)["x"]}, fused=True, threads=1)
+    tapped = tap(quantized, [TensorId("r/quantized"), TensorId("b")])
+    other = OrtRunner("other", Session(tapped.proto, optimize=False, threads=1))
+    data = load_data(samples(4), inner.float_index.inputs)
+    found = compare_layers(inner, data.samples, data[0], others=[other], threads=1)
+    layers = {layer.name: layer for layer in found.layers}
+    for name in ("r", "b", "y"):
+        error = next(one for one in layers[name].engines if one.run == "other")
+        assert error.sqnr_db == math.inf
+    assert not any(one.run == "other" for one in layers["s"].engines)
+    assert found.points == ()
+
+
+def test_narrow_ranges_are_read_through_their_clip() -> None:
+    config = EVERYTHING.model_copy(update={"activations": EVERYTHING.activations.model_copy(update={"bits": 6})})
+    result = onnxq.quantize(residual(), images(), config, latency=False)
+    found = onnxq.diff(residual(), result.model, images(4, seed=7), layers=True, engines=["ort"])
+    names = [layer.name for layer in found.layers]
+    assert not [name for name in names if name.endswith("/clipped")]
+    assert sqnr(by_name(found)["t"], OFF) > 10

@@ -1,0 +1,58 @@
+"""`prove` takes its engine from the plan in the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from click.testing import CliRunner
+
+import onnxq
+from onnxq.cli import cli
+from onnxq.engines.builder.library import ORT, RTX
+from onnxq.engines.prove.choice import choose_engine
+from tests.pipeline.models import images, residual
+
+
+@pytest.fixture(scope="module")
+def quantized() -> dict[str, onnx.ModelProto]:
+    """A model quantized for each target, at the least effort."""
+    configs = {name: onnxq.load_config(f"{name}-int8", {"effort": "fast"}) for name in ("ort", "trt", "virtual")}
+    return {
+        name: onnxq.quantize(residual(), images(4), config, latency=False).model for name, config in configs.items()
+    }
+
+
+def test_the_plan_in_the_file_says_which_engine(quantized: dict[str, onnx.ModelProto]) -> None:
+    assert choose_engine(quantized["ort"], None) == (ORT, "the plan in the file is for ort")
+    assert choose_engine(quantized["trt"], None) == (RTX, "the plan in the file is for trt")
+    assert choose_engine(quantized["virtual"], None) == (RTX, "the default: the plan in the file is for virtual")
+    assert choose_engine(residual(), None) == (RTX, "the default: the file holds no plan")
+    assert choose_engine(quantized["ort"], "8.9") == (RTX, "a compute capability was given")
+
+
+def test_a_plan_that_cannot_be_read_is_none(quantized: dict[str, onnx.ModelProto]) -> None:
+    broken = onnx.ModelProto.FromString(quantized["ort"].SerializeToString())
+    for entry in broken.metadata_props:
+        entry.value = "{"
+    assert choose_engine(broken, None) == (RTX, "the default: the file holds no plan")
+
+
+def test_prove_goes_by_it_and_says_so(quantized: dict[str, onnx.ModelProto], tmp_path: Path) -> None:
+    onnx.save(quantized["ort"], tmp_path / "m.onnx")
+    done = CliRunner().invoke(cli, ["prove", str(tmp_path / "m.onnx"), "--require-int8", "Conv"])
+    assert done.exit_code == 0, done.output
+    assert "ort: the plan in the file is for ort" in " ".join(done.output.split())
+    told = json.loads(CliRunner().invoke(cli, ["prove", str(tmp_path / "m.onnx"), "--json"]).stdout)
+    assert told["build"]["engine"] == ORT
+    assert told["chosen"] == "the plan in the file is for ort"
+
+
+def test_an_engine_that_is_named_is_taken(quantized: dict[str, onnx.ModelProto]) -> None:
+    proof = onnxq.prove(quantized["trt"], engine="ort")
+    assert proof.build.engine == ORT
+    assert proof.chosen == ""
+    # What only ONNX Runtime has needs no --engine where the plan says it.
+    assert onnxq.prove(quantized["ort"], require_exact=True).build.engine == ORT
