@@ -19,7 +19,7 @@ from onnxq.codes.float import LEFT_FLOAT, REFUSALS
 from onnxq.codes.model import MODEL
 from onnxq.codes.output import OUTPUT, PROGRAM
 from onnxq.codes.plan import PLAN
-from onnxq.codes.warned import WARNINGS
+from onnxq.codes.warnings import WARNINGS
 from onnxq.nearest import did_you_mean
 
 AREAS: dict[str, tuple[Code, ...]] = {

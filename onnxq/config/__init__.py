@@ -8,7 +8,7 @@ from onnxq.config.model import Config
 from onnxq.config.options import check_number, set_options
 from onnxq.config.presets import preset_names, preset_text
 from onnxq.config.values import Frozen, Observer, Scheme, matches
-from onnxq.config.wish import QuantWish, Rule, RuleSet
+from onnxq.config.rules import QuantWish, Rule, RuleSet
 from onnxq.nearest import did_you_mean, nearest
 
 __all__ = [

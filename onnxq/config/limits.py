@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from onnxq.config.model import Config
-from onnxq.config.wish import QuantWish
+from onnxq.config.rules import QuantWish
 from onnxq.errors import ConfigError, Location
 from onnxq.spec import FLOAT8
 

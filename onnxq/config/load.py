@@ -16,7 +16,7 @@ from onnxq.config.limits import check_limits
 from onnxq.config.model import Config
 from onnxq.config.presets import preset_names, preset_text
 from onnxq.config.sparsebit import converted, recognised
-from onnxq.config.wish import Rule
+from onnxq.config.rules import Rule
 from onnxq.errors import ConfigError, Location
 from onnxq.files import read_input, readable, reason_of
 from onnxq.nearest import did_you_mean

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 from onnxq.config.data import DataConfig, RuntimeConfig, VerifyConfig
 from onnxq.config.front_end import FrontEnd
 from onnxq.config.values import Bits, Frozen
-from onnxq.config.wish import QuantWish, Rule
+from onnxq.config.rules import QuantWish, Rule
 from onnxq.errors import Location
 
 

@@ -5,6 +5,6 @@ from onnxq.data.extremes import extremes
 from onnxq.data.load import load_data
 from onnxq.data.masks import attended
 from onnxq.data.synthetic import synthetic
-from onnxq.data.views import views
+from onnxq.data.augment import views
 
 __all__ = ["Batch", "Dataset", "attended", "extremes", "load_data", "synthetic", "views"]

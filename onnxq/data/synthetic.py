@@ -9,7 +9,7 @@ import onnx
 
 from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Array, kind, shape_text, wanted_dtype
-from onnxq.data.views import CHANNELS
+from onnxq.data.augment import CHANNELS
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import ValueInfo
 from onnxq.runtime import Session

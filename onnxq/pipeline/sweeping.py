@@ -129,7 +129,7 @@ def enough(calibration: Dataset, plan: Plan, effort: str, seed: int) -> Dataset:
 def other_views(samples: Sequence[Feeds], plan: Plan, skip: Iterable[str]) -> list[Feeds]:
     """What second moments are to see besides the samples, all of them alike often; nothing but for weights of few bits.
 
-    There pictures are shown in other ways too: see `onnxq.data.views`.
+    There pictures are shown in other ways too: see `onnxq.data.augment`.
     """
     if VIEWS in skip or not samples or not few_bits(plan):
         return []
