@@ -36,6 +36,7 @@ from onnxq.pipeline.unrun import find_obstacle, plan_unrun, quantize_unrun
 from onnxq.plan import Plan, Scaling
 from onnxq.planner import Draft, draft
 from onnxq.progress import Progress, counted, silent
+from onnxq.report.synthetic import SYNTHETIC
 from onnxq.runtime import cpu_kind, observe_shapes, operator_libraries
 from onnxq.sites import Caution, Role
 
@@ -45,11 +46,6 @@ _EQUALITY_SAMPLES = 2
 _TIMING_SAMPLES = 8
 # Share of the time that is left, where there is a budget.
 _SCALING = 0.3
-SYNTHETIC = Caution(
-    "W101",
-    "SYNTHETIC DATA: no samples were given; ranges that come from random inputs make answers nobody can trust. "
-    "Pass real samples as `data=…`.",
-)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What was promoted to a wider type so that a wish holds, as frozen values and as a table."""
+"""Promotions to wider types for a requested accuracy, as frozen values and as a table."""
 
 from __future__ import annotations
 
@@ -13,42 +13,48 @@ from onnxq.report.terminal import decibel, table
 
 @dataclass(frozen=True, kw_only=True)
 class PromotionStep:
-    """One promotion. nodes: operators that compute in float from then on. before, after: the figure it was made for."""
+    """One promotion."""
 
     name: str
+    # The new type.
     to: str
+    # Operators that compute in float from then on.
     nodes: tuple[str, ...]
+    # The requested figure before and after it.
     before: float
     after: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Promotion:
-    """asked: the wish in words. unit: "dB", or the metric's name; float_value: the float model's metric.
+    """The outcome of a requested accuracy."""
 
-    least: the figure asked for. met: by `value`, measured on the finished model: for dB on samples nothing was chosen
-    on. operators: how many were promoted, left: how many stayed. samples: those that the steps were judged on. note:
-    why it stopped, where the wish does not hold.
-    """
-
+    # The request in words.
     asked: str
+    # "dB", or the name of the metric.
     unit: str
+    # `value` is at least `least`.
     met: bool
+    # Measured on the finished model; for dB on samples on which nothing was chosen.
     value: float
     least: float
     steps: tuple[PromotionStep, ...] = ()
+    # Number of operators promoted, and of those left.
     operators: int = 0
     left: int = 0
+    # The float model's metric.
     float_value: float = math.nan
+    # Number of samples on which the steps were judged.
     samples: int = 0
+    # Why it stopped, if the request is not met.
     note: str = ""
 
     def said(self, value: float) -> str:
-        """A figure of the wish's kind."""
+        """Format a figure of the requested kind."""
         return decibel(value) if self.unit == "dB" else f"{value:.4g}"
 
     def line(self) -> str:
-        """The outcome in a sentence."""
+        """Format the outcome as a sentence."""
         done = f"{self.operators} operators" if self.operators != 1 else "1 operator"
         held = "holds" if self.met else "does NOT hold"
         tail = f"; {self.note}" if self.note else ""
@@ -60,7 +66,7 @@ class Promotion:
 
 
 def promotion_rows(found: Promotion) -> RenderableType:
-    """The outcome and a row for each step."""
+    """Make the outcome and a row for each step."""
     style = "" if found.met else "bold red"
     if not found.steps:
         return Text(found.line(), style=style)

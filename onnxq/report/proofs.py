@@ -1,4 +1,4 @@
-"""What an engine made of a model, as tables and as JSON that another proof can be compared with."""
+"""The result of building a model in an engine, as tables and as JSON that other proofs are compared with."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from onnxq.report.terminal import MORE, first_rows, seconds, sheet, show, size, 
 from onnxq.sites import Caution
 from onnxq.wording import phrase
 
+# Rows of a list without `verbose`.
 _SHOWN = 12
+# Fields in the JSON. `prove --compare` reads them back.
 _NODE_FIELDS = ("op", "type", "kernel", "kind", "types", "kernels", "reason")
 _SITE_FIELDS = ("role", "state", "rule", "readers", "loose", "kernels", "reason")
 
 
 def proof_json(proof: Proof, error: Mapping[str, Any] | None = None) -> str:
-    """The proof as one strict JSON document; nodes and sites are keyed by name."""
+    """Convert the proof to one strict JSON document; nodes and sites are keyed by name."""
     return to_json(
         {
             "schema": SCHEMA,
@@ -34,8 +36,8 @@ def proof_json(proof: Proof, error: Mapping[str, Any] | None = None) -> str:
             "build": proof.build,
             "chosen": proof.chosen,
             "counts": {"kernels": len(proof.kernels), "kinds": proof.by_kind(), "ops": proof.by_op()},
-            "nodes": {one.node: _fields(one, _NODE_FIELDS) for one in proof.nodes},
-            "sites": {one.site: _fields(one, _SITE_FIELDS) for one in proof.sites},
+            "nodes": {one.node: _pick_fields(one, _NODE_FIELDS) for one in proof.nodes},
+            "sites": {one.site: _pick_fields(one, _SITE_FIELDS) for one in proof.sites},
             "requirements": proof.requirements,
             "unmet": proof.unmet,
             "weights": proof.weights,
@@ -43,13 +45,13 @@ def proof_json(proof: Proof, error: Mapping[str, Any] | None = None) -> str:
             "require_exact": proof.require_exact,
             "compared": proof.compared,
             "changes": proof.changes,
-            "warnings": list(_warnings(proof)),
+            "warnings": list(_list_warnings(proof)),
             "kernels": proof.kernels,
         }
     )
 
 
-def _fields(value: object, names: Sequence[str]) -> dict[str, Any]:
+def _pick_fields(value: object, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
@@ -67,27 +69,28 @@ def show_proof(
 ) -> None:
     """Print the proof to `stream` (stdout) as tables or JSON; with JSON the warnings go to `errors` (stderr).
 
-    verbose: every pair and every kernel, not only the pairs that did not fuse. top: rows of each table, of nodes those
-    not in int8 first. quiet: only the warnings, to `errors`.
+    verbose: every pair and every kernel, not only the pairs that did not fuse. top: rows of each table; nodes that are
+    not in int8 come first. quiet: only the warnings, to `errors`.
     """
-    warnings = [warning_text(warning) for warning in _warnings(proof)]
+    warnings = [warning_text(warning) for warning in _list_warnings(proof)]
     if as_json:
         write(proof_json(proof, error), stream)
     if as_json or quiet:
         if warnings:
             show(Group(*warnings), sys.stderr if errors is None else errors, width)
         return
-    show(Group(*_parts(proof, verbose, top), *warnings), stream, width)
+    show(Group(*_make_parts(proof, verbose, top), *warnings), stream, width)
 
 
-def _warnings(proof: Proof) -> Iterator[Caution]:
+def _list_warnings(proof: Proof) -> Iterator[Caution]:
     yield from proof.warnings
-    told = saturation_summary(proof.weights)
-    if told and not proof.require_exact:
-        yield Caution("W107", told if proof.cost is not None else f"{told}; `data=…` says how often they do")
+    summary = saturation_summary(proof.weights)
+    # Where exact sums are required they are an unmet requirement, listed as such.
+    if summary and not proof.require_exact:
+        yield Caution("W107", summary if proof.cost is not None else f"{summary}; `data=…` says how often they do")
 
 
-def _parts(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
+def _make_parts(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
     build = proof.build
     facts = [build.version or build.engine]
     if proof.chosen:
@@ -98,52 +101,56 @@ def _parts(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableT
     name = PurePath(proof.source).name or "model"
     yield Text(name, style="bold").append(f"  ({', '.join(facts)})", style="dim")
     if build.state == BUILT:
-        yield from _tables(proof, verbose, top)
-    yield sheet(_rows(proof, verbose))
+        yield from _make_tables(proof, verbose, top)
+    yield sheet(_make_rows(proof, verbose))
 
 
-def _tables(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
+def _make_tables(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
     if proof.nodes:
         nodes = proof.nodes if top is None else sorted(proof.nodes, key=lambda one: one.type == INT8)
         shown, more = first_rows(nodes, top)
         rows = ((one.node, one.op, one.type, one.kind, one.types) for one in shown)
         columns = ("node", "op", "type", "kernel", "reads -> writes")
         yield table(columns, rows, names=("node", "kernel"), fold=("reads -> writes",))
-        yield from _end(more)
+        yield from _end_table(more)
     pairs = [one for one in proof.sites if verbose or one.state != FUSED]
     if pairs:
         loose, more = first_rows(pairs, top)
         cells = [(one.site, one.role, one.state, one.rule, one.reason) for one in loose]
         yield table(("pair", "role", "state", "rule", "why"), cells, names=("pair",), fold=("rule", "why"))
-        yield from _end(more)
+        yield from _end_table(more)
     yield from sums_tables(proof.weights, proof.cost, verbose, top)
     if verbose and proof.kernels:
         kernels, more = first_rows(proof.kernels, top)
         lines = (
-            (kernel.name, kernel.kind, _types(kernel.inputs), _types(kernel.weights), _types(kernel.outputs),
-             " ".join(kernel.nodes))
+            (
+                kernel.name,
+                kernel.kind,
+                *(_join_types(tensors) for tensors in (kernel.inputs, kernel.weights, kernel.outputs)),
+                " ".join(kernel.nodes),
+            )
             for kernel in kernels
-        )  # fmt: skip
+        )
         titles = ("kernel", "kind", "inputs", "constants", "outputs", "nodes")
         yield table(titles, lines, names=titles[:2], fold=titles[2:])
-        yield from _end(more)
+        yield from _end_table(more)
 
 
-def _end(more: str) -> Iterator[RenderableType]:
+def _end_table(more: str) -> Iterator[RenderableType]:
     if more:
         yield Text(more, style="dim")
     yield Text("")
 
 
-def _types(tensors: Sequence[Tensor]) -> str:
-    return ", ".join(f"{count} {name}" if count > 1 else name for name, count in _counted(tensors))
+def _join_types(tensors: Sequence[Tensor]) -> str:
+    return ", ".join(f"{count} {name}" if count > 1 else name for name, count in _count_types(tensors))
 
 
-def _counted(tensors: Sequence[Tensor]) -> list[tuple[str, int]]:
+def _count_types(tensors: Sequence[Tensor]) -> list[tuple[str, int]]:
     return list(Counter(tensor.dtype or "?" for tensor in tensors).items())
 
 
-def _rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
     build = proof.build
     if build.state != BUILT:
         blamed = f"node {build.node}: " if build.node else ""
@@ -161,9 +168,9 @@ def _rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
         )
     if proof.nodes:
         yield "int8", Text(", ".join(f"{op} {types[INT8]}/{types.total()}" for op, types in proof.by_op().items()))
-    reasons = _reasons(proof.nodes)
+    reasons = _group_reasons(proof.nodes)
     if reasons:
-        yield "not int8", Text("\n".join(reasons if verbose else _first(reasons)))
+        yield "not int8", Text("\n".join(reasons if verbose else _take_reasons(reasons)))
     if proof.sites:
         states = Counter(one.state for one in proof.sites)
         yield "pairs", Text(f"{len(proof.sites)}: " + ", ".join(f"{count} {state}" for state, count in states.items()))
@@ -187,8 +194,8 @@ def _rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
         yield "saved", Text("\n".join(build.saved))
 
 
-def _reasons(nodes: Sequence[NodeProof]) -> list[str]:
-    """Why nodes stayed float, each reason once with how many nodes it has and the first of them."""
+def _group_reasons(nodes: Sequence[NodeProof]) -> list[str]:
+    """Group float nodes by reason: for each the number of nodes and the first of them."""
     groups: dict[str, list[str]] = {}
     for one in nodes:
         if one.reason:
@@ -196,7 +203,7 @@ def _reasons(nodes: Sequence[NodeProof]) -> list[str]:
     return [f"{len(names)} {reason} ({names[0]}{', …' if len(names) > 1 else ''})" for reason, names in groups.items()]
 
 
-def _first(lines: Sequence[str]) -> list[str]:
+def _take_reasons(lines: Sequence[str]) -> list[str]:
     if len(lines) <= _SHOWN:
         return list(lines)
     return [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more reasons; {phrase(MORE)}"]
