@@ -75,6 +75,7 @@ class OnnxqError(Exception):
         self.subject = str(subject)
         self.cause = cause
         self.fix = fix
+        # A fault without an entry of its own counts as one of its class.
         self.code = code or self.default_code
         self.file = file
         self.line = line

@@ -1,4 +1,4 @@
-"""How a tensor is quantized (QuantSpec) and the numbers that follow (QParams).
+"""Quantization of a tensor: its spec (QuantSpec) and the numbers that follow (QParams).
 
 A spec is frozen, hashable and holds no arrays; numbers live in QParams only.
 """

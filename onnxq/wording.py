@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 Translate = Callable[[str], str]
+# Per context: a command that runs in a thread of a program must not change that program's messages.
 _SPEECH: ContextVar[Translate] = ContextVar("onnxq_speech", default=str)
 
 

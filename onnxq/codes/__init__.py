@@ -41,6 +41,7 @@ CODES: dict[str, Code] = {code.id: code for area in AREAS for code in area.codes
 
 __all__ = ["AREAS", "CODES", "Area", "Code", "catalogue_page", "suggest_code"]
 
+# The page is in git and compared with this text by a test.
 _HEAD = """# Errors, refusals and warnings by code
 
 `onnxq explain Q303` shows one of them, `onnxq explain` lists all. A code keeps its meaning; the words of a

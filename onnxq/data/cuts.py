@@ -74,6 +74,7 @@ def cut(shape: Sequence[int], value: ValueInfo, symbols: frozenset[str], where: 
         check_dims(shape, value, where, skip=1)
         return _cut_fixed_batch(shape[0], value, where)
     check_dims(shape, value, where)
+    # A dynamic axis that is no batch, e.g. a sequence, belongs to one sample.
     if feed and not (value.shape is not None and is_batch(value.shape[axis])):
         return Cut(None)
     return _require_samples(Cut(shape[axis], axis), value, where)

@@ -17,6 +17,7 @@ from onnxq.errors import DataError
 from onnxq.files import check_regular
 from onnxq.graph import ValueInfo
 
+# For messages: everything that `load_data` reads from a path.
 _KINDS = (
     ".npz, .npy, .pb or Polygraphy .json files, folders of them, ONNX test_data_set_* folders, folders of images, or "
     "script.py[:function]"
@@ -85,6 +86,7 @@ def _open_folder(folder: Path, inputs: Sequence[ValueInfo], config: DataConfig) 
     sets = sets_in(folder)
     files = sorted((p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")), key=_make_sort_key)
     kinds = {suffix: [p for p in files if p.suffix.lower() == suffix] for suffix in (".npz", ".npy", ".json")}
+    # One folder per input is a layout of its own; see `_open_input_folders`.
     by_input = {value.name: folder / _to_file_name(value.name) for value in inputs}
     images = images_in(folder)
     found = {

@@ -149,6 +149,7 @@ def ready(array: Array, value: ValueInfo, where: str) -> Array:
         # Arrays mapped from inside a zip archive may start anywhere; ascontiguousarray would make a scalar [1].
         return np.require(array, requirements=("C", "A", "E"))
     if kind(want) == "int" and array.size:
+        # A value that does not fit would wrap around silently.
         limits = np.iinfo(want)
         if int(array.min()) < limits.min or int(array.max()) > limits.max:
             raise DataError(

@@ -43,7 +43,7 @@ def image_source(
             code="Q214",
         )
     value = _find_input(inputs, config, str(folder))
-    _import_pillow()
+    _import_pillow()  # a missing package shows now, not in the middle of the work
     for file in files:
         note_input(file)
     return LazySource(

@@ -109,6 +109,7 @@ def _choose_samples(source: Source, title: str, inputs: Sequence[ValueInfo], con
         raise DataError(title, "is empty: it has no samples", "give it at least one sample", code="Q203")
     raw = source.sample(0)
     notes = [check_kind(np.asarray(raw[value.name]).dtype, value, source.name(0)) for value in inputs]
+    # Without repetitions: a source of many files has its own remarks on dtypes already.
     source.notes = tuple(dict.fromkeys([*source.notes, *(note for note in notes if note)]))
     chosen, spare = list(range(total)), []
     if config.samples is not None and config.samples < total:

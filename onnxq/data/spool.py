@@ -40,6 +40,7 @@ def _to_array(value: Any, where: str) -> Array:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
         raise DataError(where, f"cannot become an array ({error})", "give numeric arrays", code="Q206") from error
+    # Strings are objects, too, and a legitimate input.
     if array.dtype.kind == "O" and not all(isinstance(one, (str, bytes)) for one in array.flat):
         raise DataError(where, "holds Python objects", "give numeric arrays", code="Q206")
     return array
@@ -98,6 +99,7 @@ class _Store:
         return {name: self._one(array) for name, array in arrays.items()}
 
     def _one(self, array: Array) -> Array:
+        # Empty arrays and strings cannot be mapped from a file.
         if self._used + array.nbytes <= _IN_MEMORY or array.dtype.kind not in "biuf" or array.size == 0:
             self._used += array.nbytes
             return np.array(array)

@@ -142,6 +142,7 @@ class _RandomSource:
         return self._samples
 
     def sample(self, i: int) -> dict[str, Array]:
+        # A generator per sample: the order of reading does not matter.
         rng = np.random.default_rng((self._seed, i))
         return {value.name: self._values(rng, value) for value in self._inputs}
 
@@ -152,6 +153,7 @@ class _RandomSource:
         shape, want = self._shapes[value.name], wanted_dtype(value) or np.dtype(np.float32)
         if kind(want) == "float":
             return np.asarray(rng.standard_normal(shape)).astype(want)
+        # A random mask would hide a part of the sample.
         if kind(want) == "int" and "mask" in value.name.lower():
             return np.ones(shape, want)
         return np.asarray(rng.integers(0, 2, shape)).astype(want)

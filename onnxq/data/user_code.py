@@ -29,7 +29,7 @@ def user_code(where: str, folder: Path | None = None) -> Iterator[None]:
         sys.path.insert(0, beside)
     try:
         yield
-    except OnnxqError:
+    except OnnxqError:  # has its subject and fix already
         raise
     except SystemExit as error:
         code = "" if error.code is None else repr(error.code)

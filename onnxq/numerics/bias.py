@@ -33,6 +33,7 @@ def bias_qparams(x: QParams, w: QParams, count: int) -> QParams:
                 "use a float bias",
                 code="Q407",
             )
+        # The bias lists the channels of the first group, then those of the second …
         scale = np.tile(scale, count // np.size(w.scale))
     scale = np.asarray(scale, np.float32)
     return QParams(scale, np.zeros(scale.shape, np.int32), "activation scale * weight scale")

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 def pack_int4(values: ArrayLike) -> NDArray[np.uint8]:
     """Pack int8 values in [-8, 7] or uint8 values in [0, 15], any shape -> uint8 [ceil(n / 2)]."""
     flat = np.asarray(values)
+    # Values outside would lose their upper half without notice.
     low, high = (-8, 7) if flat.dtype == np.int8 else (0, 15)
     if flat.dtype not in (np.int8, np.uint8) or (flat.size and (flat.min() < low or flat.max() > high)):
         raise ValueError(f"4-bit values are int8 in [-8, 7] or uint8 in [0, 15], not {flat.dtype}")

@@ -155,6 +155,7 @@ def _measure_error(rows: NDArray[np.float32], ends: NDArray[np.float64], spec: Q
     total = np.zeros(len(rows))
     for first in range(0, rows.shape[1], _SLAB):
         part = rows[:, first : first + _SLAB]
+        # In place: the rounded values are not needed.
         gap = fake_quant(part, numbers, spec)
         gap -= part
         total += np.einsum("ij,ij->i", gap, gap, dtype=np.float64)

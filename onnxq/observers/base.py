@@ -49,6 +49,7 @@ class Values(NamedTuple):
 
 Factory = Callable[..., Any]
 _Made = TypeVar("_Made", bound=Factory)
+# By the name in configurations; filled by `register_observer`.
 _REGISTRY: dict[str, Factory] = {}
 
 

@@ -68,6 +68,7 @@ class Divergence:
     def __init__(self, view: View, spec: QuantSpec) -> None:
         full = view.counts > 0
         edges = view.edges
+        # float32, as the quantizer sees values.
         self._centers = ((edges[:-1] + edges[1:]) / 2)[full].astype(np.float32)
         self._counts = view.counts[full].astype(np.float64)
         self._below = np.concatenate(([0.0], np.cumsum(self._counts)))

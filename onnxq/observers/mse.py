@@ -54,6 +54,7 @@ class SquaredError:
         edges = view.edges
         self._first, self._per_width = view.first, 2.0**-view.exponent
         self._least, self._most = edges[0], edges[-1]
+        # A bin of width 0 is a point mass: no density, its count is in the sums.
         width = np.diff(edges)
         counts = view.counts.astype(np.float64)
         density = np.divide(counts, width, out=np.zeros_like(counts), where=width > 0)

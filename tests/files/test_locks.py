@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.files.locks import remove_stale
+from onnxq.files.locks import hold_lock, remove_stale
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="locks")
 
@@ -48,3 +48,26 @@ def test_only_our_own_names_are_ever_removed(tmp_path: Path) -> None:
     (tmp_path / ".onnxq-fedcba9876543210.tmp").write_text("")
     remove_stale(tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted([*names, ".onnxq-0123456789abcdef.tmp"])
+
+
+_WAITS = """
+import sys, time
+from pathlib import Path
+from onnxq.files.locks import hold_lock
+with hold_lock(Path(sys.argv[1])):
+    print("in", flush=True)
+"""
+
+
+def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with hold_lock(path):
+        child = subprocess.Popen([sys.executable, "-c", _WAITS, str(path)], stdout=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.communicate(timeout=1)
+    assert child.communicate(timeout=60)[0] == "in\n"
+
+
+def test_where_nothing_can_be_locked_the_work_goes_on(tmp_path: Path) -> None:
+    with hold_lock(tmp_path / "none" / "lock"):
+        pass
