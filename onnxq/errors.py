@@ -1,20 +1,20 @@
-"""Exceptions a person can act on.
+"""Exceptions for people: every one names a subject, a cause and a fix.
 
     OnnxqError                      code, subject, cause, fix, file, line
     ├── ModelError                  the model file: missing, corrupt, unsupported
     ├── DataError                   calibration data: names, ranks, dtypes, NaN, empty
     ├── ConfigError                 YAML or options: unknown key, bad value
     ├── PlanError                   a plan that does not fit its model or target
-    ├── CalibrationError            statistics that cannot give a scale
-    ├── OutputError                 what cannot be written where it was asked for
-    ├── VerificationError           the result is not what the plan promised
+        ├── CalibrationError            statistics that give no scale
+        ├── OutputError                 a result that cannot be written to its path
+        ├── VerificationError           a result that does not do what its plan says
     └── MissingDependencyError      an extra that is not installed
 
-Everything the user can mend is one of these; the CLI prints them without a traceback and exits 1.
-Anything else that escapes is a defect of onnxq and shows its traceback.
+The CLI prints these without a traceback and exits with 1. Any other exception that escapes is a defect of onnxq and
+shows its traceback.
 
-Every error has a code of `onnxq.codes` ("Q303"), its class's own where none is given; it stays the same when the words
-change. Messages speak of parameters in backticks (`force=True`), which the command line shows as its options.
+Every error has a code of `onnxq.codes` ("Q303"), by default that of its class. Codes are stable, texts are not.
+Messages name parameters in backticks (`force=True`); the command line translates these into its options.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Same = TypeVar("Same", bound="OnnxqError")
 
 @dataclass(frozen=True)
 class Location:
-    """A place in a text file: `file:line: within`.
+    """A position in a text file: `file:line: within`.
 
-    file: "" where the text is in no file. line: counted from 1. within: e.g. a dotted path.
+    file: "" for text without a file. line: counted from 1. within: e.g. a dotted path.
     """
 
     file: str
@@ -43,16 +43,16 @@ class Location:
         return ": ".join(part for part in (place, self.within) if part)
 
     def __truediv__(self, within: str) -> Location:
-        """A place further inside."""
+        """The position of a part: `location / "rules[0]"`."""
         return replace(self, within=f"{self.within}: {within}" if self.within else within)
 
 
 class OnnxqError(Exception):
     """A fault with a subject (node, tensor, file:line), a cause and a fix.
 
-    subject: a name; or a path or Location, which then gives `file` and `line` as well.
-    code: an entry of the catalogue; "" for the one that any error of this class has.
-    file, line: where the fault is written, "" and None where it is in no file.
+    subject: a name; or a path or Location, which also sets `file` and `line`.
+    code: an entry of the catalogue; "" for the code of the class.
+    file, line: position of the fault; "" and None for a fault that is in no file.
     """
 
     kind: ClassVar[str] = "error"
@@ -75,13 +75,14 @@ class OnnxqError(Exception):
         self.subject = str(subject)
         self.cause = cause
         self.fix = fix
+        # A fault without an entry of its own counts as one of its class.
         self.code = code or self.default_code
         self.file = file
         self.line = line
         super().__init__(str(self))
 
     def replace_text(self: Same, subject: str | None = None, cause: str | None = None, fix: str | None = None) -> Same:
-        """The same fault in other words: class, code, file and line stay. None keeps the words."""
+        """A copy with other texts and the same class, code, file and line. None keeps a text."""
         texts = (
             self.subject if subject is None else subject,
             self.cause if cause is None else cause,
@@ -90,7 +91,7 @@ class OnnxqError(Exception):
         return type(self)(*texts, code=self.code, file=self.file, line=self.line)
 
     def name_file(self: Same, file: str | os.PathLike[str]) -> Same:
-        """The same fault, found in this file."""
+        """A copy whose `file` is this one."""
         texts = (self.subject, self.cause, self.fix)
         return type(self)(*texts, code=self.code, file=os.fspath(file), line=self.line)
 
@@ -99,17 +100,18 @@ class OnnxqError(Exception):
         return f"{text}\n  fix: {self.fix}" if self.fix else text
 
     def __reduce__(self) -> tuple[Callable[..., OnnxqError], tuple[Any, ...]]:
-        return _restore, (type(self), self.subject, self.cause, self.fix, self.code, self.file, self.line)
+        # By default exceptions pickle as class(*args), and here `args` holds the whole message only.
+        return _restore_error, (type(self), self.subject, self.cause, self.fix, self.code, self.file, self.line)
 
 
-def _restore(
+def _restore_error(
     kind: type[OnnxqError], subject: str, cause: str, fix: str, code: str, file: str, line: int | None
 ) -> OnnxqError:
     return kind(subject, cause, fix, code=code, file=file, line=line)
 
 
 class ModelError(OnnxqError):
-    """The model file is missing, corrupt or outside what onnxq reads."""
+    """The model file is missing, corrupt or of an unsupported kind."""
 
     kind = "model"
     default_code = "Q100"
@@ -130,28 +132,28 @@ class ConfigError(OnnxqError):
 
 
 class PlanError(OnnxqError):
-    """A plan does not fit its model, or asks the target for what it cannot do."""
+    """A plan does not fit its model, or its target does not support it."""
 
     kind = "plan"
     default_code = "Q400"
 
 
 class CalibrationError(OnnxqError):
-    """Statistics that cannot give a scale: NaN, inf, nothing observed."""
+    """Statistics that give no scale: NaN, inf, no value observed."""
 
     kind = "calibration"
     default_code = "Q500"
 
 
 class OutputError(OnnxqError):
-    """A result cannot be written where it was asked for."""
+    """A result cannot be written to its path."""
 
     kind = "output"
     default_code = "Q600"
 
 
 class VerificationError(OnnxqError):
-    """The model made is not legal or does not do what the plan promised."""
+    """The written model is not legal or does not follow its plan."""
 
     kind = "verification"
     default_code = "Q700"

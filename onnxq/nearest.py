@@ -1,4 +1,4 @@
-"""The names a person may have meant; standard library only, for every room that reports an unknown name."""
+"""Suggestions for unknown names. Standard library only, because every room that reports a name imports this."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from difflib import get_close_matches
 
 
 def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
-    """Up to `limit` candidates that look like `name`, best first; () when none does."""
+    """Up to `limit` candidates similar to `name`, best first; () without any. Letter case does not count."""
     known = sorted({str(candidate) for candidate in candidates})
     folded: dict[str, str] = {}
     for candidate in known:
         folded.setdefault(candidate.casefold(), candidate)
+    # 0.6 is difflib's own default: one wrong letter in three still matches.
     close = get_close_matches(name.casefold(), folded, n=limit, cutoff=0.6)
     return tuple(folded[key] for key in close)
 
 
 def did_you_mean(name: str, candidates: Iterable[str], limit: int = 3, show: int = 8) -> str:
-    """A fix line: the nearest names, else the known ones (at most `show` of them)."""
+    """A fix for an unknown name: the nearest candidates, else the first `show` candidates."""
     known = sorted({str(candidate) for candidate in candidates})
     close = nearest(name, known, limit)
     if close:

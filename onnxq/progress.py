@@ -1,4 +1,4 @@
-"""How long work says what it is doing: one protocol for all rooms; who shows it, and where, is not their business."""
+"""The protocol by which long work reports its steps. `onnxq.report.live` shows them; other rooms only report."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ T = TypeVar("T")
 
 
 class OutOfTime(Exception):
-    """A pass has used up its share. Not an OnnxqError: nothing is wrong, and nobody but the budget may catch it."""
+    """A pass has used up its share of the time. Only the time budget catches it; hence not an OnnxqError."""
 
 
 class Task(Protocol):
-    """A running step that is told how far it got."""
+    """A running step."""
 
     def advance(self, steps: int = 1) -> None:
         """Count `steps` as done. May raise OutOfTime."""
 
 
 class Progress(Protocol):
-    """`with progress("calibrating", 32) as task: … task.advance()`; total None: of unknown length. Steps may nest.
+    """`with progress("calibrating", 32) as task: … task.advance()`. total: None if unknown. Steps may nest.
 
-    Begin a step before anything that may take seconds: what cannot report from within is announced at least.
+    Begin a step before any work that may take seconds, also before work that cannot report from within.
     """
 
     def __call__(self, description: str, total: int | None = None) -> AbstractContextManager[Task]:
@@ -32,7 +32,7 @@ class Progress(Protocol):
 
 class _Nobody:
     def advance(self, steps: int = 1) -> None:
-        """Nobody is looking."""
+        """Do nothing."""
 
 
 @contextmanager
@@ -42,7 +42,8 @@ def silent(description: str, total: int | None = None) -> Iterator[Task]:
 
 
 def counted(items: Iterable[T], task: Task) -> Iterator[T]:
-    """The items; each is counted as done when the next one is asked for."""
-    for one in items:
-        yield one
+    """Yield the items and count each as done once the next one is requested."""
+    for item in items:
+        yield item
+        # After the yield: an item counts when its consumer has finished with it.
         task.advance()

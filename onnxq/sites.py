@@ -1,4 +1,4 @@
-"""Identity: where a tensor is quantized, said in names and never in positions."""
+"""Identity of quantized tensors, by names and never by positions, which change when a graph is edited."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Role(str, Enum):
-    """What the quantized tensor is to the node that reads it."""
+    """The use a node makes of a quantized tensor."""
 
     ACTIVATION = "activation"
     WEIGHT = "weight"
@@ -21,7 +21,7 @@ class Role(str, Enum):
 
 @dataclass(frozen=True, order=True)
 class TensorId:
-    """A tensor, shared by its consumers. scope "" is the main graph, else e.g. "If_0.else_branch/If_3.then_branch"."""
+    """A tensor, shared by its consumers. scope: "" is the main graph, else e.g. "If_0.else_branch/If_3.then_branch"."""
 
     name: str
     scope: str = ""
@@ -48,29 +48,29 @@ Site = TensorId | Edge
 
 @dataclass(frozen=True)
 class Refusal:
-    """What was asked for and denied, why, and what the person can do.
+    """A request that was denied."""
 
-    subject: a node, tensor or site name. rule: the placement rule or check that refused. code: its kind, of
-    `onnxq.codes`.
-    """
-
+    # A node, tensor or site name.
     subject: str
     reason: str
+    # The step a person can take; "" without one.
     fix: str = ""
+    # The placement rule or check that refused.
     rule: str = ""
+    # An entry of `onnxq.codes`.
     code: str = "R100"
 
 
 @dataclass(frozen=True)
 class LeftFloat:
-    """What stays float because int8 does not pay there, or because a rule of the person says so.
+    """A node that stays float because int8 would be slower, or because of a rule in the configuration."""
 
-    subject: a node name. rule: the rule that leaves it. code: its kind, of `onnxq.codes`.
-    """
-
+    # A node name.
     subject: str
     reason: str
+    # The rule that leaves the node float.
     rule: str = ""
+    # An entry of `onnxq.codes`.
     code: str = "F102"
 
 
@@ -78,24 +78,25 @@ Unquantized = Refusal | LeftFloat
 
 
 def split_unquantized(found: Iterable[Unquantized]) -> tuple[tuple[Refusal, ...], tuple[LeftFloat, ...]]:
-    """What was asked for and denied, and what stays float by a rule; each subject once, as it was first named."""
+    """Separate refusals from float nodes; of several entries for one subject the first is kept."""
     first: dict[str, Unquantized] = {}
-    for one in found:
-        first.setdefault(one.subject, one)
-    refusals = tuple(one for one in first.values() if isinstance(one, Refusal))
-    return refusals, tuple(one for one in first.values() if isinstance(one, LeftFloat))
+    for entry in found:
+        first.setdefault(entry.subject, entry)
+    refusals = tuple(entry for entry in first.values() if isinstance(entry, Refusal))
+    return refusals, tuple(entry for entry in first.values() if isinstance(entry, LeftFloat))
 
 
 class Caution(str):
-    """A warning: its text, with its kind as `code`, of `onnxq.codes`."""
+    """The text of a warning, with an entry of `onnxq.codes` as its `code`."""
 
     __slots__ = ("code",)
     code: str
 
     def __new__(cls, code: str, text: str) -> Caution:
-        made = super().__new__(cls, text)
-        made.code = code
-        return made
+        caution = super().__new__(cls, text)
+        caution.code = code
+        return caution
 
+    # Pickle and copy pass these to __new__; str's own would leave out the code.
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
         return self.code, str(self)

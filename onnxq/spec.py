@@ -1,4 +1,4 @@
-"""How a tensor is quantized (QuantSpec) and the numbers that follow (QParams).
+"""Quantization of a tensor: its spec (QuantSpec) and the numbers that follow (QParams).
 
 A spec is frozen, hashable and holds no arrays; numbers live in QParams only.
 """
@@ -38,9 +38,10 @@ class PerBlock:
 
 Granularity = PerTensor | PerChannel | PerBlock
 
-# What configuration, plans and metadata call them.
+# Names of granularities in configurations, plans and metadata.
 GRAIN_NAMES: dict[type, str] = {PerTensor: "tensor", PerChannel: "channel", PerBlock: "block"}
 
+# ONNX type -> (width in bits, signed).
 STORAGE_BITS: dict[str, tuple[int, bool]] = {
     "int4": (4, True),
     "uint4": (4, False),
@@ -51,28 +52,26 @@ STORAGE_BITS: dict[str, tuple[int, bool]] = {
     "int32": (32, True),
     "float8e4m3fn": (8, True),
 }
-# FP8 E4M3 without infinities: its levels are the floats it holds, up to this one.
+# FP8 E4M3 "fn" has no infinities; its largest finite value is 448 (ONNX, float8 types).
 FLOAT8 = "float8e4m3fn"
 _FLOAT8_MAX = 448
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantSpec:
-    """Bits, sign, scheme and granularity of one quantized tensor.
+    """Bits, sign, scheme and granularity of one quantized tensor."""
 
-    bits: 2-8 and 16 (32 for a derived bias). `storage` is the ONNX integer type that holds the
-    values, by default the narrowest of int8/uint8/int16/uint16/int32 that fits; "int4"/"uint4" ask
-    for the native sub-byte type of opset 21, "float8e4m3fn" for FP8 E4M3 (opset 19), whose levels are
-    not evenly spaced: a scale, no zero point, saturation at +-448.
-    symmetric: zero_point is 0 for signed and 2**(bits-1) for unsigned types.
-    narrow_range: drops the lowest level of a signed type (int8: -127..127).
-    """
-
+    # 2-8 and 16; 32 for a derived bias.
     bits: int = 8
     signed: bool = True
+    # zero_point is 0 for signed and 2**(bits-1) for unsigned types.
     symmetric: bool = True
+    # Drops the lowest value of a signed type (int8: -127..127).
     narrow_range: bool = False
     granularity: Granularity = PerTensor()
+    # ONNX type that holds the values; "" for the narrowest of int8/uint8/int16/uint16/int32 that fits. "int4" and
+    # "uint4" are the packed types of opset 21. "float8e4m3fn" is FP8 E4M3 (opset 19), whose values are not evenly
+    # spaced: a scale, no zero point, saturation at +-448.
     storage: str = ""
 
     def __post_init__(self) -> None:
@@ -82,9 +81,10 @@ class QuantSpec:
             )
         if not self.storage:
             container = 8 if self.bits <= 8 else self.bits
+            # The only way to set a field of a frozen dataclass.
             object.__setattr__(self, "storage", f"{'' if self.signed else 'u'}int{container}")
-        held = STORAGE_BITS.get(self.storage)
-        if held is None or held[0] < self.bits or held[1] != self.signed:
+        found = STORAGE_BITS.get(self.storage)
+        if found is None or found[0] < self.bits or found[1] != self.signed:
             fitting = [
                 name
                 for name, (width, sign) in STORAGE_BITS.items()
@@ -106,12 +106,12 @@ class QuantSpec:
 
     @property
     def is_float(self) -> bool:
-        """True for FP8, whose levels are floats."""
+        """True for FP8, whose quantized values are floats."""
         return self.storage == FLOAT8
 
     @property
     def qmin(self) -> int:
-        """Lowest level."""
+        """Lowest quantized value."""
         if self.is_float:
             return -_FLOAT8_MAX
         if not self.signed:
@@ -120,14 +120,14 @@ class QuantSpec:
 
     @property
     def qmax(self) -> int:
-        """Highest level."""
+        """Highest quantized value."""
         if self.is_float:
             return _FLOAT8_MAX
         return (1 << (self.bits - int(self.signed))) - 1
 
     @property
     def levels(self) -> str:
-        """All of the spec that scale and zero point depend on, in words; not the container, which may be wider."""
+        """Text of all fields that scale and zero point depend on; the storage type, which may be wider, is none."""
         if self.is_float:
             return f"{self.storage}{_grain_text(self.granularity)}"
         sign, scheme = "signed" if self.signed else "unsigned", "symmetric" if self.symmetric else "asymmetric"
@@ -141,7 +141,7 @@ class QuantSpec:
 
     @property
     def fills_storage(self) -> bool:
-        """True when the container's own saturation enforces [qmin, qmax] (narrow_range aside)."""
+        """True when saturation of the storage type enforces [qmin, qmax]; narrow_range is not considered."""
         return self.bits == self.storage_bits
 
 
@@ -153,17 +153,19 @@ def _grain_text(grain: Granularity) -> str:
 
 @dataclass(frozen=True, eq=False)
 class QParams:
-    """scale (float32, > 0) and zero_point (int32, in [qmin, qmax]) of one site, and where they came from.
+    """Scale and zero point of one site, and their origin.
 
     Shapes follow the spec's granularity: [] per tensor, [C] per channel, the blocked shape per block.
-    origin: e.g. "minmax over 32 samples", "weights", "plan file", "TensorRT calibration cache".
-    computed_for: `QuantSpec.levels` of the spec they were computed for; "" where they came from elsewhere and hold for
-        whatever the site says. No part of equality.
     """
 
+    # Above 0.
     scale: NDArray[np.float32]
+    # In [qmin, qmax].
     zero_point: NDArray[np.int32]
+    # E.g. "minmax over 32 samples", "weights", "plan file", "TensorRT calibration cache".
     origin: str = ""
+    # `QuantSpec.levels` of the spec they were computed for; "" for imported numbers, which hold for any spec.
+    # Not part of equality.
     computed_for: str = ""
 
     def __eq__(self, other: object) -> bool:
@@ -175,12 +177,13 @@ class QParams:
             and np.array_equal(self.zero_point, other.zero_point)
         )
 
+    # Arrays do not hash; a dataclass with its own __eq__ would otherwise inherit object's hash.
     __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
 class ObserverSpec:
-    """Which observer finds a site's range, and its options as sorted (name, value) pairs."""
+    """Name of the observer that finds a site's range, and its options as sorted (name, value) pairs."""
 
     name: str = "minmax"
     options: tuple[tuple[str, float | int | str | bool], ...] = ()

@@ -1,6 +1,6 @@
-"""Messages name parameters as Python does, in backticks: `force=True`. Who speaks another language translates them.
+"""Translation of messages, which name parameters as Python does: `force=True` in backticks.
 
-The command line shows its options. Translation is for showing only; values keep the words of Python.
+The command line replaces these by its options. Only printed text is translated; stored values keep Python's names.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 Translate = Callable[[str], str]
+# Per context: a command that runs in a thread of a program must not change that program's messages.
 _SPEECH: ContextVar[Translate] = ContextVar("onnxq_speech", default=str)
 
 
 def phrase(text: str) -> str:
-    """The text as the reader knows its parameters."""
+    """Translate a text for its reader."""
     return _SPEECH.get()(text)
 
 
 @contextmanager
 def speaking(translate: Translate) -> Iterator[None]:
-    """Show texts through `translate` while the context lasts."""
+    """Translate texts by `translate` inside the context."""
     token = _SPEECH.set(translate)
     try:
         yield

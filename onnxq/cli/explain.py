@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from onnxq.codes import AREAS, CODES, Code, suggest_code
+from onnxq.codes import AREAS, CODES, Area, Code, suggest_code
 
 
 @click.command("explain", short_help="Say what a code such as Q303 means, and what to do.")
@@ -25,15 +25,15 @@ def command(code: str | None, as_json: bool) -> None:
     elif as_json:
         click.echo(_json(list(CODES.values())))
     else:
-        click.echo("\n\n".join(_listed(area, codes) for area, codes in AREAS.items()))
+        click.echo("\n\n".join(_list_codes(area) for area in AREAS))
 
 
 def _text(code: Code) -> str:
     return f"{code.id}: {code.title}\n\n{code.meaning}\n\nWhat to do: {code.fix}"
 
 
-def _listed(area: str, codes: tuple[Code, ...]) -> str:
-    return "\n".join([area.partition(" ")[2], *(f"  {code.id}  {code.title}" for code in codes)])
+def _list_codes(area: Area) -> str:
+    return "\n".join([area.title, *(f"  {code.id}  {code.title}" for code in area.codes)])
 
 
 def _json(codes: list[Code]) -> str:

@@ -1,4 +1,4 @@
-"""Q7xx: results that are not what was promised. Q8xx: packages and compilers that are not there."""
+"""Q7xx: results that do not follow their plan. Q8xx: missing packages and compilers."""
 
 from onnxq.codes.base import Code
 

@@ -1,4 +1,4 @@
-"""R: asked for and denied. F: left float because int8 does not pay, or because somebody said so."""
+"""R: requests that were denied. F: nodes left float because int8 would be slower or a rule says so."""
 
 from onnxq.codes.base import Code
 

@@ -1,4 +1,4 @@
-"""Q0xx: the command line and the program. Q6xx: what is written."""
+"""Q0xx: the command line and the program. Q6xx: outputs."""
 
 from onnxq.codes.base import Code
 

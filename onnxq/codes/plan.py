@@ -1,4 +1,4 @@
-"""Q4xx: plans, and calls that come in the wrong order."""
+"""Q4xx: plans, and calls in the wrong order."""
 
 from onnxq.codes.base import Code
 

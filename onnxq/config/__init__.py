@@ -1,4 +1,4 @@
-"""What a person asks for: YAML presets and files read into frozen, typed configuration."""
+"""Configuration: YAML presets and files, read into frozen types."""
 
 from onnxq.config.data import DataConfig, ImageConfig, RuntimeConfig, VerifyConfig
 from onnxq.config.front_end import FrontEnd, MultiInput, QuantizerSpec, Trained
@@ -7,8 +7,8 @@ from onnxq.config.load import load_config
 from onnxq.config.model import Config
 from onnxq.config.options import check_number, set_options
 from onnxq.config.presets import preset_names, preset_text
+from onnxq.config.rules import QuantWish, Rule, RuleSet
 from onnxq.config.values import Frozen, Observer, Scheme, matches
-from onnxq.config.wish import QuantWish, Rule, RuleSet
 from onnxq.nearest import did_you_mean, nearest
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What the calibration data are, how models are run and how the command checks itself."""
+"""Sections of the configuration for data, runs of the model and the checks of the result."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from onnxq.config.values import Frozen, one_or_many
 
-# Beyond these no picture fits memory, and no engine takes the number.
+# Pixels per side: a larger image does not fit into memory.
 _Pixels = Annotated[int, Field(ge=1, le=2**16)]
+# No engine accepts more.
 _MOST_THREADS = 4096
 
 
 class ImageConfig(Frozen):
-    """How an image file becomes the model's input: decoded, resized, cropped, scaled to `range`, minus mean, over std.
+    """Preprocessing of image files: decode, resize, crop, scale to `range`, subtract mean, divide by std."""
 
-    size: (height, width) the model gets. resize: shorter side before a centre crop (None: it just covers `size`).
-    crop: "center" cuts the middle out, "pad" fits the whole image and fills with `fill`, "none" stretches.
-    range: what pixel values 0…255 become. mean, std: () or one value, or one per channel, in units of `range`.
-    input: the model input that takes the image; "" when the model has only one.
-    """
-
+    # (height, width) of the model's input.
     size: tuple[_Pixels, _Pixels]
+    # Pixels of the shorter side before a centre crop; None: as many as just cover `size`.
     resize: _Pixels | None = None
+    # "center" cuts out the middle, "pad" fits the whole image and fills the rest with `fill`, "none" stretches.
     crop: Literal["center", "pad", "none"] = "center"
     fill: int = Field(default=0, ge=0, le=255)
     interpolation: Literal["bilinear", "bicubic", "nearest", "lanczos", "box"] = "bilinear"
     color: Literal["RGB", "BGR", "GRAY"] = "RGB"
     layout: Literal["NCHW", "NHWC"] = "NCHW"
+    # Pixel values 0…255 are mapped to this interval.
     range: tuple[float, float] = (0.0, 1.0)
+    # In units of `range`: none, one value, or one per channel.
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    # The model input for the image; "" if the model has only one.
     input: str = ""
 
     @field_validator("size", mode="before")
@@ -57,28 +58,29 @@ class ImageConfig(Frozen):
 
 
 class DataConfig(Frozen):
-    """Calibration data. samples: at most so many (None: all). batch: samples per run (None: chosen from the model)."""
+    """Calibration data."""
 
     images: ImageConfig | None = None
+    # At most so many; None: all.
     samples: int | None = Field(default=None, ge=1)
     seed: int = Field(default=0, ge=0)
+    # Samples per run; None: chosen from the model.
     batch: int | None = Field(default=None, ge=1)
 
 
 class RuntimeConfig(Frozen):
-    """How ONNX Runtime runs models. libraries: shared libraries with the custom operators that a model uses; in a file
-    relative to its folder.
-    """
+    """Options of ONNX Runtime."""
 
+    # Shared libraries with the custom operators of a model. Paths in a file are relative to its folder.
     libraries: Annotated[tuple[str, ...], BeforeValidator(one_or_many)] = ()
 
 
 class VerifyConfig(Frozen):
-    """The command's own check. holdout: samples kept from calibration (None: chosen from their number).
+    """The check of the result against the float model."""
 
-    latency: time float and int8 side by side. threads: for that timing and for the checking runs.
-    """
-
+    # Samples kept from calibration; None: chosen from their number.
     holdout: int | None = Field(default=None, ge=0)
+    # Time the float and the quantized model side by side.
     latency: bool = True
+    # For that timing and for the checking runs; 0: all cores.
     threads: int = Field(default=1, ge=0, le=_MOST_THREADS)

@@ -1,4 +1,4 @@
-"""YAML text -> plain values, with the line of every key. Only scalars, lists and mappings with word keys pass."""
+"""YAML text -> plain values, with the line of every key. Allowed: scalars, lists, mappings with words as keys."""
 
 from __future__ import annotations
 
@@ -10,25 +10,31 @@ import yaml
 from onnxq.errors import ConfigError, Location
 
 Path = tuple[str | int, ...]
-# Far more than rules for every node of the largest networks take; aliases of aliases pass it in ten lines.
+# Values and characters of one document: far more than rules for every node of the largest networks need. Ten lines of
+# aliases of aliases exceed them.
 _VALUES, _CHARACTERS = 100_000, 2**24
+# Levels; the configuration itself has six.
 _DEPTH = 32
 _DEEP = "is nested too deeply"
+# Larger integers do not fit into 64 bits.
 _LARGEST = 2**63
+# Characters of a wrong value that a message repeats.
 _SHOWN = 40
 
 
 @dataclass(frozen=True)
 class Document:
-    """Values of one YAML file; `lines` holds the line (from 1) of every key and list item by its path."""
+    """Values of one YAML file."""
 
+    # Preset or path, for messages.
     source: str
     values: dict[str, Any]
+    # Line, from 1, of every key and list item by its path.
     lines: dict[Path, int]
 
 
 def dotted(path: Path) -> str:
-    """A path as people write it: rules[0].set.bits."""
+    """Format a path as people write it: rules[0].set.bits."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -36,7 +42,7 @@ def dotted(path: Path) -> str:
 
 
 def parse(text: str, source: str) -> Document:
-    """Read one YAML mapping. ConfigError carries `source:line` for syntax, duplicate keys and unusable values."""
+    """Read one YAML mapping. Raises ConfigError with `source:line` for syntax, duplicate keys and unusable values."""
     loader = None
     try:
         loader = yaml.SafeLoader(text.removeprefix("\ufeff"))
@@ -74,7 +80,7 @@ def parse(text: str, source: str) -> Document:
 
 
 class _Reader:
-    """Turns nodes into values, aliases written out; bounded, since a few aliases of aliases write out without end."""
+    """Converts nodes to values and expands aliases. Limited, because a few aliases of aliases expand without end."""
 
     def __init__(self, loader: yaml.SafeLoader, source: str) -> None:
         self.loader, self.source = loader, source
@@ -82,7 +88,7 @@ class _Reader:
         self.values = self.characters = 0
 
     def read(self, node: Any, path: Path, above: tuple[int, ...]) -> Any:
-        """The value of a node. above: the nodes it lies in."""
+        """Return the value of a node. above: ids of the nodes around it."""
         where = Location(self.source, node.start_mark.line + 1)
         if id(node) in above:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in our words: the path, the cause, the nearest name."""
+"""Faults found by pydantic, with onnxq's texts: path, cause, nearest name."""
 
 from __future__ import annotations
 
@@ -12,31 +12,36 @@ from pydantic_core import ErrorDetails
 from onnxq.config.document import Path
 from onnxq.nearest import did_you_mean, nearest
 
+# Keys that are set by onnxq and not by people, by their model: never suggested.
 Hidden = Mapping[type[BaseModel], frozenset[str]]
+# The fix of a fault that has none of its own.
+CORRECT = "correct it here"
 # Characters of a wrong value that a message repeats.
 _SHOWN = 60
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One wrong entry: where it is in the document, what is wrong, what to write. code: its kind in a configuration."""
+    """One wrong entry of a document."""
 
     path: Path
     cause: str
-    fix: str
+    # "" if there is no better advice than to correct the entry.
+    fix: str = ""
+    # Entry of `onnxq.codes` for a configuration.
     code: str = "Q304"
 
 
 def list_faults(error: ValidationError, root: type[BaseModel], hidden: Hidden | None = None) -> list[Fault]:
-    """Every fault of a document that was checked as `root`. hidden: keys that are not for people, by their model."""
-    return [_describe(details, root, hidden or {}) for details in error.errors(include_url=False)]
+    """List every fault of a document that was validated as `root`."""
+    return [_describe_fault(details, root, hidden or {}) for details in error.errors(include_url=False)]
 
 
-def _describe(details: ErrorDetails, root: type[BaseModel], hidden: Hidden) -> Fault:
+def _describe_fault(details: ErrorDetails, root: type[BaseModel], hidden: Hidden) -> Fault:
     path, kind, value = tuple(details["loc"]), details["type"], details["input"]
     if kind == "extra_forbidden":
         key = str(path[-1])
-        return Fault(path, f"unknown key {shorten(key)}", hint_key(_owner(root, path[:-1]), key, hidden), "Q303")
+        return Fault(path, f"unknown key {shorten(key)}", hint_key(_find_model(root, path[:-1]), key, hidden), "Q303")
     if kind in ("literal_error", "enum"):
         choices = str(details.get("ctx", {}).get("expected", ""))
         known = [part.strip("' ") for part in choices.replace(" or ", ", ").split(", ")]
@@ -45,14 +50,16 @@ def _describe(details: ErrorDetails, root: type[BaseModel], hidden: Hidden) -> F
         return Fault(path, f"{shorten(value)} is not one of {', '.join(known)}", fix)
     if kind == "missing":
         return Fault(path, "is missing", "add it")
-    message = str(details["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
-    if kind != "value_error" and (value is None or isinstance(value, (str, int, float, bool))):
+    if kind == "value_error":  # raised by our own validators, in our own words
+        return Fault(path, str(details["ctx"]["error"]))
+    message = str(details["msg"]).replace("Input should be", "must be")
+    if value is None or isinstance(value, (str, int, float, bool)):
         message += f", not {shorten(value)}"
-    return Fault(path, message, "correct it here")
+    return Fault(path, message)
 
 
 def shorten(value: object) -> str:
-    """The value as Python writes it, at most a line of it."""
+    """Format a value as Python writes it, cut to one line."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python writes
@@ -61,47 +68,47 @@ def shorten(value: object) -> str:
 
 
 def hint_key(owner: type[BaseModel] | None, key: str, hidden: Hidden | None = None) -> str:
-    """The nearest key; a word that is some key's value (`symetric`) leads to that key."""
+    """Suggest the nearest key. For a word that resembles a value (`symetric`) suggest that key and value."""
     if owner is None:
         return "remove it"
     secret = (hidden or {}).get(owner, frozenset())
     fields = {f.alias or name: f for name, f in owner.model_fields.items() if name not in secret}
     if not nearest(key, fields):
         for name, field in fields.items():
-            if any(key in inner.model_fields for inner in _models(field.annotation)):
+            if any(key in inner.model_fields for inner in _list_models(field.annotation)):
                 return f"write it under `{name}`"
-        words = {str(word): name for name, f in fields.items() for word in _words(f.annotation) if word}
+        words = {str(word): name for name, f in fields.items() for word in _list_words(f.annotation) if word}
         for word in nearest(key, words, limit=1):
             return f"did you mean `{words[word]}: {word}`?"
     return did_you_mean(key, fields, show=20)
 
 
-def _owner(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """The model whose keys stand at `path`; None where there is none."""
+def _find_model(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
+    """Find the model whose keys stand at `path`; None for none."""
     owner: type[BaseModel] | None = root
     for part in path:
         if isinstance(part, int):
             continue
-        field = None if owner is None else _field(owner, part)
-        owner = None if field is None else next(_models(field), None)
+        field = None if owner is None else _find_field(owner, part)
+        owner = None if field is None else next(_list_models(field), None)
     return owner
 
 
-def _field(owner: type[BaseModel], key: str) -> Any:
+def _find_field(owner: type[BaseModel], key: str) -> Any:
     for name, field in owner.model_fields.items():
         if key == (field.alias or name):
             return field.annotation
     return None
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def _list_models(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
-        yield from _models(part)
+        yield from _list_models(part)
 
 
-def _words(annotation: Any) -> list[str]:
+def _list_words(annotation: Any) -> list[str]:
     if get_origin(annotation) is Literal:
         return [word for word in get_args(annotation) if isinstance(word, str)]
-    return [word for part in get_args(annotation) for word in _words(part)]
+    return [word for part in get_args(annotation) for word in _list_words(part)]

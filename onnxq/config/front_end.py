@@ -1,4 +1,4 @@
-"""The section `torch`: what only the PyTorch front end asks. The engine checks it and has no other use for it."""
+"""The section `torch`, for the PyTorch front end only. The engine checks it and does not use it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pydantic_core import PydanticCustomError
 
 from onnxq.config.values import Frozen, Patterns, check_options, checked_patterns
 
+# Words for the inputs of an operator; see MultiInput.
 POLICIES = ("insert", "share", "follow", "none")
 
 
 @dataclass(frozen=True)
 class QuantizerSpec:
-    """Which quantizer learns or holds a site's numbers, and its options as sorted (name, value) pairs."""
+    """Name of the quantizer that learns or holds a site's scales, and its options as sorted (name, value) pairs."""
 
     name: str = "uniform"
     options: tuple[tuple[str, float | int | str | bool], ...] = ()
@@ -24,17 +25,17 @@ class QuantizerSpec:
 
 @dataclass(frozen=True)
 class MultiInput:
-    """How the inputs of an operator with several are quantized.
+    """Policy for the inputs of an operator that has several.
 
-    insert: each with its own numbers; share: all with the same; follow: all with those of input number `leader`;
-    none: not for this operator's sake.
+    insert: each has its own scale. share: all have the same one. follow: all have that of input number `leader`.
+    none: this operator is no reason to quantize them.
     """
 
     policy: str
     leader: int = 0
 
 
-def _quantizer(value: Any) -> Any:
+def _read_quantizer(value: Any) -> Any:
     if isinstance(value, str):
         return QuantizerSpec(value)
     if isinstance(value, QuantizerSpec):
@@ -47,20 +48,20 @@ def _quantizer(value: Any) -> Any:
     return QuantizerSpec(name, tuple(sorted(options.items())))
 
 
-def _plain_quantizer(spec: QuantizerSpec) -> Any:
+def _write_quantizer(spec: QuantizerSpec) -> Any:
     return {"name": spec.name, **dict(spec.options)} if spec.options else spec.name
 
 
-def _policies(value: Any) -> Any:
-    """{add: insert, cat: share, mul: {follow: 0}} as sorted pairs."""
+def _read_policies(value: Any) -> Any:
+    """Read {add: insert, cat: share, mul: {follow: 0}} as sorted pairs."""
     if isinstance(value, tuple):
         return value
     if not isinstance(value, Mapping):
         raise PydanticCustomError("multi_input", "must map operators to policies, e.g. {add: insert, cat: share}")
-    return tuple(sorted((str(op), _policy(str(op), word)) for op, word in value.items()))
+    return tuple(sorted((str(op), _read_policy(str(op), word)) for op, word in value.items()))
 
 
-def _policy(op: str, word: Any) -> MultiInput:
+def _read_policy(op: str, word: Any) -> MultiInput:
     if isinstance(word, Mapping) and set(word) == {"follow"}:
         leader = word["follow"]
         if isinstance(leader, int) and not isinstance(leader, bool) and leader >= 0:
@@ -74,36 +75,39 @@ def _policy(op: str, word: Any) -> MultiInput:
     )
 
 
-def _plain_policies(value: tuple[tuple[str, MultiInput], ...]) -> Any:
+def _write_policies(value: tuple[tuple[str, MultiInput], ...]) -> Any:
     return {op: {"follow": p.leader} if p.policy == "follow" else p.policy for op, p in value}
 
 
-Quantizer = Annotated[QuantizerSpec, BeforeValidator(_quantizer), PlainSerializer(_plain_quantizer)]
-Policies = Annotated[tuple[tuple[str, MultiInput], ...], BeforeValidator(_policies), PlainSerializer(_plain_policies)]
+Quantizer = Annotated[QuantizerSpec, BeforeValidator(_read_quantizer), PlainSerializer(_write_quantizer)]
+Policies = Annotated[
+    tuple[tuple[str, MultiInput], ...], BeforeValidator(_read_policies), PlainSerializer(_write_policies)
+]
 
 
 class Trained(Frozen):
-    """One kind of tensor in the front end. quantizer: uniform, lsq, lsq+, pact, dorefa, adaround or the user's own."""
+    """Training of one kind of tensor."""
 
+    # uniform, lsq, lsq+, pact, dorefa, adaround, or one that the user registered.
     quantizer: Quantizer = QuantizerSpec()
 
 
 class FrontEnd(Frozen):
-    """The section `torch`.
-
-    skip_trace: modules (by name) that are not looked into and stay float. fuse_bn: fold batch norms into the layer in
-    front. disable_redundant: switch off the quantizer between two layers that run as one kernel.
-    """
+    """The section `torch`."""
 
     weights: Trained = Trained()
     activations: Trained = Trained()
+    # Names of modules that are not traced and stay float.
     skip_trace: Patterns = ()
+    # Policies by operator, as sorted pairs so that the section hashes.
     multi_input: Policies = Field(default=())
+    # Fold batch norms into the layer in front.
     fuse_bn: bool = True
+    # Switch off the quantizer between two layers that run as one kernel.
     disable_redundant: bool = True
 
     _check = field_validator("skip_trace")(checked_patterns)
 
     def policy(self, op: str) -> MultiInput | None:
-        """What the person asked for this operator; None: the target's own way."""
+        """The policy written for this operator; None: the target decides."""
         return dict(self.multi_input).get(op)

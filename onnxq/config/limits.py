@@ -1,52 +1,55 @@
-"""What an engine's target can take at all, checked when a configuration is read: file and line are known here.
+"""Limits of a target, checked when a configuration is read, because file and line are known then.
 
-The target's own tables (onnxq/targets) decide node by node; this only refuses what no node could take.
+The tables in onnxq/targets decide node by node; here only values are refused that no node supports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from onnxq.config.model import Config
-from onnxq.config.wish import QuantWish
+from onnxq.config.rules import QuantWish
 from onnxq.errors import ConfigError, Location
-from onnxq.spec import FLOAT8
+from onnxq.spec import FLOAT8, STORAGE_BITS
 
-# Observers that weigh evenly spaced levels against each other; those of FP8 are not.
+# Observers that need no evenly spaced values, and FP8 values are not evenly spaced.
 _RANGE_ONLY = ("minmax", "moving_average", "percentile")
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A field and what it may hold. why: what the engine does otherwise. fix: what to write instead."""
+    """The allowed values of one field."""
 
+    # Dotted path.
     path: str
     takes: Callable[[Config], bool]
+    # What the engine does with other values.
     why: str
     fix: str
 
 
-def _int8_or_float8(wish: QuantWish) -> bool:
-    return wish.storage in ("", "int8", FLOAT8) and wish.bits <= 8
+def _is_int8_or_float8(tensor: QuantWish) -> bool:
+    return tensor.storage in ("", "int8", FLOAT8) and tensor.bits <= 8
 
 
-def _weights_stored(config: Config) -> bool:
+def _can_store_weights(config: Config) -> bool:
     if config.mode == "weight-only":
         return config.weights.storage in ("", "int8", "int4") and config.weights.bits <= 8
-    return _int8_or_float8(config.weights)
+    return _is_int8_or_float8(config.weights)
 
 
-def _blocks(config: Config) -> bool:
-    blocked = config.weights.granularity == "block"
-    return not blocked or (config.mode == "weight-only" and config.weights.storage == "int4")
+def _can_read_blocks(config: Config) -> bool:
+    if config.weights.granularity != "block":
+        return True
+    return config.mode == "weight-only" and config.weights.storage == "int4"
 
 
-def _one_kind(config: Config) -> bool:
-    return not _static(config) or (config.weights.storage == FLOAT8) == (config.activations.storage == FLOAT8)
+def _has_one_kind(config: Config) -> bool:
+    return not _is_static(config) or (config.weights.storage == FLOAT8) == (config.activations.storage == FLOAT8)
 
 
-def _static(config: Config) -> bool:
+def _is_static(config: Config) -> bool:
     return config.mode == "static"
 
 
@@ -55,23 +58,23 @@ _NO_CPU = "only the placement for ONNX Runtime goes by the kind of CPU"
 _SIGNED = "TensorRT reads uint8 as int8 and clips it at 127: wrong answers, silently"
 
 TENSORRT: tuple[Limit, ...] = (
-    Limit("activations.scheme", lambda c: not _static(c) or c.activations.scheme == "symmetric", _SYMMETRIC,
+    Limit("activations.scheme", lambda c: not _is_static(c) or c.activations.scheme == "symmetric", _SYMMETRIC,
           "write `scheme: symmetric`, or start from `extends: trt-int8`"),
     Limit("weights.scheme", lambda c: c.weights.scheme == "symmetric", _SYMMETRIC,
           "write `scheme: symmetric`, or start from `extends: trt-int8`"),
-    Limit("activations.signed", lambda c: not _static(c) or c.activations.is_signed, _SIGNED,
+    Limit("activations.signed", lambda c: not _is_static(c) or c.activations.is_signed, _SIGNED,
           "remove it, or write `signed: true`"),
     Limit("weights.signed", lambda c: c.weights.is_signed, _SIGNED, "remove it, or write `signed: true`"),
-    Limit("activations.granularity", lambda c: not _static(c) or c.activations.granularity == "tensor",
+    Limit("activations.granularity", lambda c: not _is_static(c) or c.activations.granularity == "tensor",
           "a convolution whose input has a scale per channel runs in float", "write `granularity: tensor`"),
-    Limit("activations.storage", lambda c: not _static(c) or _int8_or_float8(c.activations),
+    Limit("activations.storage", lambda c: not _is_static(c) or _is_int8_or_float8(c.activations),
           "TensorRT quantizes activations to int8 or FP8", f"write `bits: 8`, and `storage: {FLOAT8}` for FP8"),
-    Limit("weights.storage", _weights_stored,
+    Limit("weights.storage", _can_store_weights,
           "TensorRT takes int8 or FP8 weights, and int4 ones when only weights are quantized",
           "write `bits: 8`, or `mode: weight-only` with `storage: int4` (see trt-int4-weights)"),
-    Limit("weights.granularity", _blocks, "TensorRT reads blocks only of int4 weights in weight-only mode",
+    Limit("weights.granularity", _can_read_blocks, "TensorRT reads blocks only of int4 weights in weight-only mode",
           "write `granularity: channel`, or see trt-int4-weights"),
-    Limit("weights.storage", _one_kind,
+    Limit("weights.storage", _has_one_kind,
           "TensorRT multiplies FP8 by FP8 and int8 by int8, nothing else",
           f"write `storage: {FLOAT8}` for both activations and weights, or for neither"),
     Limit("bias", lambda c: c.bias == "float", "TensorRT refuses a DequantizeLinear of int32", "write `bias: float`"),
@@ -96,33 +99,30 @@ LIMITS: Mapping[str, tuple[Limit, ...]] = {"ort": ONNXRUNTIME, "trt": TENSORRT, 
 
 
 def check_limits(config: Config) -> Config:
-    """The configuration itself. ConfigError naming file, line and path of what its target cannot take."""
+    """Return the configuration. Raises ConfigError with file, line and path of a value its target does not support."""
     for limit in LIMITS.get(config.target, ()):
         if not limit.takes(config):
-            raise ConfigError(_where(config, limit.path), limit.why, limit.fix, code="Q307")
-    for path, cause, fix in (*_rule_faults(config), *_observer_faults(config)):
-        raise ConfigError(_where(config, path), cause, fix, code="Q307")
+            raise ConfigError(_locate_field(config, limit.path), limit.why, limit.fix, code="Q307")
+    for path, cause, fix in (*_find_rule_faults(config), *_find_observer_faults(config)):
+        raise ConfigError(_locate_field(config, path), cause, fix, code="Q307")
     return config
 
 
-def _where(config: Config, path: str) -> Location:
-    """`file:line: path` of the field; of what holds it, or of the target that asks for it, where it was not written."""
-    parent = path.rpartition(".")[0]
-    for written in (path, parent, "target"):
-        found = config.where(written)
-        if written and str(found) != written:
-            return replace(found, within=f"{found.within.removesuffix(written)}{path}")
-    return Location("") / path
+def _locate_field(config: Config, path: str) -> Location:
+    """`file:line: path` of the field. The line is that of its section, or of `target`, if the field was not written."""
+    section = path.rpartition(".")[0]
+    places = (config.find_place(written) for written in (path, section, "target"))
+    return next((place for place in places if place is not None), Location("")) / path
 
 
-def _rule_faults(config: Config) -> Iterator[tuple[str, str, str]]:
+def _find_rule_faults(config: Config) -> Iterator[tuple[str, str, str]]:
     if config.target != "trt":
         return
     for k, rule in enumerate(config.rules):
         path = f"rules[{k}].set"
         if rule.set.scheme == "asymmetric":
             yield f"{path}.scheme", _SYMMETRIC, "write `scheme: symmetric`, or `float: true` to leave the tensor alone"
-        if rule.set.signed is False or (rule.set.storage or "").startswith("u"):
+        if rule.set.signed is False or (rule.set.storage and not STORAGE_BITS[rule.set.storage][1]):
             field = "signed" if rule.set.signed is False else "storage"
             yield f"{path}.{field}", _SIGNED, "ask for a signed type, or `float: true` to leave the tensor alone"
         if rule.set.bits == 16 or rule.set.storage == "int16":
@@ -130,8 +130,8 @@ def _rule_faults(config: Config) -> Iterator[tuple[str, str, str]]:
             yield f"{path}.{field}", "TensorRT has no 16-bit integers", "write `float: true` to leave the tensor alone"
 
 
-def _observer_faults(config: Config) -> Iterator[tuple[str, str, str]]:
-    wish = config.activations
-    if wish.storage == FLOAT8 and wish.observer.name not in _RANGE_ONLY:
-        cause = f"{wish.observer.name!r} weighs evenly spaced levels, and those of FP8 are not"
+def _find_observer_faults(config: Config) -> Iterator[tuple[str, str, str]]:
+    activations = config.activations
+    if activations.storage == FLOAT8 and activations.observer.name not in _RANGE_ONLY:
+        cause = f"{activations.observer.name!r} weighs evenly spaced levels, and those of FP8 are not"
         yield "activations.observer", cause, f"use one of {', '.join(_RANGE_ONLY)}"

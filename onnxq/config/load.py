@@ -11,22 +11,24 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from onnxq.config.document import Document, Path, dotted, parse
-from onnxq.config.faults import hint_key, list_faults
+from onnxq.config.faults import CORRECT, hint_key, list_faults
 from onnxq.config.limits import check_limits
 from onnxq.config.model import Config
-from onnxq.config.presets import preset_names, preset_text
+from onnxq.config.presets import UnreadableConfigError, preset_names, preset_text
+from onnxq.config.rules import Rule
 from onnxq.config.sparsebit import converted, recognised
-from onnxq.config.wish import Rule
 from onnxq.errors import ConfigError, Location
 from onnxq.files import read_input, readable, reason_of
 from onnxq.nearest import did_you_mean
 
 DEFAULT = "ort-int8"
-# No configuration is as large; /dev/zero is.
+# Bytes. No configuration is as large; /dev/zero is larger.
 _MOST_BYTES = 16 * 2**20
+# The place of values that came as arguments.
 _OVERRIDE = Location("", None, "option")
-# Mappings whose keys belong together: a file's own takes the place of the inherited one.
+# Mappings whose keys belong together: one in a file replaces the inherited one instead of being merged with it.
 _WHOLE = ("observer", "quantizer")
+# Fields that loading sets itself.
 _SET_HERE: Mapping[type[BaseModel], frozenset[str]] = {
     Config: frozenset(("source",)),
     Rule: frozenset(("line", "source")),
@@ -34,24 +36,28 @@ _SET_HERE: Mapping[type[BaseModel], frozenset[str]] = {
 
 
 def load_config(source: str | FilePath | Config | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Read a preset by name or a YAML file by path; None is the preset `ort-int8`; a Config is taken as it is.
+    """Read a preset by name or a YAML file by path. None is the preset `ort-int8`; a Config is used as it is.
 
-    overrides: values by dotted path ("data.samples") or nested; None means not given. A file may start from
-    a preset or another file with `extends:`; its own rules then come before the inherited ones.
+    overrides: values by dotted path ("data.samples") or nested; None means not given. A file may extend a preset or
+    another file by `extends:`; its own rules then come before the inherited ones.
     Raises ConfigError for unknown keys and values, with file, line, dotted path and the nearest name.
     """
-    given = _nested(overrides or {})
+    given = _nest_keys(overrides or {})
     if isinstance(source, Config):
         plain = source.model_dump(mode="json", exclude={"source"}, exclude_unset=True)
-        return _build(_merge(plain, given), dict.fromkeys(_paths(given), _OVERRIDE), source.source) if given else source
-    values, places = _read(source if source is not None else DEFAULT, ())
-    for path in _paths(given):
+        return (
+            _build_config(_merge_values(plain, given), dict.fromkeys(_list_paths(given), _OVERRIDE), source.source)
+            if given
+            else source
+        )
+    values, places = _read_chain(source if source is not None else DEFAULT, ())
+    for path in _list_paths(given):
         places[path] = _OVERRIDE
-    return _build(_merge(values, given), places, str(source if source is not None else DEFAULT))
+    return _build_config(_merge_values(values, given), places, str(source if source is not None else DEFAULT))
 
 
-def _read(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any], dict[Path, Location]]:
-    document = _document(source, above)
+def _read_chain(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any], dict[Path, Location]]:
+    document = _load_document(source, above)
     if recognised(document.values):
         document = converted(document)
     values = dict(document.values)
@@ -59,7 +65,7 @@ def _read(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any
     places = {path: Location(document.source, line) for path, line in document.lines.items()}
     _anchor_libraries(values, FilePath(document.source).parent)
     base_name = values.pop("extends", None)
-    for index, rule in enumerate(_rules(values)):
+    for index, rule in enumerate(_list_rules(values)):
         if isinstance(rule, dict):
             rule |= {"line": document.lines[("rules", index)], "source": document.source}
     if base_name is None:
@@ -72,18 +78,17 @@ def _read(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any
     seen = (*above, document.source)
     beside = FilePath(document.source).parent / base_name
     try:
-        base, base_places = _read(beside if _is_path(base_name) and not _is_preset(document) else base_name, seen)
-    except ConfigError as error:
-        if error.subject.startswith(("preset ", "config ")):
-            raise ConfigError(where / f"extends: {error.subject}", error.cause, error.fix, code=error.code) from error
-        raise
-    own = len(_rules(values))
-    moved = {_shift(path, own): place for path, place in base_places.items()}
-    return _merge(base, values), {**moved, **places}
+        base, base_places = _read_chain(beside if _is_path(base_name) and not _is_preset(document) else base_name, seen)
+    except UnreadableConfigError as error:
+        # Raised where nothing of this name can be read: the place to correct is the line that names it.
+        raise ConfigError(where / f"extends: {error.subject}", error.cause, error.fix, code=error.code) from error
+    own = len(_list_rules(values))
+    moved = {_shift_rule(path, own): place for path, place in base_places.items()}
+    return _merge_values(base, values), {**moved, **places}
 
 
 def _is_preset(document: Document) -> bool:
-    """True when the document is a preset, whose name has no folder."""
+    """True for a preset, whose `source` is a bare name."""
     return document.source in preset_names()
 
 
@@ -91,7 +96,7 @@ def _is_path(name: str) -> bool:
     return name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name
 
 
-def _document(source: str | FilePath, above: tuple[str, ...]) -> Document:
+def _load_document(source: str | FilePath, above: tuple[str, ...]) -> Document:
     name = str(source)
     path = FilePath(source)
     try:
@@ -103,9 +108,10 @@ def _document(source: str | FilePath, above: tuple[str, ...]) -> Document:
         text = read_input(path, ConfigError, limit=_MOST_BYTES, pipes=True).decode("utf-8")
     except FileNotFoundError as error:
         fix = did_you_mean(path.stem, preset_names())
-        raise ConfigError(f"config {name}", "no such file", f"presets go by name; {fix}", code="Q301") from error
+        subject, hint = f"config {name}", f"presets go by name; {fix}"
+        raise UnreadableConfigError(subject, "no such file", hint, code="Q301") from error
     except (OSError, ValueError) as error:  # ValueError: no text, or a NUL in the name
-        raise ConfigError(
+        raise UnreadableConfigError(
             f"config {name if name.isprintable() else repr(name)}",
             f"cannot be read: {reason_of(error)}",
             "give a YAML file or a preset's name",
@@ -123,13 +129,13 @@ def _refuse_reserved(document: Document) -> None:
             raise ConfigError(where, f"unknown key {key!r}", hint_key(owner, str(key), _SET_HERE), code="Q303")
 
 
-def _rules(values: Mapping[str, Any]) -> list[Any]:
+def _list_rules(values: Mapping[str, Any]) -> list[Any]:
     rules = values.get("rules")
     return rules if isinstance(rules, list) else []
 
 
 def _anchor_libraries(values: dict[str, Any], folder: FilePath) -> None:
-    """Make paths of operator libraries relative to the working directory, as those of the command line are."""
+    """Make paths of operator libraries relative to the working directory, like those of the command line."""
     section = values.get("runtime")
     if not isinstance(section, dict) or "libraries" not in section:
         return
@@ -139,26 +145,26 @@ def _anchor_libraries(values: dict[str, Any], folder: FilePath) -> None:
         values["runtime"] = {**section, "libraries": [str(folder / path) for path in paths]}
 
 
-def _shift(path: Path, by: int) -> Path:
+def _shift_rule(path: Path, by: int) -> Path:
     if len(path) > 1 and path[0] == "rules" and isinstance(path[1], int):
         return ("rules", path[1] + by, *path[2:])
     return path
 
 
-def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_values(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(base)
     for key, value in top.items():
         below = out.get(key)
         if key == "rules" and isinstance(value, list) and isinstance(below, list):
             out[key] = value + below
         elif isinstance(value, Mapping) and isinstance(below, Mapping) and key not in _WHOLE:
-            out[key] = _merge(below, value)
+            out[key] = _merge_values(below, value)
         else:
             out[key] = value
     return out
 
 
-def _nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _nest_keys(overrides: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in overrides.items():
         if not isinstance(key, str):
@@ -166,25 +172,25 @@ def _nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         head, _, rest = key.partition(".")
-        inner = _nested({rest: value}) if rest else _nested(value) if isinstance(value, Mapping) else value
-        merged = _merge({head: out[head]} if head in out else {}, {head: inner})
+        inner = _nest_keys({rest: value}) if rest else _nest_keys(value) if isinstance(value, Mapping) else value
+        merged = _merge_values({head: out[head]} if head in out else {}, {head: inner})
         out[head] = merged[head]
     return out
 
 
-def _paths(values: Mapping[str, Any], above: Path = ()) -> list[Path]:
+def _list_paths(values: Mapping[str, Any], above: Path = ()) -> list[Path]:
     out: list[Path] = []
     for key, value in values.items():
         out.append((*above, key))
         if isinstance(value, Mapping):
-            out += _paths(value, (*above, key))
+            out += _list_paths(value, (*above, key))
     return out
 
 
-def _build(values: Mapping[str, Any], places: Mapping[Path, Location], source: str) -> Config:
+def _build_config(values: Mapping[str, Any], places: Mapping[Path, Location], source: str) -> Config:
     # JSON mode of pydantic's strict validation takes lists for tuples and words for enums, and nothing else.
     try:
-        text = readable(json.dumps({**values, "source": source}, default=_plain, ensure_ascii=False))
+        text = readable(json.dumps({**values, "source": source}, default=_to_plain, ensure_ascii=False))
     except (RecursionError, TypeError, ValueError) as error:  # ValueError: a list that contains itself
         raise ConfigError(
             source, f"holds values that are no configuration: {error}", "give plain values", code="Q304"
@@ -192,24 +198,24 @@ def _build(values: Mapping[str, Any], places: Mapping[Path, Location], source: s
     try:
         config = Config.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise _explain(error, places, source) from error
+        raise _build_error(error, places, source) from error
     config._lines.update({dotted(path): place for path, place in places.items()})
     return check_limits(config)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     return value.model_dump(mode="json", exclude_unset=True) if hasattr(value, "model_dump") else str(value)
 
 
-def _explain(error: ValidationError, places: Mapping[Path, Location], source: str) -> ConfigError:
-    found = [(_subject(one.path, places, source), one) for one in list_faults(error, Config, _SET_HERE)]
+def _build_error(error: ValidationError, places: Mapping[Path, Location], source: str) -> ConfigError:
+    found = [(_locate_fault(one.path, places, source), one) for one in list_faults(error, Config, _SET_HERE)]
     subject, first = found[0]
-    rest = "".join(f"\n  also {other}: {one.cause}; {one.fix}" for other, one in found[1:])
-    return ConfigError(subject, first.cause, first.fix + rest, code=first.code)
+    rest = "".join(f"\n  also {other}: {one.cause}; {one.fix or CORRECT}" for other, one in found[1:])
+    return ConfigError(subject, first.cause, (first.fix or CORRECT) + rest, code=first.code)
 
 
-def _subject(path: Path, places: Mapping[Path, Location], source: str) -> Location:
-    """`file:line: path`, with the line of the innermost part that was written; inside of types only as far as that."""
+def _locate_fault(path: Path, places: Mapping[Path, Location], source: str) -> Location:
+    """`file:line: path`, with the line of the innermost part of the path that was written."""
     known = next((n for n in range(len(path), 0, -1) if path[:n] in places), 0)
     place = places[path[:known]] if known else Location(source)
     return place / dotted(path) if path else place

@@ -1,4 +1,4 @@
-"""What callers ask for in arguments, checked as strictly as what is written in files."""
+"""Values from arguments of Python calls, validated as strictly as those of files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from onnxq.errors import ConfigError
 
 
 def set_options(config: Config, asked: Mapping[str, Any]) -> Config:
-    """The configuration with these values by dotted path ("data.samples"); None leaves what is there.
+    """Set values by dotted path ("data.samples"); None keeps the present value.
 
-    Raises ConfigError naming the argument ("samples") for a value that no file could have either.
+    Raises ConfigError naming the argument ("samples") for a value that would be wrong in a file, too.
     """
     update: dict[str, Any] = {}
     for path, value in asked.items():
@@ -25,6 +25,7 @@ def set_options(config: Config, asked: Mapping[str, Any]) -> Config:
             continue
         name, _, inner = path.partition(".")
         section = update.get(name, getattr(config, name)) if inner else config
+        # Strict validation accepts Python's numbers only, not numpy's scalars.
         plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
         checked = _check_field(type(section), inner or name, plain)
         update[name] = section.model_copy(update={inner: checked}) if inner else checked
@@ -36,14 +37,13 @@ def _check_field(section: type[Frozen], name: str, value: Any) -> Any:
         return getattr(section.model_validate({name: value}, strict=True), name)
     except ValidationError as error:
         fault = list_faults(error, section)[0]
-        fix = "give another value" if fault.fix == "correct it here" else fault.fix
-        raise ConfigError(name, fault.cause, fix, code="Q304") from error
+        raise ConfigError(name, fault.cause, fault.fix or "give another value", code="Q304") from error
 
 
 def check_number(
     name: str, value: Any, *, low: float = -math.inf, high: float = math.inf, whole: bool = False, above: bool = False
 ) -> None:
-    """ConfigError unless the argument is None or a finite number from low to high. above: low itself is too little."""
+    """Raise ConfigError unless the argument is None or a finite number in [low, high]. above: low is excluded."""
     if value is None:
         return
     try:

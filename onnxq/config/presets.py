@@ -1,4 +1,4 @@
-"""The presets: YAML files in `configs/`, found beside a checkout and inside an installed wheel alike."""
+"""The presets: YAML files in `configs/` of a checkout or in the package that a wheel installs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 _PACKAGE = "onnxq_configs"
 
 
-def _folder() -> Traversable:
+class UnreadableConfigError(ConfigError):
+    """No preset and no file can be read under a name; the fault lies with the text that names it."""
+
+
+def _find_folder() -> Traversable:
     # The checkout comes first: an editable install may not map the data-only package.
     beside = Path(__file__).resolve().parents[2] / "configs"
     if (beside / "ort-int8.yaml").is_file():
@@ -29,14 +33,14 @@ def _folder() -> Traversable:
 
 
 def preset_names() -> tuple[str, ...]:
-    """Every preset by name, sorted."""
-    return tuple(sorted(f.name.removesuffix(".yaml") for f in _folder().iterdir() if f.name.endswith(".yaml")))
+    """List the names of all presets, sorted."""
+    return tuple(sorted(f.name.removesuffix(".yaml") for f in _find_folder().iterdir() if f.name.endswith(".yaml")))
 
 
 def preset_text(name: str) -> str:
-    """The YAML of a preset; ConfigError with the nearest names when there is none."""
+    """Read the YAML of a preset. Raises ConfigError with the nearest names if there is none."""
     if name not in preset_names():
-        raise ConfigError(
+        raise UnreadableConfigError(
             f"preset {name!r}", "no preset or file of this name", did_you_mean(name, preset_names()), code="Q301"
         )
-    return (_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+    return (_find_folder() / f"{name}.yaml").read_text(encoding="utf-8")

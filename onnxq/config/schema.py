@@ -1,6 +1,6 @@
-"""JSON checked by a schema before anyone uses it: plans, proofs, notes in models. Faults name file, line and path.
+"""JSON validated by a schema before use: plans, proofs, notes in models. Faults name file, line and path.
 
-A schema is a `Frozen` with the types below; its rooms need no pydantic of their own.
+A schema is a `Frozen` with fields of the types below, so that other rooms need no pydantic.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import from_json
 
 from onnxq.config.document import Path, dotted
-from onnxq.config.faults import Fault, list_faults, shorten
+from onnxq.config.faults import CORRECT, Fault, list_faults, shorten
 from onnxq.errors import Location, OnnxqError
 
 _Row = TypeVar("_Row", bound=BaseModel)
-# Most faults told of one file.
-_TOLD = 5
+# Further faults of one file that a message lists.
+_LISTED = 5
+# pydantic's JSON parser gives the position of a fault only in its text.
 _LINE = re.compile(r" at line (\d+) column \d+")
+# A string, a bracket, comma or colon, or another value.
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
 
 
 class Loose(BaseModel):
-    """Frozen and strict about types, but with other keys beside those it asks for: files that say more than is read."""
+    """Frozen and strict about types; unknown keys are ignored. For files of which onnxq reads a part."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
 
-def _site_name(value: Any) -> Any:
+def _read_site_name(value: Any) -> Any:
     node = isinstance(value, (list, tuple)) and len(value) == 2
     whole = node and isinstance(value[0], str) and isinstance(value[1], int) and not isinstance(value[1], bool)
     if not isinstance(value, str) and not (whole and 0 <= value[1] < _MANY):
@@ -39,6 +41,7 @@ def _site_name(value: Any) -> Any:
     return value if isinstance(value, str) else (value[0], value[1])
 
 
+# Bounds that keep numbers inside the integers of numpy and ONNX; ranks and opsets stay far below them.
 _MANY = 2**31
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Natural = Annotated[int, Field(ge=0, lt=_MANY)]
@@ -47,12 +50,12 @@ Width = Annotated[int, Field(ge=0, le=64)]
 Axis = Annotated[int, Field(ge=-64, lt=64)]
 Opset = Annotated[int, Field(ge=1, lt=1000)]
 Words = Annotated[dict[str, str], Field(default_factory=dict)]
-SiteName = Annotated[Any, BeforeValidator(_site_name)]
+SiteName = Annotated[Any, BeforeValidator(_read_site_name)]
 SchemaNumber = Annotated[Natural, Field(alias="schema")]
 PassName = Annotated[str, Field(alias="pass", min_length=1)]
 
 
-def _no_repeats(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeats(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in pairs:
         if key in out:
@@ -62,25 +65,27 @@ def _no_repeats(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Repeated(Exception):
-    """A key given twice in one object."""
+    """A key stands twice in one object."""
 
 
 @dataclass(frozen=True)
 class JsonText:
-    """JSON from a file. source: its name, for messages."""
+    """JSON from a file."""
 
+    # The file's name, for messages.
     source: str
     text: str
 
     def where(self, path: Path) -> Location:
-        """`file:line: dotted.path` of an entry, with the line of the innermost part that is there."""
+        """`file:line: dotted.path` of an entry, with the line of the innermost part that exists."""
         return Location(self.source, find_line(self.text, path), dotted(path))
 
     def parse(self, error: type[OnnxqError], fix: str, *, code: str = "") -> Any:
-        """Plain values. Raises `error`, with `code`, for what is no JSON, nested too deeply, or gives a key twice."""
+        """Parse to plain values. Raises `error`, with `code`, for text that is no JSON, too deep, or repeats a key."""
         try:
+            # pydantic's parser is strict about NaN and depth and names the line; json alone sees repeated keys.
             from_json(self.text)
-            return json.loads(self.text, object_pairs_hook=_no_repeats)
+            return json.loads(self.text, object_pairs_hook=_refuse_repeats)
         except _Repeated as repeated:
             cause = f"gives {shorten(str(repeated))} twice in one object"
             raise error(self.source, cause, "keep one", code=code) from repeated
@@ -91,11 +96,9 @@ class JsonText:
             raise error(where, f"not JSON: {cause}", fix, code=code) from found
 
     def read(self, schema: type[_Row], error: type[OnnxqError], fix: str, *, code: str = "") -> _Row:
-        """The content as `schema`. Raises `error`, with `code`, naming line and path of what does not fit.
+        """Parse to `schema`; `parse` must have accepted the text.
 
-        fix: where to get another file.
-
-        Only what `parse` accepts should come here.
+        Raises `error`, with `code`, naming line and path of entries that do not fit. fix: where to get another file.
         """
         try:
             return schema.model_validate_json(self.text, strict=True)
@@ -105,7 +108,7 @@ class JsonText:
 
 
 def check_values(values: Mapping[str, Any], schema: type[_Row], subject: str, error: type[OnnxqError]) -> _Row:
-    """Plain values as `schema`; raises `error` about `subject` for what does not fit."""
+    """Convert plain values to `schema`. Raises `error` about `subject` for entries that do not fit."""
     try:
         return schema.model_validate(dict(values), strict=True)
     except ValidationError as found:
@@ -114,17 +117,20 @@ def check_values(values: Mapping[str, Any], schema: type[_Row], subject: str, er
 
 
 def explain(faults: list[tuple[Location, Fault]], error: type[OnnxqError], fix: str, code: str = "") -> OnnxqError:
-    """One error for all faults, each with its place. fix: added where a fault has no better one."""
+    """Make one error of all faults, each with its place. fix: an alternative to the fix of the first."""
     (subject, first), rest = faults[0], faults[1:]
-    more = "".join(f"\n  also {other}: {one.cause}; {one.fix}" for other, one in rest[:_TOLD])
-    more += f"\n  and {len(rest) - _TOLD} more" if len(rest) > _TOLD else ""
-    own = f"{first.fix}, or {fix}" if fix else first.fix
+    more = "".join(f"\n  also {other}: {one.cause}; {one.fix or CORRECT}" for other, one in rest[:_LISTED])
+    more += f"\n  and {len(rest) - _LISTED} more" if len(rest) > _LISTED else ""
+    own = f"{first.fix or CORRECT}, or {fix}" if fix else first.fix or CORRECT
     return error(subject, first.cause, own + more, code=code)
 
 
 def find_line(text: str, path: Path) -> int:
-    """The line, from 1, on which the value at `path` begins in well-formed JSON; of its nearest holder if not there."""
-    at: list[str | int] = []  # the path of the token, with "" where an object's next key is to come
+    """Find the line, from 1, of the value at `path` in well-formed JSON; of the innermost part of `path` that exists.
+
+    Called for messages only; values that fit need no positions.
+    """
+    at: list[str | int] = []  # the path of the token, with "" where the next key of an object follows
     key, best, depth = False, 0, 0
     for token in _TOKEN.finditer(text):
         word = token[0]

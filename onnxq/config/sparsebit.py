@@ -1,7 +1,7 @@
-"""Sparsebit's YAML (BACKEND, SCHEDULE, W, A in capitals) read as a configuration of onnxq.
+"""Sparsebit's YAML (BACKEND, SCHEDULE, W, A in capitals) converted to a configuration of onnxq.
 
-Every key is taken over or refused by name; nothing is dropped. What differs on purpose: a symmetric scale is
-absmax / qmax here, absmax / (qmax + 0.5) there; `SPECIFIC` matches module paths, in which Sparsebit wrote `_` for `.`.
+Every key is converted or refused by name; none is dropped. Two differences are deliberate: a symmetric scale is
+absmax / qmax here, absmax / (qmax + 0.5) there; `SPECIFIC` matches module paths, in which Sparsebit writes `_` for `.`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from onnxq.config.faults import shorten
 from onnxq.errors import ConfigError, Location
 from onnxq.nearest import did_you_mean
 
+# Sparsebit's words -> ours, in the tables below.
 _SECTIONS = ("BACKEND", "SKIP_TRACE_MODULES", "SCHEDULE", "W", "A")
 _BACKENDS = {"virtual": "virtual", "onnxruntime": "ort", "tensorrt": "trt"}
 _OBSERVERS = {
@@ -39,25 +40,26 @@ _ROLES = {"W": ("weights", "weight"), "A": ("activations", "activation")}
 
 def recognised(values: Mapping[str, Any]) -> bool:
     """True for a document in Sparsebit's form."""
-    return any(key in values for key in ("W", "A", "BACKEND", "SKIP_TRACE_MODULES", "SCHEDULE"))
+    return any(key in values for key in _SECTIONS)
 
 
 def converted(document: Document) -> Document:
-    """The same wishes in our words, every key with the line it came from.
+    """Convert a document; every key keeps the line it came from.
 
-    Raises ConfigError with file and line for keys and values Sparsebit does not have or onnxq does otherwise.
+    Raises ConfigError with file and line for keys and values that Sparsebit does not have or onnxq does not support.
     """
     values, reading = document.values, _Reading(document)
     reading.only((), values, _SECTIONS)
     reading.put(("target",), reading.word(("BACKEND",), "virtual", _BACKENDS), ("BACKEND",))
     if reading.values["target"] == "trt":
+        # TensorRT refuses a DequantizeLinear of int32.
         reading.put(("bias",), "float", ("BACKEND",))
     if skipped := reading.listed(("SKIP_TRACE_MODULES",)):
-        reading.put(("torch", "skip_trace"), [_pattern(str(one)) for one in skipped], ("SKIP_TRACE_MODULES",))
-    _schedule(reading)
+        reading.put(("torch", "skip_trace"), [_convert_pattern(str(one)) for one in skipped], ("SKIP_TRACE_MODULES",))
+    _read_schedule(reading)
     rules: list[dict[str, Any]] = []
     for section in ("A", "W"):
-        rules += _section(reading, section)
+        rules += _read_section(reading, section)
     if rules:
         reading.values["rules"] = rules
         for index, rule in enumerate(rules):
@@ -67,7 +69,7 @@ def converted(document: Document) -> Document:
 
 @dataclass
 class _Reading:
-    """The document on one side, ours as far as written on the other."""
+    """Sparsebit's document, and the converted values so far."""
 
     document: Document
     values: dict[str, Any] = field(default_factory=dict)
@@ -96,7 +98,7 @@ class _Reading:
         self.lines[path] = self.document.lines.get(origin, 1)
 
     def only(self, path: Path, values: Any, known: Sequence[str]) -> None:
-        """Refuse a section that is no mapping, and keys Sparsebit does not have."""
+        """Refuse a section that is no mapping, and keys that Sparsebit does not have."""
         if not isinstance(values, Mapping):
             raise ConfigError(self.where(path), "must be a mapping", f"with {', '.join(known)}", code="Q304")
         for key in values:
@@ -106,18 +108,18 @@ class _Reading:
                 )
 
     def listed(self, path: Path) -> list[Any]:
-        """A list, [] where nothing or null stands."""
+        """Return a list; [] for null or a missing key."""
         found = self.get(path) or []
         if not isinstance(found, list):
             raise ConfigError(self.where(path), "must be a list of names", 'e.g. ["layer4", "fc"]', code="Q304")
         return found
 
     def word(self, path: Path, default: str, known: Mapping[str, Any]) -> Any:
-        """A word of Sparsebit's, in any case, as ours."""
+        """Translate a word of Sparsebit's, in any letter case."""
         return self.translate(str(self.get(path, default)), known, path)
 
     def number(self, path: Path, value: Any) -> float:
-        """A finite number, which Sparsebit also takes as text ("1e-3" is text in YAML)."""
+        """Read a finite number. Sparsebit accepts text, too: "1e-3" is text in YAML."""
         try:
             found = float(value) if isinstance(value, (int, float, str)) else math.nan
         except (ValueError, OverflowError):
@@ -134,7 +136,7 @@ class _Reading:
         return known[word.lower()]
 
 
-def _schedule(reading: _Reading) -> None:
+def _read_schedule(reading: _Reading) -> None:
     path: Path = ("SCHEDULE",)
     reading.only(path, reading.get(path, {}), ("FUSE_BN", "BN_TUNING", "DISABLE_UNNECESSARY_QUANT"))
     if reading.get((*path, "BN_TUNING"), False):
@@ -144,26 +146,27 @@ def _schedule(reading: _Reading) -> None:
             "remove it, and run batches inside `with model.batchnorm_tuning():`",
             code="Q304",
         )
+    # Sparsebit's default is False, ours True.
     reading.put(("torch", "fuse_bn"), reading.get((*path, "FUSE_BN"), False), (*path, "FUSE_BN"))
     redundant = (*path, "DISABLE_UNNECESSARY_QUANT")
     reading.put(("torch", "disable_redundant"), reading.get(redundant, True), redundant)
 
 
-def _section(reading: _Reading, name: str) -> list[dict[str, Any]]:
-    """One of W and A: its wish put in place, its exceptions as rules."""
-    wish, role = _ROLES[name]
+def _read_section(reading: _Reading, name: str) -> list[dict[str, Any]]:
+    """Convert W or A: its fields are put in place, its exceptions are returned as rules."""
+    section, role = _ROLES[name]
     path: Path = (name,)
     known = ("QSCHEME", "QUANTIZER", "OBSERVER", "SPECIFIC", *(("QADD",) if name == "A" else ()))
     reading.only(path, reading.get(path, {}), known)
     given = {"QSCHEME": reading.get((name, "QSCHEME"))}
     for part in ("QUANTIZER", "OBSERVER"):
-        given |= _flat(part, reading.get((name, part), {}))
+        given |= _flatten_keys(part, reading.get((name, part), {}))
     given = {key: value for key, value in given.items() if value is not None}
-    off = _off(given)
-    for key, value in _fields(reading, path, given).items():
-        target = ("torch", wish, key) if key == "quantizer" else (wish, key)
+    off = _is_off(given)
+    for key, value in _convert_keys(reading, path, given).items():
+        target = ("torch", section, key) if key == "quantizer" else (section, key)
         reading.put(target, value, path)
-    rules = [_rule(reading, (name, "SPECIFIC"), role, *one) for one in _specific(reading, name)]
+    rules = [_convert_rule(reading, (name, "SPECIFIC"), role, *one) for one in _list_specific(reading, name)]
     if off:
         rules.append({"role": role, "set": {"float": True}, "at": reading.document.lines.get(path, 1)})
     if name == "A":
@@ -173,15 +176,17 @@ def _section(reading: _Reading, name: str) -> list[dict[str, Any]]:
     return rules
 
 
-def _flat(prefix: str, values: Any) -> dict[str, Any]:
-    """Nested keys as Sparsebit's dotted ones."""
+def _flatten_keys(prefix: str, values: Any) -> dict[str, Any]:
+    """Flatten nested keys to Sparsebit's dotted ones."""
     if not isinstance(values, Mapping):
         return {prefix: values}
-    return {key: value for name, inner in values.items() for key, value in _flat(f"{prefix}.{name}", inner).items()}
+    return {
+        key: value for name, inner in values.items() for key, value in _flatten_keys(f"{prefix}.{name}", inner).items()
+    }
 
 
-def _off(given: Mapping[str, Any]) -> bool:
-    """Switched off, in today's form or in the old one of 0 bits."""
+def _is_off(given: Mapping[str, Any]) -> bool:
+    """True if switched off, by DISABLE or in the older form of 0 bits."""
     return bool(given.get("QUANTIZER.DISABLE", False)) or given.get("QUANTIZER.BIT") == 0
 
 
@@ -197,7 +202,7 @@ _FIELDS: Mapping[str, Callable[[_Reading, Path, Any], dict[str, Any]]] = {
     "OBSERVER.MOVING_AVERAGE.EMA_RATIO": lambda _, __, ___: {},
     "OBSERVER.LAYOUT": lambda _, __, ___: {},
 }
-# An option and what it belongs to; Sparsebit writes options of observers that are not chosen, too.
+# Option -> its owner. Sparsebit also writes options of observers that are not chosen; these are left out.
 _OPTIONS = {
     "alpha": ("quantizer", "pact"),
     "percentile": ("observer", "percentile"),
@@ -205,17 +210,19 @@ _OPTIONS = {
 }
 
 
-def _fields(reading: _Reading, path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a wish or a rule for Sparsebit's dotted keys.
+def _convert_keys(reading: _Reading, path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert Sparsebit's dotted keys to fields of a section or of a rule.
 
-    EMA_RATIO and LAYOUT have nothing to say here: the moving average is the samples' mean whatever their order, and
-    an activation's channel axis comes from the operator.
+    EMA_RATIO and LAYOUT have no effect: the moving average is the mean of the samples whatever their order, and the
+    channel axis of an activation follows from the operator.
     """
     out: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for key, value in given.items():
         if key not in _FIELDS:
-            raise ConfigError(reading.where((*path, *key.split("."))), f"unknown key {key!r}", _hint(key), code="Q303")
+            raise ConfigError(
+                reading.where((*path, *key.split("."))), f"unknown key {key!r}", _suggest_key(key), code="Q303"
+            )
         found = _FIELDS[key](reading, (*path, *key.split(".")), value)
         for name, one in found.items():
             (options if name in _OPTIONS else out)[name] = one
@@ -226,12 +233,12 @@ def _fields(reading: _Reading, path: Path, given: Mapping[str, Any]) -> dict[str
     return out
 
 
-def _hint(key: str) -> str:
+def _suggest_key(key: str) -> str:
     return did_you_mean(key, tuple(_FIELDS))
 
 
-def _specific(reading: _Reading, name: str) -> list[tuple[str, Any]]:
-    """(pattern, [key, value, …]) in order; the first that matches wins there as here."""
+def _list_specific(reading: _Reading, name: str) -> list[tuple[str, Any]]:
+    """List (pattern, [key, value, …]) in order; the first match wins there as here."""
     path: Path = (name, "SPECIFIC")
     listed = reading.get(path, [])
     if not isinstance(listed, list) or not all(isinstance(one, Mapping) for one in listed):
@@ -241,16 +248,16 @@ def _specific(reading: _Reading, name: str) -> list[tuple[str, Any]]:
     return [(str(pattern), pairs) for one in listed[:1] for pattern, pairs in one.items()]
 
 
-def _rule(reading: _Reading, path: Path, role: str, pattern: str, pairs: Any) -> dict[str, Any]:
+def _convert_rule(reading: _Reading, path: Path, role: str, pattern: str, pairs: Any) -> dict[str, Any]:
     at: Path = (*path, 0, pattern)
     if not isinstance(pairs, Sequence) or isinstance(pairs, str) or len(pairs) % 2:
         raise ConfigError(reading.where(at), "must list keys and values in turn", '["QUANTIZER.BIT", 8]', code="Q304")
     given = {str(key): value for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
-    wanted = {"float": True} if _off(given) else _fields(reading, at, given)
-    return {"node": _pattern(pattern), "role": role, "set": wanted, "at": reading.document.lines.get(at, 1)}
+    wanted = {"float": True} if _is_off(given) else _convert_keys(reading, at, given)
+    return {"node": _convert_pattern(pattern), "role": role, "set": wanted, "at": reading.document.lines.get(at, 1)}
 
 
-def _pattern(glob: str) -> str:
-    """Sparsebit's glob over names with `_` for `.`, as a regular expression over module paths."""
+def _convert_pattern(glob: str) -> str:
+    """Convert Sparsebit's glob over names with `_` for `.` to a regular expression over module paths."""
     special = {"*": ".*", "?": ".", "_": "[._]", ".": "[._]"}
     return "/^" + "".join(special.get(char, re.escape(char)) for char in glob) + "$/"

@@ -1,4 +1,4 @@
-"""What every configuration type is made of: the frozen base, words, patterns and the observer's short form."""
+"""Building blocks of the configuration types: the frozen base, words, patterns, the short form of observers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from onnxq.spec import ObserverSpec
 Bits = Literal[2, 3, 4, 5, 6, 7, 8, 16]
 Scheme = Literal["symmetric", "asymmetric"]
 Grain = Literal["tensor", "channel", "block"]
-_LARGEST = 1e300
 Storage = Literal["", "int4", "uint4", "int8", "uint8", "int16", "uint16", "float8e4m3fn"]
+# The largest float is 1.8e308; an integer beyond it cannot become one.
+_LARGEST = 1e300
 
 
 class Frozen(BaseModel):
-    """Frozen, strict about types, without unknown keys."""
+    """A frozen model that is strict about types and refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def one_or_many(value: Any) -> Any:
-    """A single word or a list, as a tuple."""
+    """Convert a single word or a list to a tuple."""
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
 
 
 def check_options(kind: str, options: Mapping[Any, Any]) -> None:
-    """PydanticCustomError, a fault of a field, for an option of an observer or a quantizer that is no plain value."""
+    """Raise PydanticCustomError, a fault of a field, for an option of an observer or quantizer that is not plain."""
     for key, option in options.items():
         unfit = type(option).__name__ if not isinstance(option, (bool, int, float, str)) else ""
         if isinstance(option, (int, float)) and not abs(option) < _LARGEST:  # NaN is not below it either
@@ -47,7 +48,7 @@ def check_options(kind: str, options: Mapping[Any, Any]) -> None:
             )
 
 
-def _observer(value: Any) -> Any:
+def _read_observer(value: Any) -> Any:
     if isinstance(value, str):
         return ObserverSpec(value)
     if not isinstance(value, Mapping):
@@ -61,42 +62,43 @@ def _observer(value: Any) -> Any:
 
 
 def plain_observer(spec: ObserverSpec) -> Any:
-    """The observer as it is written in YAML."""
+    """Convert an observer to its form in YAML."""
     return {"name": spec.name, **dict(spec.options)} if spec.options else spec.name
 
 
-Observer = Annotated[ObserverSpec, BeforeValidator(_observer), PlainSerializer(plain_observer)]
+Observer = Annotated[ObserverSpec, BeforeValidator(_read_observer), PlainSerializer(plain_observer)]
 
 
+# Every rule is matched against every node, and re's own cache holds 512 patterns.
 @lru_cache(maxsize=4096)
-def _regex(pattern: str) -> re.Pattern[str] | None:
+def _compile_pattern(pattern: str) -> re.Pattern[str] | None:
     written = len(pattern) > 2 and pattern.startswith("/") and pattern.endswith("/")
     return re.compile(pattern[1:-1]) if written else None
 
 
 def matches(patterns: str | Sequence[str], name: str) -> bool:
-    """True when one of the patterns selects `name`, or when there are none.
+    """True if one of the patterns selects `name`, or if there are none.
 
-    `/…/` is a regular expression that may match anywhere; everything else is a glob over the whole name,
-    case-sensitive. A pattern equal to the name always matches, so names with brackets can be written as they are.
+    `/…/` is a regular expression that may match anywhere; any other pattern is a glob over the whole name,
+    case-sensitive. A pattern equal to the name always matches, so names with brackets need no escapes.
     """
     wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     if not wanted:
         return True
     for pattern in wanted:
-        regex = _regex(pattern)
+        regex = _compile_pattern(pattern)
         if pattern == name or (regex.search(name) is not None if regex else fnmatchcase(name, pattern)):
             return True
     return False
 
 
 def checked_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
-    """The patterns, if none is empty and every regular expression compiles; else ValueError."""
+    """Return the patterns. Raises ValueError if one is empty or a regular expression does not compile."""
     for pattern in value:
         if not pattern:
             raise ValueError("a pattern must not be empty")
         try:
-            _regex(pattern)
+            _compile_pattern(pattern)
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"{pattern[:60]!r} is not a regular expression: {error}") from error
     return value

@@ -1,7 +1,8 @@
-"""Arrays in .npy and .npz files, mapped into memory rather than read. Pickled objects are never loaded."""
+"""Arrays of .npy and .npz files, mapped into memory instead of read. Pickled objects are never loaded."""
 
 from __future__ import annotations
 
+import math
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -17,41 +18,44 @@ from onnxq.data.fit import Array
 from onnxq.errors import DataError, OnnxqError
 from onnxq.files import check_regular, first_line_of
 
-# Compressed arrays up to this many bytes together are unpacked in memory, larger ones into a temporary file.
+# Bytes of compressed arrays, together, that are unpacked in memory; the others go into a temporary file.
 _IN_MEMORY = 64 * 2**20
+# Bytes read at a time when a member is copied or summed.
 _COPY_BYTES = 4 * 2**20
-# Stored arrays up to here are read once for their checksum, some .1 s; of larger ones only what is wanted is read.
+# Stored arrays of at most so many bytes are read once for their checksum, which takes about 0.1 s. Of larger ones only
+# the requested rows are read.
 _CHECKED_BYTES = 256 * 2**20
+# Bytes of a zip member's local header before its name (APPNOTE 4.3.7).
 _LOCAL_HEADER = 30
 _DAMAGED = "copy or make it again; it may be truncated"
 
 
 def load_npy(path: Path) -> Array:
-    """The array of a .npy file, mapped. Raises DataError when it is damaged or holds Python objects."""
-    with _reading(str(path)):
+    """Map the array of a .npy file. Raises DataError if it is damaged or holds Python objects."""
+    with _explain_failures(str(path)):
         check_regular(path, DataError)
-    with _reading(str(path)), path.open("rb") as stream:
-        dtype, shape, order = _header(stream, str(path))
-        return _mapped(path, dtype, shape, order, stream.tell(), str(path))
+    with _explain_failures(str(path)), path.open("rb") as stream:
+        dtype, shape, order = _read_header(stream, str(path))
+        return _map_array(path, dtype, shape, order, stream.tell(), str(path))
 
 
 def load_npz(path: Path) -> dict[str, Array]:
-    """The arrays of a .npz file by name.
+    """Load the arrays of a .npz file by name.
 
-    Stored arrays are mapped where they lie; compressed ones are unpacked, beyond 64 MiB into temporary files that go
-    away with the arrays, and only the rows that are read. Raises DataError for a damaged file, with the array's name
-    where it is one of them, for Python objects, and for a file that is empty.
+    Stored arrays are mapped in place. Compressed ones are unpacked: up to 64 MiB in memory, beyond that row by row on
+    request into temporary files that are removed with the arrays. Raises DataError for a damaged file (with the name of
+    the array, if one is damaged), for Python objects, and for an empty file.
     """
     found: dict[str, Any] = {}
     left = _IN_MEMORY
-    with _reading(str(path)):
+    with _explain_failures(str(path)):
         check_regular(path, DataError)
-    with _reading(str(path)), zipfile.ZipFile(path) as archive:
+    with _explain_failures(str(path)), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             where = f"{path}, array {name!r}"
-            with _reading(where), archive.open(info) as stream:
-                found[name] = _member(path, info, stream, where, left)
+            with _explain_failures(where), archive.open(info) as stream:
+                found[name] = _read_member(path, info, stream, where, left)
             if info.compress_type != zipfile.ZIP_STORED and info.file_size <= left:
                 left -= info.file_size
     if not found:
@@ -59,34 +63,35 @@ def load_npz(path: Path) -> dict[str, Array]:
     return found
 
 
-def _member(path: Path, info: zipfile.ZipInfo, stream: IO[bytes], where: str, left: int) -> Array | DeflatedArray:
-    """One array of a .npz file; unpacked in memory when it has no more than `left` bytes."""
-    dtype, shape, order = _header(stream, where)
+def _read_member(path: Path, info: zipfile.ZipInfo, stream: IO[bytes], where: str, left: int) -> Array | DeflatedArray:
+    """Read one array of a .npz file; it is unpacked in memory if it has at most `left` bytes."""
+    dtype, shape, order = _read_header(stream, where)
     start = stream.tell()
-    size = _bytes(dtype, shape)
+    size = _count_bytes(dtype, shape)
     if start + size != info.file_size:
         raise DataError(where, f"holds {info.file_size - start} bytes, its header says {size}", _DAMAGED, code="Q204")
     if info.compress_type == zipfile.ZIP_STORED:
         if size <= _CHECKED_BYTES:
-            _check_sum(stream)
-        return _mapped(path, dtype, shape, order, _data_start(path, info) + start, where)
+            _verify_checksum(stream)
+        return _map_array(path, dtype, shape, order, _find_data(path, info) + start, where)
     if info.file_size <= left:
         data = bytearray(stream.read())
         return np.frombuffer(data, dtype).reshape(shape, order="F" if order else "C")
-    # Rows lie together in C order only, and other methods than deflate cannot be taken up in the middle.
+    # Rows are contiguous in C order only, and only deflate can be resumed in the middle.
     if info.compress_type == zipfile.ZIP_DEFLATED and not order and len(shape) > 1 and size:
-        return DeflatedArray(path, info, _data_start(path, info), start, dtype, shape)
-    return _unpacked(stream, dtype, shape, order)
+        return DeflatedArray(path, info, _find_data(path, info), start, dtype, shape)
+    return _unpack_to_file(stream, dtype, shape, order)
 
 
-def _check_sum(stream: IO[bytes]) -> None:
+def _verify_checksum(stream: IO[bytes]) -> None:
     """Read to the end, where zipfile compares the checksum and raises BadZipFile."""
     while stream.read(_COPY_BYTES):
         pass
 
 
-def _header(stream: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
-    """dtype, shape and Fortran order of the .npy data the stream stands at; the stream then stands at the values."""
+def _read_header(stream: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """Read dtype, shape and Fortran order of the .npy data in a stream, and leave the stream at the values."""
+    # numpy's own np.load would read the values as well; this leaves them where they are.
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"its format has the unknown version {version[0]}.{version[1]}")
@@ -108,26 +113,27 @@ def _header(stream: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...], bo
     return dtype, shape, order
 
 
-def _bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    count = 1
-    for dim in shape:
-        count *= dim
-    return count * dtype.itemsize
+def _count_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    # math.prod: exact for the sizes that a damaged header may claim, where np.prod overflows.
+    return math.prod(shape) * dtype.itemsize
 
 
-def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], order: bool, offset: int, where: str) -> Array:
-    size = _bytes(dtype, shape)
+def _map_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], order: bool, offset: int, where: str) -> Array:
+    size = _count_bytes(dtype, shape)
     if offset + size > path.stat().st_size:
         raise DataError(
             where, f"is truncated: {path.stat().st_size - offset} of {size} bytes are there", _DAMAGED, code="Q204"
         )
-    if size == 0:
+    if size == 0:  # which no system maps
         return np.empty(shape, dtype)
     return np.memmap(path, dtype, "r", offset, shape, "F" if order else "C")
 
 
-def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
-    """Where a stored member's bytes begin: behind its local header, whose name and extra field may be longer."""
+def _find_data(path: Path, info: zipfile.ZipInfo) -> int:
+    """Find the first byte of a member's data, behind its local header.
+
+    Name and extra field there may have other lengths than in the central directory, which `info` is read from.
+    """
     with path.open("rb") as stream:
         stream.seek(info.header_offset)
         header = stream.read(_LOCAL_HEADER)
@@ -135,19 +141,19 @@ def _data_start(path: Path, info: zipfile.ZipInfo) -> int:
     return info.header_offset + _LOCAL_HEADER + name + extra
 
 
-def _unpacked(stream: Any, dtype: np.dtype[Any], shape: tuple[int, ...], order: bool) -> Array:
-    """The values in an unnamed temporary file, mapped; the file lives as long as the array."""
+def _unpack_to_file(stream: Any, dtype: np.dtype[Any], shape: tuple[int, ...], order: bool) -> Array:
+    """Unpack the values into an unnamed temporary file and map it; the file lives as long as the array."""
     with tempfile.TemporaryFile(prefix="onnxq-") as file:
         while block := stream.read(_COPY_BYTES):
             file.write(block)
         file.flush()
-        # The mapping outlives the file object; the space is given back with the array.
+        # The mapping outlives the file object; the system frees the space with the array.
         return np.memmap(file, dtype, "r", 0, shape, "F" if order else "C")
 
 
 @contextmanager
-def _reading(where: str) -> Iterator[None]:
-    """Say which file could not be read, and why."""
+def _explain_failures(where: str) -> Iterator[None]:
+    """Turn failures inside into a DataError that names the file."""
     try:
         yield
     except OnnxqError:

@@ -1,4 +1,4 @@
-"""How samples lie in an array: stacked along one axis more, side by side along the batch axis, or one for all."""
+"""Position of samples in an array: stacked along an extra axis, joined along the batch axis, or one for all."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from onnxq.graph import ValueInfo
 
 @dataclass(frozen=True)
 class Cut:
-    """`count` samples along `axis`, `size` rows each, or stacked (one per leading index).
+    """Division of an array into samples."""
 
-    count None: the array itself, for every sample.
-    """
-
+    # Number of samples; None: the whole array is used for every sample.
     count: int | None
     axis: int = 0
+    # Rows of a sample along `axis`.
     size: int = 1
+    # One sample per leading index; `axis` and `size` do not apply.
     stacked: bool = False
+    # Rows that fill no sample and are not used.
     left_over: int = 0
 
     def take(self, array: Array, i: int) -> Array:
-        """Sample i of the array, a view."""
+        """Return sample i of the array, a view."""
         if self.count is None:
             return np.asarray(array)
         if self.stacked:
@@ -36,14 +37,14 @@ class Cut:
 
 
 def batch_symbols(inputs: Sequence[ValueInfo]) -> frozenset[str]:
-    """The names inputs give their dynamic axis 0."""
+    """Collect the symbols of dynamic axes 0."""
     return frozenset(value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str))
 
 
 def batch_axis(value: ValueInfo, symbols: frozenset[str]) -> int | None:
-    """The dynamic axis along which samples are put side by side: axis 0, or where its fixed-size neighbours' symbol is.
+    """Find the dynamic axis along which samples are joined.
 
-    None when there is none (a scalar, a fixed batch).
+    Axis 0 if it is dynamic, else the axis with one of `symbols`; None for a scalar or a fixed batch.
     """
     if not value.shape:
         return None
@@ -53,17 +54,17 @@ def batch_axis(value: ValueInfo, symbols: frozenset[str]) -> int | None:
 
 
 def cut(shape: Sequence[int], value: ValueInfo, symbols: frozenset[str], where: str, *, feed: bool) -> Cut:
-    """Find out how samples lie in an array of this shape.
+    """Find the samples in an array of this shape.
 
     One dimension more than the input: one sample per leading index. The input's own rank: samples along the batch
-    axis, of size 1 where that is dynamic, else of the model's own size. feed: the array was given for one run, so a
-    dynamic axis is cut only when its symbol says that it is the batch.
+    axis, of size 1 if that is dynamic, else of the model's own size. feed: the array was given for one run, so a
+    dynamic axis is divided only if its symbol names a batch.
     Raises DataError for any other rank, a fixed dim that differs, no sample at all, or less than the model's batch.
     """
     rank = len(shape) if value.shape is None else len(value.shape)
     if len(shape) == rank + 1:
         check_dims(shape, value, where, offset=1)
-        return _some(Cut(shape[0], stacked=True), value, where)
+        return _require_samples(Cut(shape[0], stacked=True), value, where)
     if len(shape) != rank:
         raise rank_error(shape, value, where)
     if rank == 0:
@@ -71,15 +72,16 @@ def cut(shape: Sequence[int], value: ValueInfo, symbols: frozenset[str], where: 
     axis = 0 if value.shape is None else batch_axis(value, symbols)
     if axis is None:
         check_dims(shape, value, where, skip=1)
-        return _fixed(shape[0], value, where)
+        return _cut_fixed_batch(shape[0], value, where)
     check_dims(shape, value, where)
+    # A dynamic axis that is no batch, e.g. a sequence, belongs to one sample.
     if feed and not (value.shape is not None and is_batch(value.shape[axis])):
         return Cut(None)
-    return _some(Cut(shape[axis], axis), value, where)
+    return _require_samples(Cut(shape[axis], axis), value, where)
 
 
 def fits_whole(shape: Sequence[int], value: ValueInfo) -> bool:
-    """True when the array as it is can be fed."""
+    """True if the whole array can be fed."""
     if value.shape is None:
         return True
     return len(shape) == len(value.shape) and all(
@@ -88,12 +90,13 @@ def fits_whole(shape: Sequence[int], value: ValueInfo) -> bool:
 
 
 def is_batch(symbol: object) -> bool:
-    """True when the name of a dynamic axis can only mean the batch."""
+    """True if the name of a dynamic axis can only mean the batch."""
+    # The names that exporters write: "batch_size" (Hugging Face), "batch", "N", "bs".
     name = str(symbol or "").lower()
     return name in ("n", "b", "bs") or "batch" in name
 
 
-def _some(found: Cut, value: ValueInfo, where: str) -> Cut:
+def _require_samples(found: Cut, value: ValueInfo, where: str) -> Cut:
     if found.count == 0:
         raise DataError(
             f"{where}, input {value.name!r}", "is empty: it has no samples", "give it at least one", code="Q203"
@@ -101,7 +104,7 @@ def _some(found: Cut, value: ValueInfo, where: str) -> Cut:
     return found
 
 
-def _fixed(rows: int, value: ValueInfo, where: str) -> Cut:
+def _cut_fixed_batch(rows: int, value: ValueInfo, where: str) -> Cut:
     size = value.shape[0] if value.shape else 1
     if rows == size or not isinstance(size, int):
         return Cut(None)

@@ -1,4 +1,4 @@
-"""A large compressed array of an .npz file, of which only the rows that are asked for are unpacked, and these once."""
+"""A large compressed array of an .npz file. Rows are unpacked on request, each once."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ import numpy as np
 from onnxq.data.fit import Array
 from onnxq.errors import DataError
 
+# Bytes read and unpacked at a time.
 _BLOCK_BYTES = 2**20
-# Distance of the places that unpacking can begin from; zlib keeps about 45 KB for each.
+# Distance in bytes of the positions from which unpacking can resume. zlib keeps about 45 KB for each.
 _CHECKPOINT_BYTES = 32 * 2**20
 
 
 class DeflatedArray:
-    """An array in C order, read by rows of its first axis; what numpy and `Cut` ask of an array.
+    """An array in C order, read by rows of its first axis, with the interface that numpy and `Cut` need.
 
-    The unpacked rows lie in a temporary file without a name, which is as large as they are.
-    member: the zip's entry; start: where its bytes begin in the file; header: bytes before the values.
+    Unpacked rows are kept in an unnamed temporary file.
+    member: entry of the zip. start: offset of its data in the file. header: bytes before the values.
     """
 
     def __init__(
@@ -38,12 +39,12 @@ class DeflatedArray:
         self._row = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
         file = tempfile.TemporaryFile(prefix="onnxq-")  # noqa: SIM115, as old as the array
         weakref.finalize(self, file.close)
-        file.truncate(shape[0] * self._row)
+        file.truncate(shape[0] * self._row)  # sparse: rows that are never read take no space
         self._file, self._values = file, np.memmap(file, dtype, "r", 0, shape)
         self._there = np.zeros(shape[0], np.bool_)
 
     def __getitem__(self, key: Any) -> Array:
-        """Rows by index, slice, or a tuple that begins with one of these."""
+        """Return rows by index, slice, or a tuple that begins with one of these."""
         first = key[0] if isinstance(key, tuple) else key
         rows = range(self.shape[0])[first] if isinstance(first, (int, np.integer, slice)) else range(self.shape[0])
         for row in [rows] if isinstance(rows, int) else rows:
@@ -51,14 +52,14 @@ class DeflatedArray:
         return np.asarray(self._values[key])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """All of it."""
+        """Return the whole array."""
         return np.asarray(self[:], dtype)
 
     def _fill(self, row: int) -> None:
         if self._there[row]:
             return
         try:
-            # Written, not put into the mapping: there a full disk would end the process.
+            # Written to the file, not to the mapping, where a full disk would kill the process.
             self._file.seek(row * self._row)
             for part in self._stream.read(self._header + row * self._row, self._row):
                 self._file.write(part)
@@ -73,20 +74,21 @@ class DeflatedArray:
 
 
 class _Inflater:
-    """The unpacked bytes of one deflated zip entry, from anywhere: what lies before is unpacked from a checkpoint on.
+    """Random access to the unpacked bytes of one deflated zip entry, by unpacking from the nearest checkpoint.
 
     The checksum is compared when the end is reached for the first time.
     """
 
     def __init__(self, path: Path, member: zipfile.ZipInfo, start: int) -> None:
         self._path, self._end, self._member = path, start + member.compress_size, member
-        # Bytes of the file and of the array up to here, and the state to go on with.
+        # (offset in the file, offset in the entry, zlib's state) of each.
         self._checkpoints: list[tuple[int, int, Any]] = [(start, 0, zlib.decompressobj(-zlib.MAX_WBITS))]
+        # Bytes covered by the checksum so far: it has to be computed in order.
         self._summed, self._sum = 0, 0
         self._go_to(0)
 
     def read(self, position: int, size: int) -> Iterator[bytes]:
-        """The bytes from `position` on, part by part. Raises zlib.error and EOFError for damaged ones."""
+        """Yield `size` bytes from `position` on, part by part. Raises zlib.error and EOFError for damaged data."""
         behind = self._checkpoints[-1][1]
         if position < self._at or (self._at + len(self._block) < behind <= position):
             self._go_to(position)

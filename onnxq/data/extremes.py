@@ -1,4 +1,4 @@
-"""The samples that ranges hang on: the loudest, the brightest, the longest of a set."""
+"""The samples that determine ranges: e.g. the loudest, brightest and longest of a set."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ Array = NDArray[Any]
 
 
 def extremes(samples: Iterable[Mapping[str, Array]]) -> frozenset[int]:
-    """Positions of the samples that hold the least or greatest value, the most energy or the most elements of an input.
+    """Find the samples with the least or greatest value, the most energy or the most elements of an input.
 
-    samples: inputs by name, any shapes; integer inputs count by their size alone, for their values are names.
-    Where several are alike the first counts, and an input that is the same in all of them counts for nothing.
+    samples: inputs by name, any shapes. Integer inputs count by their size only, because their values are indices.
+    Of equal samples the first counts. An input that is the same in all samples is ignored.
+    Returns the samples' positions.
     """
-    found: dict[str, list[tuple[float, ...]]] = {}
+    measures: dict[str, list[tuple[float, ...]]] = {}
     for sample in samples:
         for name, value in sample.items():
-            found.setdefault(name, []).append(_measures(value))
-    kept: set[int] = set()
-    for rows in found.values():
+            measures.setdefault(name, []).append(_measure_array(value))
+    positions: set[int] = set()
+    for rows in measures.values():
         for column in zip(*rows, strict=True):
             if max(column) > min(column):
-                kept.add(int(np.argmax(column)))
-    return frozenset(kept)
+                positions.add(int(np.argmax(column)))
+    return frozenset(positions)
 
 
-def _measures(value: Array) -> tuple[float, ...]:
-    """What is compared: size; negated minimum, maximum and mean square of floats."""
+def _measure_array(value: Array) -> tuple[float, ...]:
+    """Measure an array: size; of floats also negated minimum, maximum and mean square. Larger is more extreme."""
     if value.dtype.kind != "f" or not value.size:
         return float(value.size), 0.0, 0.0, 0.0
     wide = value.astype(np.float32, copy=False)

@@ -1,4 +1,4 @@
-"""Which kind of data a path is."""
+"""Opening of data files and folders by their kind."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from onnxq.errors import DataError
 from onnxq.files import check_regular
 from onnxq.graph import ValueInfo
 
+# For messages: everything that `load_data` reads from a path.
 _KINDS = (
     ".npz, .npy, .pb or Polygraphy .json files, folders of them, ONNX test_data_set_* folders, folders of images, or "
     "script.py[:function]"
@@ -24,18 +25,18 @@ _KINDS = (
 
 
 def open_path(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
-    """The samples behind a path. Raises DataError for a path that is not there, not readable or of no known kind."""
+    """Open the samples at a path. Raises DataError for a path that does not exist, is unreadable or of unknown kind."""
     try:
-        return _open(path, inputs, config)
+        return _open_any(path, inputs, config)
     except OSError as error:
         raise DataError(
             path, f"cannot be read ({error.strerror or error})", "check its permissions", code="Q202"
         ) from error
 
 
-def _open(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
+def _open_any(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
     if path.is_dir():
-        return _folder(path, inputs, config)
+        return _open_folder(path, inputs, config)
     if not path.exists():
         raise DataError(path, "there is no such file or folder", near_files(path), code="Q201")
     if not path.is_file():
@@ -48,11 +49,11 @@ def _open(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source
     raise DataError(path, "is of no kind that samples are read from", f"use {_KINDS}", code="Q206")
 
 
-def _npz(path: Path, inputs: Sequence[ValueInfo]) -> Source:
+def _open_npz(path: Path, inputs: Sequence[ValueInfo]) -> Source:
     return ArraySource(load_npz(path), inputs, path.name)
 
 
-def _npy(path: Path, inputs: Sequence[ValueInfo]) -> Source:
+def _open_npy(path: Path, inputs: Sequence[ValueInfo]) -> Source:
     if len(inputs) != 1:
         names = ", ".join(value.name for value in inputs)
         raise DataError(
@@ -61,31 +62,32 @@ def _npy(path: Path, inputs: Sequence[ValueInfo]) -> Source:
     return ArraySource({inputs[0].name: load_npy(path)}, inputs, path.name)
 
 
-def _pb(path: Path, inputs: Sequence[ValueInfo]) -> Source:
+def _open_pb(path: Path, inputs: Sequence[ValueInfo]) -> Source:
     name, array = read_tensor(path)
     alone = name if len(inputs) != 1 else inputs[0].name
     return ArraySource({alone: array}, inputs, path.name, feed=True)
 
 
-def _json(path: Path, inputs: Sequence[ValueInfo]) -> Source:
+def _open_json(path: Path, inputs: Sequence[ValueInfo]) -> Source:
     feeds = feeds_from_json(path)
     named = ((f"{path.name}, item {k}", feed) for k, feed in enumerate(feeds))
     return JoinedSource([ArraySource(feed, inputs, where, feed=True) for where, feed in named])
 
 
 _READERS: dict[str, Callable[[Path, Sequence[ValueInfo]], Source]] = {
-    ".npz": _npz,
-    ".npy": _npy,
-    ".pb": _pb,
-    ".json": _json,
+    ".npz": _open_npz,
+    ".npy": _open_npy,
+    ".pb": _open_pb,
+    ".json": _open_json,
 }
 
 
-def _folder(folder: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
+def _open_folder(folder: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
     sets = sets_in(folder)
-    files = sorted((p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")), key=_natural)
+    files = sorted((p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")), key=_make_sort_key)
     kinds = {suffix: [p for p in files if p.suffix.lower() == suffix] for suffix in (".npz", ".npy", ".json")}
-    by_input = {value.name: folder / _file_name(value.name) for value in inputs}
+    # One folder per input is a layout of its own; see `_open_input_folders`.
+    by_input = {value.name: folder / _to_file_name(value.name) for value in inputs}
     images = images_in(folder)
     found = {
         "ONNX test data (input_*.pb)": bool(sets),
@@ -95,27 +97,29 @@ def _folder(folder: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> So
         "images": bool(images) and (config.images is not None or not (sets or kinds[".npz"] or kinds[".npy"])),
         "Polygraphy .json files": bool(kinds[".json"]) and not (kinds[".npz"] or kinds[".npy"] or images or sets),
     }
-    told = [kind for kind, there in found.items() if there]
-    if not told:
+    kinds_found = [kind for kind, there in found.items() if there]
+    if not kinds_found:
         raise DataError(folder, "is empty: there are no samples in it", f"use {_KINDS}", code="Q203")
-    if len(told) > 1:
-        raise DataError(folder, f"holds {' and '.join(told)}", "keep one kind of samples in a folder", code="Q206")
+    # Taking one of several kinds would leave the others out silently.
+    if len(kinds_found) > 1:
+        cause = f"holds {' and '.join(kinds_found)}"
+        raise DataError(folder, cause, "keep one kind of samples in a folder", code="Q206")
     openers: dict[str, Callable[[], Source]] = {
         "ONNX test data (input_*.pb)": lambda: LazySource(
             sets, lambda path: read_set(path, inputs), lambda path: str(path.name)
         ),
-        ".npz files": lambda: JoinedSource([_npz(path, inputs) for path in kinds[".npz"]]),
-        ".npy files": lambda: _npy_files(folder, kinds[".npy"], inputs),
-        "a folder for each input": lambda: _input_folders(by_input, inputs, str(folder)),
+        ".npz files": lambda: JoinedSource([_open_npz(path, inputs) for path in kinds[".npz"]]),
+        ".npy files": lambda: _open_npy_files(folder, kinds[".npy"], inputs),
+        "a folder for each input": lambda: _open_input_folders(by_input, inputs, str(folder)),
         "images": lambda: image_source(images, folder, inputs, config.images),
-        "Polygraphy .json files": lambda: JoinedSource([_json(path, inputs) for path in kinds[".json"]]),
+        "Polygraphy .json files": lambda: JoinedSource([_open_json(path, inputs) for path in kinds[".json"]]),
     }
-    return openers[told[0]]()
+    return openers[kinds_found[0]]()
 
 
-def _npy_files(folder: Path, files: Sequence[Path], inputs: Sequence[ValueInfo]) -> Source:
-    """Files named after the inputs hold an array each; otherwise every file holds samples of the only input."""
-    named = {_file_name(value.name): value.name for value in inputs}
+def _open_npy_files(folder: Path, files: Sequence[Path], inputs: Sequence[ValueInfo]) -> Source:
+    """Open .npy files: one array per input if they are named after the inputs, else all samples of the only input."""
+    named = {_to_file_name(value.name): value.name for value in inputs}
     if all(stem in {p.stem for p in files} for stem in named):
         arrays: dict[str, Array] = {named.get(path.stem, path.stem): load_npy(path) for path in files}
         return ArraySource(arrays, inputs, folder.name)
@@ -126,16 +130,17 @@ def _npy_files(folder: Path, files: Sequence[Path], inputs: Sequence[ValueInfo])
             "name the files after the inputs, or use .npz files with one array per input",
             code="Q207",
         )
-    return JoinedSource([_npy(path, inputs) for path in files])
+    return JoinedSource([_open_npy(path, inputs) for path in files])
 
 
-def _input_folders(by_input: dict[str, Path], inputs: Sequence[ValueInfo], where: str) -> Source:
-    """input_name/0001.npy …: the k-th file of every folder makes one item."""
-    listed = {name: sorted(path.glob("*.npy"), key=_natural) for name, path in by_input.items()}
+def _open_input_folders(by_input: dict[str, Path], inputs: Sequence[ValueInfo], where: str) -> Source:
+    """Open input_name/0001.npy …: the k-th files of all folders form one item."""
+    listed = {name: sorted(path.glob("*.npy"), key=_make_sort_key) for name, path in by_input.items()}
     counts = {name: len(files) for name, files in listed.items()}
     if len(set(counts.values())) != 1 or not next(iter(counts.values()), 0):
-        told = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
-        raise DataError(where, f"the inputs' folders do not hold the same number of .npy files: {told}", code="Q212")
+        listed_counts = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
+        cause = f"the inputs' folders do not hold the same number of .npy files: {listed_counts}"
+        raise DataError(where, cause, code="Q212")
     rows = zip(*listed.values(), strict=True)
     return JoinedSource(
         [
@@ -145,12 +150,12 @@ def _input_folders(by_input: dict[str, Path], inputs: Sequence[ValueInfo], where
     )
 
 
-def _file_name(name: str) -> str:
-    """An input's name as a file name: what no file system takes becomes "_"."""
+def _to_file_name(name: str) -> str:
+    """Convert an input's name to a file name: characters that a file system may refuse become "_"."""
     return re.sub(r"[^\w.-]", "_", name)
 
 
-def _natural(path: Path) -> list[tuple[int, int, str]]:
-    """2.npy before 10.npy."""
+def _make_sort_key(path: Path) -> list[tuple[int, int, str]]:
+    """Make a key that sorts 2.npy before 10.npy."""
     parts = re.split(r"(\d+)", path.name)
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]

@@ -1,4 +1,4 @@
-"""Does an array fit a model's input: name, rank, fixed dims, kind of dtype, finite values. DataError says where not."""
+"""Validation of arrays against a model's inputs: name, rank, fixed dims, kind of dtype, finite values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS = {"i": "int", "u": "int", "b": "bool", "U": "string", "S": "string", "O"
 
 
 def wanted_dtype(value: ValueInfo) -> np.dtype[Any] | None:
-    """The numpy dtype of an input (object for strings); None when the model does not say."""
+    """Return the numpy dtype of an input (object for strings); None if the model does not declare one."""
     if value.dtype == 0:
         return None
     if value.dtype == onnx.TensorProto.STRING:
@@ -29,24 +29,25 @@ def wanted_dtype(value: ValueInfo) -> np.dtype[Any] | None:
 
 
 def kind(dtype: np.dtype[Any]) -> str:
-    """ "float", "int", "bool", "string" or the dtype's own name."""
+    """Return "float", "int", "bool", "string" or the dtype's own name."""
+    # ml_dtypes' bfloat16 and float8 have numpy's kind "V" (void), and their names are all that tells.
     if dtype.kind == "f" or dtype.name.startswith(("bfloat", "float")):
         return "float"
     return _KINDS.get(dtype.kind, dtype.name)
 
 
 def shape_text(value: ValueInfo) -> str:
-    """[N, 3, 224, ?] as the model declares it."""
+    """Format a declared shape: [N, 3, 224, ?]."""
     if value.shape is None:
         return "of any shape"
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in value.shape) + "]"
 
 
 def by_input(inputs: Sequence[ValueInfo], given: Arrays, where: str) -> tuple[dict[str, Array], tuple[str, ...]]:
-    """The arrays in the order of the model's inputs, and the names nobody asked for.
+    """Return the arrays in the order of the model's inputs, and the names of arrays that are no inputs.
 
-    One array without a name (numpy calls it arr_0) is taken by a model with one input.
-    Raises DataError naming an input that has no array, with the nearest given name.
+    A model with one input accepts a single array without a name, which numpy calls arr_0.
+    Raises DataError for an input without an array, with the nearest name given.
     """
     names = [value.name for value in inputs]
     if len(names) == 1 and names[0] not in given and len(given) == 1 and next(iter(given)) in ("", "arr_0"):
@@ -56,23 +57,23 @@ def by_input(inputs: Sequence[ValueInfo], given: Arrays, where: str) -> tuple[di
         if name not in given:
             raise DataError(
                 where,
-                f"has no array for the model's input {name!r}" + (f" (it has {_listed(given)})" if given else ""),
-                f"name the arrays after the inputs: {_listed(names)}"
+                f"has no array for the model's input {name!r}" + (f" (it has {_join_names(given)})" if given else ""),
+                f"name the arrays after the inputs: {_join_names(names)}"
                 if not extra
-                else f"{did_you_mean(name, extra)} Name the arrays after the inputs: {_listed(names)}",
+                else f"{did_you_mean(name, extra)} Name the arrays after the inputs: {_join_names(names)}",
                 code="Q207",
             )
     return {name: given[name] for name in names}, extra
 
 
-def _listed(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names)
 
 
 def check_kind(array_dtype: np.dtype[Any], value: ValueInfo, where: str) -> str:
-    """Raise DataError unless the dtype can become the input's without changing its kind.
+    """Raise DataError unless the dtype converts to the input's within its kind.
 
-    Returns a line for the account when a conversion is needed, else "".
+    Returns a note on the conversion; "" if none is needed.
     """
     want = wanted_dtype(value)
     if want is None or array_dtype == want:
@@ -80,19 +81,19 @@ def check_kind(array_dtype: np.dtype[Any], value: ValueInfo, where: str) -> str:
     if kind(array_dtype) != kind(want):
         raise DataError(
             f"{where}, input {value.name!r}",
-            f"is {array_dtype}, the model wants {_name(want)}",
-            f"convert it first, e.g. {value.name}.astype({_name(want)!r}), if that is what its values mean",
+            f"is {array_dtype}, the model wants {_name_dtype(want)}",
+            f"convert it first, e.g. {value.name}.astype({_name_dtype(want)!r}), if that is what its values mean",
             code="Q210",
         )
     return "" if kind(want) == "string" else f"input {value.name}: {array_dtype} converted to {want}"
 
 
-def _name(dtype: np.dtype[Any]) -> str:
+def _name_dtype(dtype: np.dtype[Any]) -> str:
     return "string" if dtype.kind == "O" else dtype.name
 
 
 def check_dims(shape: Sequence[int], value: ValueInfo, where: str, *, skip: int = 0, offset: int = 0) -> None:
-    """Raise DataError unless `shape`, from axis `offset` on, has the input's fixed dims (the first `skip` left out)."""
+    """Raise DataError unless `shape`, from axis `offset` on, has the input's fixed dims. skip: axes to ignore."""
     if value.shape is None:
         return
     for axis, want in enumerate(value.shape):
@@ -102,13 +103,13 @@ def check_dims(shape: Sequence[int], value: ValueInfo, where: str, *, skip: int 
         raise DataError(
             f"{where}, input {value.name!r}",
             f"axis {axis + offset} of its shape {list(shape)} is {got}, the model wants {want} in {shape_text(value)}",
-            _layout_hint(shape[offset:], value),
+            _suggest_layout(shape[offset:], value),
             code="Q209",
         )
 
 
-def _layout_hint(shape: Sequence[int], value: ValueInfo) -> str:
-    """NHWC where NCHW is wanted, or the other way round: the mistake everybody makes once."""
+def _suggest_layout(shape: Sequence[int], value: ValueInfo) -> str:
+    """Suggest a transpose for NHWC in place of NCHW or the reverse, the most common mistake."""
     if value.shape is None or len(value.shape) != 4:
         return "give it the shape the model declares"
     for name, order in (("NHWC", (0, 3, 1, 2)), ("NCHW", (0, 2, 3, 1))):
@@ -120,7 +121,7 @@ def _layout_hint(shape: Sequence[int], value: ValueInfo) -> str:
 
 
 def rank_error(shape: Sequence[int], value: ValueInfo, where: str) -> DataError:
-    """The shape is neither one input nor a stack of them."""
+    """Make the error for a shape that is neither one input nor a stack of them."""
     rank = len(value.shape or ())
     near = "add the batch axis, e.g. array[None]" if len(shape) == rank - 1 else "give it the shape the model declares"
     return DataError(
@@ -133,9 +134,9 @@ def rank_error(shape: Sequence[int], value: ValueInfo, where: str) -> DataError:
 
 
 def ready(array: Array, value: ValueInfo, where: str) -> Array:
-    """One sample's array as the model takes it: dims checked, converted within its kind, finite, contiguous.
+    """Convert one sample's array to the input's dtype, contiguous and aligned.
 
-    Raises DataError when a fixed dim differs, the conversion would lose the value, or a NaN or inf is in it.
+    Raises DataError if a fixed dim differs, a value does not fit the dtype, or there is NaN or inf.
     """
     if value.shape is not None and array.ndim != len(value.shape):
         raise rank_error(array.shape, value, where)
@@ -148,6 +149,7 @@ def ready(array: Array, value: ValueInfo, where: str) -> Array:
         # Arrays mapped from inside a zip archive may start anywhere; ascontiguousarray would make a scalar [1].
         return np.require(array, requirements=("C", "A", "E"))
     if kind(want) == "int" and array.size:
+        # A value that does not fit would wrap around silently.
         limits = np.iinfo(want)
         if int(array.min()) < limits.min or int(array.max()) > limits.max:
             raise DataError(

@@ -1,4 +1,4 @@
-"""Image files, preprocessed as the configuration says. Pillow is loaded when the first image is."""
+"""Image files, preprocessed by the configuration. Pillow is imported with the first image."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from onnxq.files import note_input
 from onnxq.graph import ValueInfo
 from onnxq.nearest import did_you_mean
 
+# Formats that Pillow's wheels read.
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 
 
 def images_in(folder: Path) -> list[Path]:
-    """Every image file below the folder, in the order of their paths."""
+    """List the image files below the folder, sorted by path."""
     return sorted(
         p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and p.is_file()
     )
@@ -29,10 +30,10 @@ def images_in(folder: Path) -> list[Path]:
 def image_source(
     files: Sequence[Path], folder: Path, inputs: Sequence[ValueInfo], config: ImageConfig | None
 ) -> LazySource:
-    """A sample for each image.
+    """Make a source with one sample per image.
 
-    Raises DataError without a preprocessing to follow, for an input that cannot take images, or when the model has
-    other inputs beside it.
+    Raises DataError without a preprocessing, for an input that is not [N, C, H, W] or [N, H, W, C], and for a model
+    with further inputs.
     """
     if config is None:
         raise DataError(
@@ -41,8 +42,8 @@ def image_source(
             "give a configuration with `data: {images: {size: [224, 224], mean: […], std: […]}}`",
             code="Q214",
         )
-    value = _input(inputs, config, str(folder))
-    _pillow()
+    value = _find_input(inputs, config, str(folder))
+    _import_pillow()  # a missing package shows now, not in the middle of the work
     for file in files:
         note_input(file)
     return LazySource(
@@ -50,7 +51,7 @@ def image_source(
     )
 
 
-def _input(inputs: Sequence[ValueInfo], config: ImageConfig, where: str) -> ValueInfo:
+def _find_input(inputs: Sequence[ValueInfo], config: ImageConfig, where: str) -> ValueInfo:
     names = [value.name for value in inputs]
     if config.input and config.input not in names:
         raise DataError(
@@ -75,11 +76,11 @@ def _input(inputs: Sequence[ValueInfo], config: ImageConfig, where: str) -> Valu
 
 
 def read_image(path: Path, config: ImageConfig, value: ValueInfo) -> Array:
-    """[1, C, H, W] or [1, H, W, C] in the input's dtype: pixels scaled to `range`, minus mean, divided by std.
+    """Read one image as [1, C, H, W] or [1, H, W, C] in the input's dtype: scaled to `range`, minus mean, over std.
 
     An integer input gets the pixels themselves (0 … 255). Raises DataError naming the file.
     """
-    pixels = _pixels(path, config)
+    pixels = _read_pixels(path, config)
     want = wanted_dtype(value) or np.dtype(np.float32)
     if kind(want) == "int":
         array: Array = pixels.astype(want)
@@ -101,41 +102,42 @@ def read_image(path: Path, config: ImageConfig, value: ValueInfo) -> Array:
     return np.ascontiguousarray(array[None])
 
 
-def _pixels(path: Path, config: ImageConfig) -> Array:
-    """[H, W, C] uint8 of the configured size and colour order."""
-    image_module = _pillow()
+def _read_pixels(path: Path, config: ImageConfig) -> Array:
+    """Read an image as uint8 [H, W, C] of the configured size and colour order."""
+    image_module = _import_pillow()
     try:
         with image_module.open(path) as opened:
             image = opened.convert("L" if config.color == "GRAY" else "RGB")
     except (OSError, SyntaxError, ValueError, image_module.DecompressionBombError) as error:
         raise DataError(path, f"is not a readable image ({error})", "remove or replace it", code="Q204") from error
-    pixels = np.asarray(_placed(image_module, image, config), np.uint8)
+    pixels = np.asarray(_place_image(image_module, image, config), np.uint8)
     if config.color == "GRAY":
         return pixels[:, :, None]
     return pixels[:, :, ::-1] if config.color == "BGR" else pixels
 
 
-def _placed(image_module: Any, image: Any, config: ImageConfig) -> Any:
-    """The image at the configured size: cut out of the middle, fitted and padded, or stretched."""
+def _place_image(image_module: Any, image: Any, config: ImageConfig) -> Any:
+    """Bring an image to the configured size: crop its middle, fit and pad it, or stretch it."""
     height, width = config.size
     method = getattr(image_module.Resampling, config.interpolation.upper())
     if config.crop == "none":
         return image.resize((width, height), method)
     ratios = (height / image.height, width / image.width)
     if config.crop == "pad":
-        inner = _scaled(image, min(ratios), (height, width), method)
-        canvas = image_module.new(image.mode, (width, height), _fill(image.mode, config.fill))
+        inner = _scale_image(image, min(ratios), (height, width), method)
+        canvas = image_module.new(image.mode, (width, height), _make_fill(image.mode, config.fill))
         canvas.paste(inner, ((width - inner.width) // 2, (height - inner.height) // 2))
         return canvas
     ratio = config.resize / min(image.size) if config.resize is not None else max(ratios)
-    resized = _scaled(image, ratio, None if config.resize is not None else (height, width), method)
+    resized = _scale_image(image, ratio, None if config.resize is not None else (height, width), method)
     left, top = round((resized.width - width) / 2.0), round((resized.height - height) / 2.0)
-    # Outside a smaller image, crop gives black.
+    # Pillow's crop fills with black beyond the borders of a smaller image.
     return resized.crop((left, top, left + width, top + height))
 
 
-def _scaled(image: Any, ratio: float, reach: tuple[int, int] | None, method: Any) -> Any:
+def _scale_image(image: Any, ratio: float, reach: tuple[int, int] | None, method: Any) -> Any:
     """Resize by a ratio as torchvision does (the longer side truncated); the side that sets the ratio hits `reach`."""
+    # 1e-6: a product meant to be whole may come out just below it.
     height, width = int(image.height * ratio + 1e-6), int(image.width * ratio + 1e-6)
     if reach is not None:
         exact = (round(image.height * ratio), round(image.width * ratio))
@@ -144,11 +146,11 @@ def _scaled(image: Any, ratio: float, reach: tuple[int, int] | None, method: Any
     return image.resize((max(width, 1), max(height, 1)), method)
 
 
-def _fill(mode: str, value: int) -> Any:
+def _make_fill(mode: str, value: int) -> Any:
     return value if mode == "L" else (value, value, value)
 
 
-def _pillow() -> Any:
+def _import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:

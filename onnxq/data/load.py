@@ -1,4 +1,4 @@
-"""One door for every kind of data."""
+"""Loading of data of every kind: paths, arrays, iterables and functions."""
 
 from __future__ import annotations
 
@@ -31,31 +31,34 @@ def load_data(
     *,
     progress: Progress = silent,
 ) -> Dataset:
-    """Samples for a model with these inputs.
+    """Load samples for a model with these inputs.
 
     source: a path (.npz, .npy, .pb, Polygraphy .json; a folder of these, of ONNX test data or of images; script.py or
     script.py:function), a mapping {name: array of many samples}, one array, an iterable of {name: array} for one run
     each, a function returning any of these, a Dataset, or None for synthetic inputs.
-    config.samples: at most so many. Of a source that has more, a seeded choice; of a stream, the first.
-    model: what synthetic inputs are tried on, to find sizes for its dynamic axes.
-    Raises DataError for what does not fit the model, before anything is computed with it where that can be told.
+    config.samples: at most so many. Of a source with more, a seeded choice; of a stream, the first.
+    model: synthetic inputs are tried on it, to find sizes for its dynamic axes.
+    Raises DataError for samples that do not fit the model, if possible before any computation.
     """
-    wished = config or DataConfig()
+    config = config or DataConfig()
     if source is None:
         with progress("making up samples"):
-            return synthetic(inputs, samples=wished.samples or SAMPLES, seed=wished.seed, model=model)
+            return synthetic(inputs, samples=config.samples or SAMPLES, seed=config.seed, model=model)
     if isinstance(source, Dataset):
-        return _same_inputs(source, inputs)
+        return _check_same_inputs(source, inputs)
     if not inputs:
         raise DataError("data", "the model has no inputs to feed", "leave `data=…` out", code="Q208")
     with progress("reading samples") as task:
-        opened, title = _open(source, inputs, wished, task.advance)
-        return _chosen(opened, title, inputs, wished)
+        opened, title = _open_source(source, inputs, config, task.advance)
+        return _choose_samples(opened, title, inputs, config)
 
 
-def _open(source: Any, inputs: Sequence[ValueInfo], config: DataConfig, tick: Callable[[], None]) -> tuple[Source, str]:
+def _open_source(
+    source: Any, inputs: Sequence[ValueInfo], config: DataConfig, tick: Callable[[], None]
+) -> tuple[Source, str]:
     if isinstance(source, (str, os.PathLike)):
         return _open_path(str(source), inputs, config, tick)
+    # Before Iterable, which arrays of other libraries also are.
     if isinstance(source, np.ndarray) or (hasattr(source, "__array__") and not isinstance(source, Mapping)):
         return ArraySource(named(source, inputs, "data"), inputs, "data"), "array"
     if isinstance(source, Mapping):
@@ -68,7 +71,7 @@ def _open(source: Any, inputs: Sequence[ValueInfo], config: DataConfig, tick: Ca
     if callable(source):
         with user_code(getattr(source, "__name__", "data")):
             given = source()
-        return _open(given, inputs, config, tick)
+        return _open_source(given, inputs, config, tick)
     raise DataError(
         "data",
         f"is a {type(source).__name__}",
@@ -80,6 +83,7 @@ def _open(source: Any, inputs: Sequence[ValueInfo], config: DataConfig, tick: Ca
 def _open_path(
     text: str, inputs: Sequence[ValueInfo], config: DataConfig, tick: Callable[[], None]
 ) -> tuple[Source, str]:
+    # The last colon: Windows paths have one of their own.
     script, colon, function = text.rpartition(":")
     if not (colon and script.endswith(".py")):
         script, function = text, DEFAULT_FUNCTION
@@ -94,16 +98,17 @@ def _open_path(
         )
     if isinstance(given, Iterable) and not isinstance(given, (str, os.PathLike, Mapping, list, tuple, np.ndarray)):
         return spool(given, inputs, title, config.samples, tick), title
-    return _open(given, inputs, config, tick)[0], title
+    return _open_source(given, inputs, config, tick)[0], title
 
 
-def _chosen(source: Source, title: str, inputs: Sequence[ValueInfo], config: DataConfig) -> Dataset:
-    """The samples asked for. The first one is read now: what does not fit should be known before work begins."""
+def _choose_samples(source: Source, title: str, inputs: Sequence[ValueInfo], config: DataConfig) -> Dataset:
+    """Choose the requested samples. The first one is read now, so that errors show before work begins."""
     total = len(source)
     if total == 0:
         raise DataError(title, "is empty: it has no samples", "give it at least one sample", code="Q203")
     raw = source.sample(0)
     notes = [check_kind(np.asarray(raw[value.name]).dtype, value, source.name(0)) for value in inputs]
+    # Without repetitions: a source of many files has its own remarks on dtypes already.
     source.notes = tuple(dict.fromkeys([*source.notes, *(note for note in notes if note)]))
     chosen, spare = list(range(total)), []
     if config.samples is not None and config.samples < total:
@@ -116,7 +121,7 @@ def _chosen(source: Source, title: str, inputs: Sequence[ValueInfo], config: Dat
     return dataset
 
 
-def _same_inputs(dataset: Dataset, inputs: Sequence[ValueInfo]) -> Dataset:
+def _check_same_inputs(dataset: Dataset, inputs: Sequence[ValueInfo]) -> Dataset:
     if {value.name for value in dataset.inputs} != {value.name for value in inputs}:
         raise DataError(
             "data",

@@ -1,4 +1,4 @@
-"""Which positions of a sample count, by the model's own mask input."""
+"""Positions of a sample that count, by the model's own mask input."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 
 def attended(feeds: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
-    """Where values of this shape count, [batch, positions], by the model's own mask input; None where all do.
+    """Read the mask [batch, positions] of values of this shape from the model's own mask input; None: all count.
 
-    Padding gets values too, which nobody reads. They would outweigh the text where samples are padded far.
+    The network computes values for padding, too, and no output depends on them. In samples with much padding they would
+    outweigh the text.
     """
     masks = [value for name, value in feeds.items() if "mask" in name.lower() and value.dtype.kind in "iub"]
     if len(masks) != 1 or masks[0].ndim != 2 or shape[:2] != masks[0].shape or len(shape) != 3:
         return None
-    meant = masks[0] != 0
-    return meant if bool(np.isin(masks[0], (0, 1)).all()) and bool(meant.any()) else None
+    mask = masks[0] != 0
+    # Other values than 0 and 1 make it something else, e.g. an additive mask; a mask without ones hides everything.
+    return mask if bool(np.isin(masks[0], (0, 1)).all()) and bool(mask.any()) else None

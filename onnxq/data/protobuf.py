@@ -13,25 +13,25 @@ from onnxq.errors import DataError
 from onnxq.files import read_input
 from onnxq.graph import ValueInfo
 
-# protobuf reads no more in one message.
+# Bytes; protobuf's limit for one message.
 _MOST_BYTES = 2**31 - 1
 _NUMBER = re.compile(r"input_(\d+)\.pb$")
 
 
 def sets_in(folder: Path) -> list[Path]:
-    """The folders with input_*.pb: `folder` itself or the test_data_set_* in it, in numeric order."""
-    if _files(folder):
+    """Find the folders with input_*.pb: `folder` itself or the test_data_set_* in it, in numeric order."""
+    if _list_files(folder):
         return [folder]
-    found = [path for path in folder.iterdir() if path.is_dir() and _files(path)]
+    found = [path for path in folder.iterdir() if path.is_dir() and _list_files(path)]
     return sorted(found, key=lambda path: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", path.name)])
 
 
 def read_set(folder: Path, inputs: Sequence[ValueInfo]) -> dict[str, Array]:
-    """One sample: the files' tensors by their own names where these are the inputs', else in the order of the inputs.
+    """Read one sample: tensors by their own names if these are the inputs' names, else in the order of the inputs.
 
-    Raises DataError for a damaged file or when files and inputs do not match.
+    Raises DataError for a damaged file or if files and inputs do not match.
     """
-    tensors = [read_tensor(path) for path in _files(folder)]
+    tensors = [read_tensor(path) for path in _list_files(folder)]
     names = [value.name for value in inputs]
     if {name for name, _ in tensors} == set(names):
         return dict(tensors)
@@ -45,7 +45,7 @@ def read_set(folder: Path, inputs: Sequence[ValueInfo]) -> dict[str, Array]:
 
 
 def read_tensor(path: Path) -> tuple[str, Array]:
-    """Name and values of a TensorProto file."""
+    """Read name and values of a TensorProto file."""
     tensor = onnx.TensorProto()
     try:
         data = read_input(path, DataError, limit=_MOST_BYTES)
@@ -65,6 +65,6 @@ def read_tensor(path: Path) -> tuple[str, Array]:
         raise DataError(path, f"is damaged ({error})", "copy or make it again", code="Q204") from error
 
 
-def _files(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     found = [(int(match[1]), path) for path in folder.glob("input_*.pb") if (match := _NUMBER.search(path.name))]
     return [path for _, path in sorted(found)]

@@ -1,4 +1,4 @@
-"""Data from a person's own Python file, and from Polygraphy's JSON."""
+"""Data from a Python file of the user, and from Polygraphy's JSON."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from onnxq.errors import DataError
 from onnxq.files import check_regular, read_input
 from onnxq.nearest import did_you_mean, nearest
 
-# What Polygraphy calls the function of a data-loader script.
+# Polygraphy's name for the function of a data-loader script.
 DEFAULT_FUNCTION = "load_data"
-# Larger than any list of samples that was ever written as JSON.
+# Bytes; far more than lists of samples take that people write as JSON.
 _MOST_BYTES = 2**31
+# Bytes; a larger file is no script but something named by mistake.
 _LONGEST_SCRIPT = 16 * 2**20
 
 
 def call(path: Path, function: str) -> Any:
-    """What `function` of the file returns. The file is run, so only ever one the person named.
+    """Call `function` of the file and return its result. This runs the file, so it must be one that the user named.
 
-    Raises DataError for a file that does not run, a function that is not there or wants arguments.
+    Raises DataError for a file that does not run, and for a function that does not exist or has required arguments.
     """
     where = f"{path}:{function}"
     found = find_function(path, function)
@@ -42,7 +43,7 @@ def call(path: Path, function: str) -> Any:
 
 
 def find_function(path: Path, function: str) -> Callable[..., Any]:
-    """The function of a file, which is run for that. DataError when it does not run or has no such function."""
+    """Run a file and return its function. Raises DataError if it does not run or has no such function."""
     where = f"{path}:{function}"
     _check_script(path)
     with user_code(where, path.parent):
@@ -50,6 +51,7 @@ def find_function(path: Path, function: str) -> Callable[..., Any]:
         if spec is None or spec.loader is None:
             raise DataError(path, "is not a Python file", code="Q213")
         module = importlib.util.module_from_spec(spec)
+        # Dataclasses and pickle look their module up by name while it is executed.
         sys.modules[spec.name] = module
         try:
             spec.loader.exec_module(module)
@@ -63,7 +65,7 @@ def find_function(path: Path, function: str) -> Callable[..., Any]:
 
 
 def _check_script(path: Path) -> None:
-    """Raise DataError for a file that is not there, with the nearest names, or that is no regular file."""
+    """Raise DataError for a file that does not exist, with the nearest names, or that is no regular file."""
     try:
         check_regular(path, DataError)
         if path.stat().st_size > _LONGEST_SCRIPT:
@@ -79,19 +81,19 @@ def _check_script(path: Path) -> None:
 
 
 def near_files(path: Path) -> str:
-    """A hint with the names in the path's folder that are most like its own; "" when there are none."""
+    """Suggest the most similar names in the path's folder; "" for none."""
     close = nearest(path.name, (one.name for one in path.parent.iterdir())) if path.parent.is_dir() else ()
     return f"did you mean {' or '.join(repr(str(path.parent / name)) for name in close)}?" if close else ""
 
 
 def feeds_from_json(path: Path) -> Sequence[Mapping[str, Array]]:
-    """The feeds of a Polygraphy inputs file (`polygraphy run --save-inputs`): a list of {name: array}.
+    """Read a Polygraphy inputs file (`polygraphy run --save-inputs`): a list of {name: array}.
 
-    Decoded here, without Polygraphy and without unpickling. Raises DataError for anything else.
+    It is decoded without Polygraphy and without unpickling. Raises DataError for any other content.
     """
     try:
         text = read_input(path, DataError, limit=_MOST_BYTES).decode("utf-8")
-        content = json.loads(text, object_hook=lambda found: _decoded(found, path))
+        content = json.loads(text, object_hook=lambda found: _decode_array(found, path))
     except (ValueError, RecursionError) as error:  # ValueError: no JSON, no text, numbers of thousands of digits
         raise DataError(
             path, f"is not JSON ({error})", "make it with `polygraphy run --save-inputs`", code="Q206"
@@ -109,9 +111,10 @@ def feeds_from_json(path: Path) -> Sequence[Mapping[str, Array]]:
     return feeds
 
 
-def _decoded(found: dict[str, Any], path: Path) -> Any:
-    """An array where Polygraphy wrote one: {"array": base64 of a .npy, "polygraphy_class": "ndarray"}."""
+def _decode_array(found: dict[str, Any], path: Path) -> Any:
+    """Decode an array in Polygraphy's form: {"array": base64 of a .npy, "polygraphy_class": "ndarray"}."""
     marker = found.get("polygraphy_class")
+    # The form that older versions of Polygraphy wrote.
     if marker is None and "__polygraphy_encoded_ndarray" in found:
         marker = "ndarray"
     if marker is None:

@@ -1,4 +1,4 @@
-"""Where samples come from: a source gives one sample at a time, by number, and reads nothing it is not asked for."""
+"""Sources of samples. A source reads one sample at a time, by number, and nothing in advance."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from onnxq.graph import ValueInfo
 
 
 class Source(Protocol):
-    """Samples by number. notes: what a person should know of how they are read."""
+    """Samples by number."""
 
+    # Remarks for reports on how the samples are read.
     notes: tuple[str, ...]
 
     def __len__(self) -> int: ...
 
     def sample(self, i: int) -> dict[str, Array]:
-        """The arrays of sample i by input name, with the input's own rank, not yet converted."""
+        """Read the arrays of sample i by input name, with the input's rank, before conversion of dtypes."""
         ...
 
     def name(self, i: int) -> str:
-        """What messages call sample i."""
+        """Name sample i for messages."""
         ...
 
 
 class ArraySource:
-    """Arrays by input name, cut into samples (see `onnxq.data.cuts`).
+    """Arrays by input name, divided into samples (see `onnxq.data.cuts`).
 
-    feed: the arrays were given for one run of the model; they are cut only where that cannot change what they mean.
+    feed: the arrays were given for one run of the model, so they are divided only along axes that are surely batches.
     """
 
     def __init__(self, given: Arrays, inputs: Sequence[ValueInfo], where: str, *, feed: bool = False) -> None:
@@ -43,9 +44,10 @@ class ArraySource:
         symbols = batch_symbols(inputs)
         shapes = {value.name: self._arrays[value.name].shape for value in inputs}
         self._cuts = {v.name: cut(shapes[v.name], v, symbols, where, feed=feed) for v in inputs}
-        uneven = _uneven(self._cuts)
+        uneven = _describe_uneven(self._cuts)
         same = [name for name, one in self._cuts.items() if one.count is None and len(shapes[name]) > 0]
         several = any((one.count or 1) > 1 for one in self._cuts.values())
+        # Batches that disagree, or belong to only some inputs, are none: then the feed is one sample.
         if feed and (uneven or (several and same)) and all(fits_whole(shapes[v.name], v) for v in inputs):
             self._cuts = {value.name: Cut(None) for value in inputs}
         elif uneven:
@@ -69,13 +71,13 @@ class ArraySource:
         return self._where if self._count == 1 else f"{self._where}, sample {i}"
 
 
-def _uneven(cuts: Mapping[str, Cut]) -> str:
+def _describe_uneven(cuts: Mapping[str, Cut]) -> str:
     counts = {name: one.count for name, one in cuts.items() if one.count is not None}
     return ", ".join(f"{name!r} has {n}" for name, n in counts.items()) if len(set(counts.values())) > 1 else ""
 
 
 class JoinedSource:
-    """Several sources one after another. keep: something that must live as long as they do."""
+    """Several sources in sequence. keep: an object that must live as long as they do."""
 
     def __init__(self, parts: Sequence[Source], keep: object = None) -> None:
         self._parts, self._keep = tuple(parts), keep
@@ -99,7 +101,7 @@ class JoinedSource:
 
 
 class LazySource:
-    """One sample per item, read when it is asked for."""
+    """One sample per item, read on request."""
 
     def __init__(
         self, items: Sequence[Any], read: Callable[[Any], dict[str, Array]], label: Callable[[Any], str]

@@ -1,4 +1,4 @@
-"""Samples that come only once: kept in memory while they are few, in a temporary folder when they are many."""
+"""Samples of an iterable, which come only once: kept in memory if few, in a temporary folder if many."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from onnxq.errors import DataError
 from onnxq.files import ScratchFolder
 from onnxq.graph import ValueInfo
 
-# Up to here in memory. One item more than this may be alive while it is written.
+# Bytes kept in memory. One item more may be alive while it is written.
 _IN_MEMORY = 256 * 2**20
 
 
 def named(item: Any, inputs: Sequence[ValueInfo], where: str) -> dict[str, Array]:
-    """{input name: array} of one item: a mapping, or a bare array when the model has one input.
+    """Convert one item to {input name: array}: a mapping, or a bare array if the model has one input.
 
     Raises DataError for anything else, and for values that are no arrays.
     """
@@ -32,14 +32,15 @@ def named(item: Any, inputs: Sequence[ValueInfo], where: str) -> dict[str, Array
         raise DataError(
             where, f"is a {type(item).__name__}, not a mapping", "give {input name: array} for each sample", code="Q206"
         )
-    return {str(name): _array(item[name], f"{where}, array {name!r}") for name in item}
+    return {str(name): _to_array(item[name], f"{where}, array {name!r}") for name in item}
 
 
-def _array(value: Any, where: str) -> Array:
+def _to_array(value: Any, where: str) -> Array:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
         raise DataError(where, f"cannot become an array ({error})", "give numeric arrays", code="Q206") from error
+    # Strings are objects, too, and a legitimate input.
     if array.dtype.kind == "O" and not all(isinstance(one, (str, bytes)) for one in array.flat):
         raise DataError(where, "holds Python objects", "give numeric arrays", code="Q206")
     return array
@@ -52,15 +53,15 @@ def spool(
     limit: int | None,
     tick: Callable[[], None] = lambda: None,
 ) -> JoinedSource:
-    """Go through the items once and keep them; no further than `limit` samples, so an endless stream ends.
+    """Iterate once over the items and keep at most `limit` samples, so that endless streams are possible.
 
     tick: called for each item.
-    Raises DataError for an item that does not fit, one that the code behind the items raised, or when there is none.
+    Raises DataError for an item that does not fit, for an error in the code of the iterable, or without any item.
     """
     parts: list[ArraySource] = []
     store = _Store()
     count = 0
-    for k, item in enumerate(_guarded(items, where)):
+    for k, item in enumerate(_guard_items(items, where)):
         label = f"{where}, item {k}"
         kept = store.keep(named(item, inputs, label))
         parts.append(ArraySource(kept, inputs, label, feed=True))
@@ -73,8 +74,8 @@ def spool(
     return JoinedSource(parts, keep=store)
 
 
-def _guarded(items: Iterable[Any], where: str) -> Iterator[Any]:
-    """The items, with what their code raises told as theirs."""
+def _guard_items(items: Iterable[Any], where: str) -> Iterator[Any]:
+    """Yield the items; errors of their code become DataErrors that name it."""
     with user_code(where):
         iterator = iter(items)
     while True:
@@ -87,7 +88,7 @@ def _guarded(items: Iterable[Any], where: str) -> Iterator[Any]:
 
 
 class _Store:
-    """Keeps copies: the giver may fill the same buffer again for its next item. Its folder goes when it does."""
+    """Copies of arrays, because an iterable may reuse its buffer for the next item. Its folder is removed with it."""
 
     def __init__(self) -> None:
         self.folder: ScratchFolder | None = None
@@ -98,6 +99,7 @@ class _Store:
         return {name: self._one(array) for name, array in arrays.items()}
 
     def _one(self, array: Array) -> Array:
+        # Empty arrays and strings cannot be mapped from a file.
         if self._used + array.nbytes <= _IN_MEMORY or array.dtype.kind not in "biuf" or array.size == 0:
             self._used += array.nbytes
             return np.array(array)

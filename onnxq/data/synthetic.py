@@ -1,4 +1,4 @@
-"""Random inputs that fit a model, for when there is no data: good for trying things out, never for real ranges."""
+"""Random inputs that fit a model, for use without data: for trials only, never for real ranges."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from onnxq.data.augment import CHANNELS
 from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Array, kind, shape_text, wanted_dtype
-from onnxq.data.views import CHANNELS
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import ModelLike, ValueInfo
 from onnxq.runtime import Session
 
+# Number of samples if none is requested.
 SAMPLES = 16
-# Sizes for dynamic axes, by a part of the axis' symbol or of the input's name; first match wins.
+# Sizes of dynamic axes by a part of the axis' symbol or of the input's name; the first match wins.
 _SIZES = (
     ("batch", 1),
     ("past", 8),
@@ -27,11 +28,13 @@ _SIZES = (
     ("frame", 64),
     ("sample", 16000),
 )
+# Pixels: the side of ImageNet's crops.
 _IMAGE_SIDE = 224
+# Of an axis whose name says nothing.
 _OTHER_SIZE = 16
 
 
-# Tried for all guessed axes together when the model does not run with the guesses.
+# Tried in turn for all guessed axes together if the model does not run with the guesses.
 _OTHER_GUESSES = (32, 48, 64, 128, 256, 512, 1024, 224, 320, 640, 8, 4, 2, 1)
 
 
@@ -43,12 +46,12 @@ def synthetic(
     dims: Mapping[str, int] | None = None,
     model: ModelLike | None = None,
 ) -> Dataset:
-    """Seeded random samples: floats standard normal, ints 0 or 1 (masks all 1), booleans even.
+    """Make seeded random samples: floats standard normal, ints 0 or 1 (masks all 1), booleans with probability 1/2.
 
-    A dynamic axis gets 1 on axis 0, else a size its name suggests; one symbol has one size everywhere. dims: sizes by
-    symbol, or by "input:axis" for an axis without one. model: tried on the sizes; when it does not run with those
-    guessed, other guesses follow.
-    Raises DataError for an input of unknown type or rank, or of strings, and when no guess lets the model run.
+    A dynamic axis 0 gets size 1, other axes a size suggested by their names; a symbol has one size everywhere.
+    dims: sizes by symbol, or by "input:axis" for an axis without one. model: if it does not run with the guessed sizes,
+    others are tried.
+    Raises DataError for an input of strings or of unknown type or rank, and if the model runs with no guess.
     """
     for value in inputs:
         want = wanted_dtype(value)
@@ -61,49 +64,54 @@ def synthetic(
             )
 
     def made(other: int | None) -> Dataset:
-        source = _RandomSource(inputs, _shapes(inputs, dims or {}, other), samples, seed)
+        source = _RandomSource(inputs, _choose_shapes(inputs, dims or {}, other), samples, seed)
         return Dataset(source, inputs, range(samples), title="SYNTHETIC random inputs", synthetic=True)
 
-    return made(None) if model is None else _running(made, Session(model, optimize=False))
+    return made(None) if model is None else _find_running(made, Session(model, optimize=False))
 
 
-def _running(made: Callable[[int | None], Dataset], session: Session) -> Dataset:
-    """The first dataset whose first sample the model can run."""
-    told = ""
+def _find_running(made: Callable[[int | None], Dataset], session: Session) -> Dataset:
+    """Find the first dataset whose first sample the model can run."""
+    failure = ""
     for guess in (None, *_OTHER_GUESSES):
         dataset = made(guess)
         try:
             session.run(dataset[0])
         except ModelError as error:
-            told = told or f"{error.subject}: {error.cause}"
+            failure = failure or f"{error.subject}: {error.cause}"
             continue
         return dataset
     raise DataError(
-        "synthetic inputs", f"the model runs with none of the sizes tried ({told})", "give `data=…`", code="Q216"
+        "synthetic inputs",
+        f"the model runs with none of the sizes tried ({failure})",
+        "give `data=…`",
+        code="Q216",
     )
 
 
-def _shapes(inputs: Sequence[ValueInfo], dims: Mapping[str, int], other: int | None) -> dict[str, tuple[int, ...]]:
+def _choose_shapes(
+    inputs: Sequence[ValueInfo], dims: Mapping[str, int], other: int | None
+) -> dict[str, tuple[int, ...]]:
     sizes = dict(dims)
     return {
-        value.name: tuple(_size(value, axis, sizes, other) for axis in range(len(value.shape or ())))
+        value.name: tuple(_choose_size(value, axis, sizes, other) for axis in range(len(value.shape or ())))
         for value in inputs
     }
 
 
-def _size(value: ValueInfo, axis: int, sizes: dict[str, int], other: int | None) -> int:
-    """Size of an axis; what is guessed for a symbol is remembered in `sizes`. other: in place of a guess above 1."""
+def _choose_size(value: ValueInfo, axis: int, sizes: dict[str, int], other: int | None) -> int:
+    """Choose the size of an axis; guesses are stored in `sizes` by symbol. other: replaces a guess above 1."""
     dim = (value.shape or ())[axis]
     if isinstance(dim, int):
         return dim
     key = dim if dim is not None else f"{value.name}:{axis}"
     if key not in sizes:
-        guess = _guess(value, axis, key.lower())
+        guess = _guess_size(value, axis, key.lower())
         sizes[key] = guess if other is None or guess == 1 else other
     return sizes[key]
 
 
-def _guess(value: ValueInfo, axis: int, symbol: str) -> int:
+def _guess_size(value: ValueInfo, axis: int, symbol: str) -> int:
     rank = len(value.shape or ())
     # [layers, batch, features] is how recurrent networks keep their state.
     if axis == 0 or (rank == 3 and axis == 1 and isinstance((value.shape or ())[0], int)):
@@ -120,19 +128,20 @@ def _guess(value: ValueInfo, axis: int, symbol: str) -> int:
 
 
 class _RandomSource:
-    """Sample i depends on the seed and i only."""
+    """Random samples. Sample i depends on the seed and i only, so that choosing others does not change it."""
 
     def __init__(
         self, inputs: Sequence[ValueInfo], shapes: Mapping[str, tuple[int, ...]], samples: int, seed: int
     ) -> None:
         self._inputs, self._shapes, self._samples, self._seed = tuple(inputs), shapes, samples, seed
-        told = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        self.notes: tuple[str, ...] = (f"seed {seed}", told)
+        listed_shapes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        self.notes: tuple[str, ...] = (f"seed {seed}", listed_shapes)
 
     def __len__(self) -> int:
         return self._samples
 
     def sample(self, i: int) -> dict[str, Array]:
+        # A generator per sample: the order of reading does not matter.
         rng = np.random.default_rng((self._seed, i))
         return {value.name: self._values(rng, value) for value in self._inputs}
 
@@ -143,6 +152,7 @@ class _RandomSource:
         shape, want = self._shapes[value.name], wanted_dtype(value) or np.dtype(np.float32)
         if kind(want) == "float":
             return np.asarray(rng.standard_normal(shape)).astype(want)
+        # A random mask would hide a part of the sample.
         if kind(want) == "int" and "mask" in value.name.lower():
             return np.ones(shape, want)
         return np.asarray(rng.integers(0, 2, shape)).astype(want)

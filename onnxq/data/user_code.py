@@ -1,4 +1,4 @@
-"""A person's own functions: what goes wrong in them is told as theirs, with file, line and the way there."""
+"""Functions of the user: errors in them become DataErrors with file, line and calls."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from pathlib import Path
 from onnxq.errors import DataError, OnnxqError
 
 _PACKAGE = os.path.join(Path(__file__).parents[1], "")
-# Calls shown of a traceback, the innermost ones.
+# Calls of a traceback that a message shows, the innermost ones.
 _CALLS = 5
 
 
 @contextmanager
 def user_code(where: str, folder: Path | None = None) -> Iterator[None]:
-    """Run a person's own code: what it raises becomes a DataError, its file's neighbours can be imported.
+    """Run code of the user: its exceptions become DataErrors, and it can import files beside its own.
 
-    where: the function, as its owner names it. folder: its file's.
+    where: name of the function for messages. folder: folder of its file.
     """
-    # In full: Python remembers what "." was when it first looked there.
+    # Absolute: Python caches the contents of "." as it was when first searched.
     beside = "" if folder is None else os.path.abspath(folder)
     added = bool(beside) and beside not in sys.path
     if added:
         sys.path.insert(0, beside)
     try:
         yield
-    except OnnxqError:
+    except OnnxqError:  # has its subject and fix already
         raise
     except SystemExit as error:
         code = "" if error.code is None else repr(error.code)
-        cause = f"called sys.exit({code}){_calls(error)}"
+        cause = f"called sys.exit({code}){_format_calls(error)}"
         raise DataError(
             where, cause, "let the function return its result, or raise an exception", code="Q213"
         ) from error
     except Exception as error:
-        told = f"{type(error).__name__}: {error}".strip().removesuffix(":")
-        raise DataError(where, f"raised {told}{_calls(error)}", "mend that code", code="Q213") from error
+        text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
+        raise DataError(where, f"raised {text}{_format_calls(error)}", "mend that code", code="Q213") from error
     finally:
         if added and beside in sys.path:
             sys.path.remove(beside)
 
 
-def _calls(error: BaseException) -> str:
-    """The innermost calls in the person's code and below it, a line each with file, line and source."""
+def _format_calls(error: BaseException) -> str:
+    """Format the innermost calls in the user's code and below it, one line each with file, line and source."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [k for k, frame in enumerate(frames) if not _is_ours(frame.filename)]
     shown = [frame for frame in frames[theirs[0] :] if not frame.filename.startswith("<frozen ")] if theirs else []

@@ -1,4 +1,4 @@
-"""Writing files so that a failure, a full disk or a signal leaves what was there before untouched."""
+"""Atomic writing: a failure, a full disk or a signal leaves earlier files untouched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxq.files.outputs import EXISTS_FIX, check_kind, is_stream, refuse_inputs
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
-    """Write `text` to a temporary file beside `path` and rename it; OutputError when that cannot be done."""
+    """Write `text` to a temporary file beside `path` and rename it. Raises OutputError if that fails."""
     with replacing([path], overwrite=overwrite) as files:
         files[0].write(readable(text).encode("utf-8"))
 
@@ -25,12 +25,12 @@ def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
 def replacing(
     targets: Sequence[Path], *, overwrite: bool = False, inputs: Sequence[Path] = ()
 ) -> Iterator[list[BinaryIO]]:
-    """Open one temporary file per target; on success they take the targets' places, the last one first.
+    """Open one temporary file per target; on success they replace the targets, the last one first.
 
-    The first target is the one that refers to the others: while they are replaced it is not there, so that it never
-    stands beside files of another run. Devices and pipes are written through.
-    Raises OutputError for what exists (unless overwrite), is one of `inputs` or an input of the running command, or
-    cannot be written.
+    The first target is the file that refers to the others. It is absent while they are replaced, so that it never
+    stands beside files of another run. Devices and pipes are written directly.
+    Raises OutputError for a target that exists (unless overwrite), is one of `inputs` or an input of the running
+    command, or cannot be written.
     """
     for target in targets:
         check_kind(target)
@@ -41,16 +41,17 @@ def replacing(
     made: list[Path] = []
     try:
         with ExitStack() as stack:
-            files = [_opened(target, made, stack) for target in targets]
+            files = [_open_temporary(target, made, stack) for target in targets]
             yield files
             for target, file in zip(targets, files, strict=True):
                 file.flush()
                 if not is_stream(target):
+                    # Without it a crash of the system after the rename can leave an empty file in the target's place.
                     os.fsync(file.fileno())
                 if os.name == "nt":  # where an open file cannot be renamed; elsewhere closing would end its lock
                     file.close()
             if len(made) > 1:
-                _exchange(made, targets)
+                _replace_all(made, targets)
             elif made:
                 os.replace(made[0], targets[0])
     except OSError as error:
@@ -61,34 +62,34 @@ def replacing(
 
 
 def cannot_write(path: Path, error: OSError) -> OutputError:
-    """What a failed write to `path` means."""
+    """Make the error for a failed write to `path`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return OutputError(str(path), "there is no room left on the disk", "free some space", code="Q604")
     cause = f"cannot be written ({error.strerror or error})"
     return OutputError(str(path), cause, "choose another folder, or check this one's permissions", code="Q604")
 
 
-def _opened(target: Path, made: list[Path], stack: ExitStack) -> BinaryIO:
-    """The target itself where it is a stream, else a locked temporary file beside it."""
+def _open_temporary(target: Path, made: list[Path], stack: ExitStack) -> BinaryIO:
+    """Open the target itself if it is a stream, else a locked temporary file beside it."""
     while True:
         if is_stream(target):
             file = target.open("wb")
         else:
             made.append(target.with_name(temporary_name()))
             file = made[-1].open("xb")
-        stack.callback(_close, file)
+        stack.callback(_close_quietly, file)
         if is_stream(target) or lock_new(file.fileno(), made[-1]):
             return file
-        made.pop()
+        made.pop()  # another run removed it before it was locked
 
 
-def _close(file: BinaryIO) -> None:
+def _close_quietly(file: BinaryIO) -> None:
     with suppress(OSError):  # a full disk shows again when the buffer is flushed
         file.close()
 
 
-def _exchange(made: list[Path], targets: Sequence[Path]) -> None:
-    """Put several files in place: all of them, or what was there before again."""
+def _replace_all(made: list[Path], targets: Sequence[Path]) -> None:
+    """Replace several files: all of them, or on any failure none."""
     aside: list[tuple[Path, Path]] = []
     placed: list[Path] = []
     try:
@@ -99,7 +100,7 @@ def _exchange(made: list[Path], targets: Sequence[Path]) -> None:
         for path, target in reversed(list(zip(made, targets, strict=True))):
             placed.append(target)
             os.replace(path, target)
-    except BaseException:
+    except BaseException:  # a signal, too, must not leave files of two runs side by side
         for target in placed:
             target.unlink(missing_ok=True)
         for path, target in reversed(aside):

@@ -1,7 +1,8 @@
-"""Temporary files and folders that show by a lock whether the process that made them still lives.
+"""Locks: between processes that build the same file, and on temporary files and folders while their process lives.
 
-A lock ends with its process, however that ends; a process id does not mean the same in every container and on every
-host that shares a folder. Where there are no locks, nothing is ever taken for stale.
+The system releases a lock however a process ends. A process id would not do: it means something else in every
+container and on every host that shares a folder. On systems without locks nothing is ever taken for stale.
+Temporary files and folders are locked themselves, by `fcntl`: filelock would leave a lock file beside each.
 """
 
 from __future__ import annotations
@@ -12,23 +13,40 @@ import secrets
 import shutil
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock
 
 if sys.platform != "win32":
     import fcntl
 
-# Names of nothing else, so that nobody's own files are ever removed; short whatever the output is called.
+# Matches no file of anybody else, so that nothing of theirs is ever removed. Independent of the output's name, which
+# may already be as long as the file system allows.
 _NAME = re.compile(r"\.onnxq-[0-9a-f]{16}\.tmp")
 
 
+# Seconds; no build takes as long.
+_PATIENCE = 1800.0
+
+
+@contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """Hold the lock file `path` inside. Where files cannot be locked, go on without: then work may be done twice."""
+    with ExitStack() as stack:
+        with suppress(OSError, NotImplementedError):
+            stack.enter_context(FileLock(path, timeout=_PATIENCE))
+        yield
+
+
 def temporary_name() -> str:
-    """A fresh name for a temporary file or folder, one that `remove_stale` knows."""
+    """Make a fresh name for a temporary file or folder, in the form that `remove_stale` recognises."""
     return f".onnxq-{secrets.token_hex(8)}.tmp"
 
 
 def lock_new(descriptor: int, path: Path) -> bool:
-    """Lock what was just made at `path`; False when another run took it for stale in between, and removed it."""
+    """Lock the file or folder just made at `path`. False if another run removed it as stale before it was locked."""
     if sys.platform == "win32":
         return True
     try:
@@ -39,23 +57,24 @@ def lock_new(descriptor: int, path: Path) -> bool:
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove the temporary files and folders in `folder` that runs of this user left there and no process holds."""
+    """Remove temporary files and folders of this user in `folder` that no process has locked."""
     try:
         names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
     except OSError:
         return
     for name in names:
-        _remove_unheld(folder / name)
+        _remove_if_unlocked(folder / name)
 
 
-def _remove_unheld(path: Path) -> None:
+def _remove_if_unlocked(path: Path) -> None:
     if sys.platform == "win32":
         return
     try:
+        # A link or a pipe of this name is not ours: neither follow the one nor wait for a writer of the other.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return
-    # The lock is refused while the run that made it lives; what cannot be removed is left.
+    # Locking fails while the run that made it lives. Whatever cannot be removed is left.
     with suppress(OSError):
         found = os.fstat(descriptor)
         if found.st_uid == os.geteuid():

@@ -1,12 +1,13 @@
-"""Names of files in text: Linux takes any bytes for a name, JSON, models and terminals take UTF-8."""
+"""File names in text: Linux allows any bytes in a name; JSON, models and terminals require UTF-8."""
 
 from __future__ import annotations
 
 import re
 
+# Python decodes a byte of a name that is not UTF-8 to one of these (PEP 383).
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def readable(text: str) -> str:
-    """The text with a replacement character in the place of each byte of a file's name that is not UTF-8."""
+    """Replace every byte of a file name that is not UTF-8 by the replacement character U+FFFD."""
     return _SURROGATES.sub("\ufffd", text)

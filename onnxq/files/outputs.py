@@ -1,4 +1,4 @@
-"""Where results may go is settled before the work begins, and no input of a command is ever one of its outputs."""
+"""Outputs are checked before the work begins, and no input of a command is ever one of its outputs."""
 
 from __future__ import annotations
 
@@ -18,51 +18,54 @@ from onnxq.files.scratch import clean_up
 EXISTS_FIX = "choose another name, or overwrite it with `force=True`"
 _INPUT_FIX = "choose another name; inputs are never overwritten"
 
-# Device and inode: one file, by whatever name.
+# Device and inode, which identify a file whatever its name.
 _Identity = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class _Guard:
-    """The files that one command will replace, and those that it has read."""
+    """Inputs and outputs of one command."""
 
+    # Existing files that will be replaced.
     targets: dict[_Identity, Path]
+    # Files read so far.
     read: set[_Identity] = field(default_factory=set)
 
 
+# A stack: one command may call another. Per context, so that commands in threads do not see each other's files.
 _guards: ContextVar[tuple[_Guard, ...]] = ContextVar("onnxq_guards", default=())
 
 
 def check_free(model: str | Path, *outputs: str | Path | None, force: bool = False) -> None:
-    """Raise OutputError for an output that is the input, exists without `force`, or cannot be written there.
+    """Raise OutputError for an output that is the input, exists without `force`, or cannot be written.
 
-    model: the input's path, "" when it is no file.
+    model: path of the input, "" if it is no file.
     """
     if str(model) and not os.path.exists(model):
-        return  # The model's own error says more than one about a folder beside it.
+        return  # Reading the model gives an error that says more than one about the output.
     wanted = [Path(output) for output in outputs if output is not None]
     for position, path in enumerate(wanted):
         found = check_kind(path)
-        if str(model) and _same(path, Path(model)):
+        if str(model) and _is_same_file(path, Path(model)):
             raise OutputError(
                 str(path), "is the input model, which is never overwritten", "choose another name", code="Q602"
             )
-        if any(_same(path, other) for other in wanted[:position]) and not is_stream(path):
+        if any(_is_same_file(path, other) for other in wanted[:position]) and not is_stream(path):
             raise OutputError(str(path), "is asked for twice", "give the outputs different names", code="Q602")
         if found is not None and not force and not is_stream(path):
             raise OutputError(str(path), "exists", EXISTS_FIX, code="Q601")
     for folder, path in {path.parent: path for path in wanted if not is_stream(path)}.items():
-        _probe(folder, path)
+        _probe_folder(folder, path)
 
 
 @contextmanager
 def guarding(model: str | Path, *outputs: str | Path | None, force: bool = False) -> Iterator[None]:
-    """`check_free`, and while the block runs OutputError as soon as a file is read that an output would replace."""
+    """Call `check_free`; inside the block raise OutputError as soon as a file is read that an output would replace."""
     check_free(model, *outputs, force=force)
-    with suppress(OSError):  # no temporary folder: whoever needs one will say so
+    with suppress(OSError):  # Without a temporary folder: a step that needs one raises its own error.
         clean_up(Path(tempfile.gettempdir()))
     paths = [Path(output) for output in outputs if output is not None]
-    targets = {key: path for path in paths if (key := _identity(path)) is not None}
+    targets = {key: path for path in paths if (key := _find_identity(path)) is not None}
     token = _guards.set((*_guards.get(), _Guard(targets)))
     try:
         yield
@@ -72,10 +75,10 @@ def guarding(model: str | Path, *outputs: str | Path | None, force: bool = False
 
 @contextmanager
 def saving_into(folder: Path, names: Iterable[str], *, parents: bool = False) -> Iterator[None]:
-    """Make a folder for results if need be, and guard the files of these names in it.
+    """Make a folder for results if it does not exist, and guard the files of these names in it.
 
-    parents: also make the folders above. A folder that was made and stayed empty is removed again.
-    Raises OutputError when it is a file, or cannot be made or written to.
+    parents: also make missing folders above. A new folder that stays empty is removed at the end.
+    Raises OutputError if it is a file, or cannot be made or written to.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(str(folder), "is a file", "name a folder", code="Q603")
@@ -95,9 +98,9 @@ def saving_into(folder: Path, names: Iterable[str], *, parents: bool = False) ->
 
 
 def note_input(path: str | Path) -> None:
-    """Say that a file is read. Raises OutputError when the running command would overwrite it."""
+    """Register a file as an input. Raises OutputError if the running command would overwrite it."""
     guards = _guards.get()
-    key = _identity(Path(path)) if guards else None
+    key = _find_identity(Path(path)) if guards else None
     if key is None:
         return
     for guard in guards:
@@ -109,16 +112,16 @@ def note_input(path: str | Path) -> None:
 
 
 def refuse_inputs(targets: Iterable[Path], inputs: Iterable[Path] = ()) -> None:
-    """Raise OutputError for a target that the running command has read, or that is one of `inputs`."""
-    read = {key for guard in _guards.get() for key in guard.read} | {_identity(path) for path in inputs}
+    """Raise OutputError for a target that the running command has read or that is one of `inputs`."""
+    read = {key for guard in _guards.get() for key in guard.read} | {_find_identity(path) for path in inputs}
     for target in targets:
-        key = _identity(target)
+        key = _find_identity(target)
         if key is not None and key in read:
             raise OutputError(str(target), "is an input of this command", _INPUT_FIX, code="Q602")
 
 
 def is_stream(path: Path) -> bool:
-    """True for a device or pipe: something written through, in which nothing can be overwritten."""
+    """True for a device or pipe. It is written directly, and nothing in it can be overwritten."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -127,7 +130,7 @@ def is_stream(path: Path) -> bool:
 
 
 def check_kind(path: Path) -> os.stat_result | None:
-    """What stands at an output's path, links not followed; None for nothing.
+    """Return the status of an output's path without following links; None if nothing is there.
 
     Raises OutputError for a folder, a block device, a socket, the standard streams, and a name no file can have.
     """
@@ -156,13 +159,13 @@ def check_kind(path: Path) -> os.stat_result | None:
 
 
 def _leads_to_standard_stream(path: Path) -> bool:
-    """True for /dev/stdout and its like: links to open files, which nothing may be renamed over."""
+    """True for /dev/stdout and the like: links to open files, which must not be replaced by a file."""
     here = os.path.abspath(path)
-    for _ in range(40):  # as many links as Linux follows
+    for _ in range(40):  # MAXSYMLINKS: as many links as Linux follows
         folder, name = os.path.split(here)
         real = os.path.realpath(folder)
         if real.startswith("/proc/") and real.endswith("/fd"):
-            # The shell's own pipes, `>(gzip)`, are streams like others.
+            # Pipes made by the shell, `>(gzip)`, are allowed like other streams.
             return name in ("0", "1", "2") or not is_stream(path)
         if not os.path.islink(here):
             return False
@@ -170,8 +173,8 @@ def _leads_to_standard_stream(path: Path) -> bool:
     return False
 
 
-def _probe(folder: Path, path: Path) -> None:
-    """Find out whether files can be made in the folder of an output, and remove what ended runs left there."""
+def _probe_folder(folder: Path, path: Path) -> None:
+    """Check that files can be made in the folder of an output, and remove leftovers of ended runs there."""
     trial = folder / temporary_name()
     try:
         os.close(os.open(trial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -182,13 +185,13 @@ def _probe(folder: Path, path: Path) -> None:
             str(path), cause, "choose another folder, or check this one's permissions", code="Q604"
         ) from error
     finally:
-        with suppress(OSError):  # a signal between the two
+        with suppress(OSError):  # still there if a signal came between the two calls
             trial.unlink(missing_ok=True)
     remove_stale(folder)
 
 
-def _identity(path: Path) -> _Identity | None:
-    """Device and inode of a regular file, links followed; None for anything else."""
+def _find_identity(path: Path) -> _Identity | None:
+    """Return device and inode of a regular file, links followed; None for anything else."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -196,7 +199,7 @@ def _identity(path: Path) -> _Identity | None:
     return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
-def _same(path: Path, other: Path) -> bool:
-    """One file by two names, there or not yet."""
-    key = _identity(path)
-    return os.path.realpath(path) == os.path.realpath(other) or (key is not None and key == _identity(other))
+def _is_same_file(path: Path, other: Path) -> bool:
+    """True for two names of one file, which need not exist yet."""
+    key = _find_identity(path)
+    return os.path.realpath(path) == os.path.realpath(other) or (key is not None and key == _find_identity(other))

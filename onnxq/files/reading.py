@@ -1,4 +1,4 @@
-"""Reading inputs that nobody vouches for: what never ends or is too large is refused in words."""
+"""Reading untrusted inputs: endless or oversized files are refused with a message."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from onnxq.errors import OnnxqError
 from onnxq.files.outputs import note_input
 
 MIB = 2**20
-# A device may have no end, and nobody writes more by hand or script.
+# Bytes. A pipe or device may have no end; text files that people or scripts write are far smaller.
 _FROM_A_PIPE = 64 * MIB
 
 
 def read_input(path: str | Path, error: type[OnnxqError], *, limit: int, pipes: bool = False) -> bytes:
-    """The bytes of an input file, no more than `limit` of them.
+    """Read an input file of at most `limit` bytes.
 
-    error: the class to raise for a file that is larger, and for devices and pipes. pipes: they are read too.
+    error: the class to raise for larger files, and for devices and pipes. pipes: read them as well.
     Raises OSError as `open` does.
     """
     check_regular(path, error, pipes=pipes)
@@ -25,6 +25,7 @@ def read_input(path: str | Path, error: type[OnnxqError], *, limit: int, pipes: 
     size, regular = found.st_size, stat.S_ISREG(found.st_mode)
     limit = limit if regular else min(limit, _FROM_A_PIPE)
     with open(path, "rb") as file:
+        # One byte more than allowed shows that a stream is too long, without reading it to its end.
         data = b"" if size > limit else file.read() if regular else file.read(limit + 1)
     if max(size, len(data)) > limit:
         raise error(str(path), f"is larger than {limit // MIB} MiB", "name the right file")
@@ -32,7 +33,7 @@ def read_input(path: str | Path, error: type[OnnxqError], *, limit: int, pipes: 
 
 
 def read_text(path: str | Path, error: type[OnnxqError], fix: str, *, limit: int = 64 * MIB, code: str = "") -> str:
-    """The text of a file or pipe, without a byte order mark; raises `error` (fix, code) where there is none."""
+    """Read the text of a file or pipe, without a byte order mark. Raises `error` (fix, code) if that fails."""
     try:
         return read_input(path, error, limit=limit, pipes=True).decode("utf-8-sig")
     except UnicodeDecodeError as found:
@@ -43,19 +44,19 @@ def read_text(path: str | Path, error: type[OnnxqError], fix: str, *, limit: int
 
 
 def reason_of(error: Exception) -> str:
-    """Why the system would not: "No such file or directory", without number and path."""
+    """Return the system's reason, "No such file or directory", without error number and path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def first_line_of(error: Exception) -> str:
-    """The fault in one line of at most 200 characters; its kind where it says nothing."""
+    """Return the first line of a message, at most 200 characters; the class name for an empty message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def check_regular(path: str | Path, error: type[OnnxqError], *, pipes: bool = False) -> None:
     """Raise `error` for a device or (unless pipes) a pipe, OutputError for an output of the running command.
 
-    Raises OSError for a path that is not there.
+    Raises OSError for a path that does not exist.
     """
     mode = os.stat(path).st_mode
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):

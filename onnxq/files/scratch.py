@@ -1,4 +1,4 @@
-"""Temporary folders that are removed at the end, and by the next run where a run could not end."""
+"""Temporary folders. Each is removed at the end of its run, or by the next run if its own was killed."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from pathlib import Path
 from onnxq.errors import OutputError
 from onnxq.files.locks import lock_new, remove_stale, temporary_name
 
-# Folders that this process has looked through: once is enough, and a temporary folder may hold very many files.
+# Folders searched by this process. A temporary folder may hold very many files, so each is searched once.
 _looked_through: set[Path] = set()
 
 
 class ScratchFolder:
-    """A fresh folder, open to this user alone; it goes with the object, at the end of a `with` block, or by `remove`.
+    """A new folder for this user alone, removed with the object, at the end of a `with` block, or by `remove`.
 
-    parent: the folder to make it in, by default the one for temporary files.
-    Raises OutputError when it cannot be made.
+    parent: the folder to make it in, by default the system's folder for temporary files.
+    Raises OutputError if it cannot be made.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
         try:
             base = Path(tempfile.gettempdir()) if parent is None else parent
             clean_up(base)
-            self.path, held = _make(base)
+            self.path, held = _make_folder(base)
         except OSError as error:
             where = str(parent or os.environ.get("TMPDIR", "the temporary folder"))
             cause = f"no temporary folder can be made there ({error.strerror or error})"
             raise OutputError(where, cause, "free space, or set TMPDIR to another folder", code="Q604") from error
-        self._end = weakref.finalize(self, _remove, self.path, held)
+        # A finalizer, unlike __del__, also runs when the interpreter exits.
+        self._end = weakref.finalize(self, _remove_folder, self.path, held)
 
     def remove(self) -> None:
         """Remove the folder now."""
@@ -45,13 +46,13 @@ class ScratchFolder:
 
 
 def clean_up(folder: Path) -> None:
-    """Remove what ended runs left in `folder`; once in a process."""
+    """Remove leftovers of ended runs in `folder`; once per process."""
     if folder not in _looked_through:
         _looked_through.add(folder)
         remove_stale(folder)
 
 
-def _make(base: Path) -> tuple[Path, int]:
+def _make_folder(base: Path) -> tuple[Path, int]:
     while True:
         path = base / temporary_name()
         path.mkdir(mode=0o700)
@@ -61,10 +62,10 @@ def _make(base: Path) -> tuple[Path, int]:
         os.close(held)
 
 
-def _remove(path: Path, held: int) -> None:
+def _remove_folder(path: Path, held: int) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
-    except BaseException:  # a signal: the rest must go all the same
+    except BaseException:  # a signal: remove the rest, then let it take effect
         shutil.rmtree(path, ignore_errors=True)
         raise
     finally:

@@ -1,14 +1,15 @@
-"""The fake-quant kernels without torch: what they are called with, where their sources are, how they are built.
+"""The fake-quant kernels without torch: their argument, their sources, their builds.
 
 abi       the argument of every entry point
 layout    a tensor's memory as [outer, channels, inner]
-launch    which CUDA kernels run, on which grid
+launch    choice of CUDA kernels and grids
 sources   cuda/ of a checkout or of an installed wheel
 cache     compiled files per user, built once and checked before use
+compiler  runs compilers as child processes
 host      the CPU twin, compiled by the C++ compiler of this machine
 nvrtc     NVIDIA's run-time compiler
 device    code for a GPU, from a wheel, nvcc or NVRTC
-build     all of it ahead of time
+build     all kernels ahead of time
 """
 
 from onnxq.kernels.abi import Call, Divisor, DType, Flag

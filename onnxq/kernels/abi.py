@@ -1,4 +1,4 @@
-"""cuda/fq_call.h for ctypes: the one argument of the CPU twin, the CUDA kernels and their emulation."""
+"""cuda/fq_call.h for ctypes: the argument of the CPU twin, the CUDA kernels and their emulation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum, IntFlag
 
 
 class DType(IntEnum):
-    """Element types, and the ending of the kernels' names."""
+    """Element types; the names are suffixes of kernel names."""
 
     F32 = 0
     F16 = 1
@@ -16,7 +16,7 @@ class DType(IntEnum):
 
     @property
     def suffix(self) -> str:
-        """`f32` of `fq_forward_f32`."""
+        """Suffix of kernel names: `f32` of `fq_forward_f32`."""
         return self.name.lower()
 
     @property
@@ -31,23 +31,26 @@ class DType(IntEnum):
 
 
 class Flag(IntFlag):
-    """EDGE_CLIP: gradients of clip, then round. SCALE_AS_X: the scale is rounded to x's type first."""
+    """Variants of the arithmetic, as bits of `Call.flags`."""
 
+    # Gradients of clip, then round.
     EDGE_CLIP = 1
+    # The scale is first rounded to x's type.
     SCALE_AS_X = 2
 
 
 class Divisor(ctypes.Structure):
-    """A number to divide by, and 2**64 / number + 1 for the kernels to do it with."""
+    """A divisor, with 2**64 / value + 1, by which the kernels divide with one multiplication."""
 
     _fields_ = (("value", ctypes.c_uint64), ("magic", ctypes.c_uint64))
 
     @classmethod
     def of(cls, value: int) -> Divisor:
-        """value >= 1."""
+        """Make a divisor; value >= 1."""
         return cls(value, 0 if value == 1 else (1 << 64) // value + 1)
 
 
+# Fields by type, in groups that follow each other in the struct; their order is part of the ABI.
 _POINTERS = ("x", "dy", "y", "scale", "zero_point", "dscale", "dzero_point", "partial")
 _SHAPE = ("outer", "channels", "inner", "block")
 _GEOMETRY = ("count", "scales", "segments", "run", "runs", "splits", "partial_outer", "partial_inner")
@@ -55,7 +58,7 @@ _DIVISORS = ("by_inner", "by_channels", "by_block", "by_blocks", "by_pieces")
 
 
 class Call(ctypes.Structure):
-    """FqCall; what each field means stands in cuda/fq_call.h."""
+    """FqCall; cuda/fq_call.h documents the fields."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),

@@ -1,4 +1,4 @@
-"""All kernels ahead of time: for this machine, or into a folder that travels in a wheel."""
+"""Builds of all kernels ahead of time: for this machine, or into a folder that is shipped in a wheel."""
 
 from __future__ import annotations
 
@@ -18,26 +18,33 @@ from onnxq.progress import Progress, counted, silent
 
 @dataclass(frozen=True)
 class Built:
-    """One library or image. state: "built", "there" (already, and valid) or "missing", then with the reason."""
+    """One library or device image."""
 
+    # "CPU" or "CUDA".
     kernels: str
+    # "built", "there" (already, and valid) or "missing".
     state: str
+    # Compiler and version.
     made_by: str = ""
+    # GPUs it runs on, as "sm_90".
     archs: tuple[str, ...] = ()
     path: str = ""
+    # Bytes.
     size: int = 0
+    # Wall time of the build.
     seconds: float = 0.0
+    # Why it is missing.
     reason: str = ""
 
 
 def build_kernels(
     archs: Sequence[str] = (), *, output: Path | None = None, force: bool = False, progress: Progress = silent
 ) -> tuple[Built, ...]:
-    """Build the CPU twin and the CUDA kernels; what cannot be built is told, not raised.
+    """Build the CPU twin and the CUDA kernels. A kernel that cannot be built is reported as missing, not raised.
 
-    archs: GPUs, as "sm_90" or "9.0"; none: all that nvcc knows of ARCHS. Without nvcc NVRTC compiles them one by one.
-    output: a folder to build into, for machines of the same kind, instead of this user's cache for this processor.
-    Raises OutputError if the folder cannot be written, ConfigError for an architecture that is none.
+    archs: GPUs, as "sm_90" or "9.0"; none: all of ARCHS that nvcc supports. Without nvcc, NVRTC compiles them one by
+    one. output: a folder to build into, for machines of the same kind, instead of this user's cache for this processor.
+    Raises OutputError if the folder cannot be written, ConfigError for an unknown architecture.
     """
     numbers = tuple(sorted({arch_number(arch) for arch in archs}))
     if output is not None:
@@ -45,21 +52,22 @@ def build_kernels(
             output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(output, error.strerror or str(error), "choose another folder", code="Q604") from error
+    # A folder may go to other machines; the cache stays on this one.
     march = "native" if output is None else PORTABLE
     with progress("compiling for the CPU, about a minute"):
-        host = _timed("CPU", lambda: build_host(output, march=march, force=force))
+        host = _time_build("CPU", lambda: build_host(output, march=march, force=force))
     with progress("compiling for GPUs with nvcc, some minutes"):
-        device = _timed("CUDA", lambda: build_fatbin(numbers, output, force=force))
+        device = _time_build("CUDA", lambda: build_fatbin(numbers, output, force=force))
     compiler = find_nvrtc() if device.state == "missing" else None
     if compiler is None:
         return host, device
     wanted = numbers or tuple(one for one in ARCHS if one in compiler.archs)
     with progress("compiling for GPUs with NVRTC", len(wanted)) as task:
         builds = [partial(build_cubin, compiler, one, output, force=force) for one in wanted]
-        return host, *(_timed("CUDA", build) for build in counted(builds, task))
+        return host, *(_time_build("CUDA", build) for build in counted(builds, task))
 
 
-def _timed(kernels: str, build: Callable[[], store.Entry]) -> Built:
+def _time_build(kernels: str, build: Callable[[], store.Entry]) -> Built:
     start = time.perf_counter()
     try:
         entry = build()

@@ -1,23 +1,23 @@
-"""Compiled kernels on disk, per user: built once however many processes ask, checked before every use.
+"""Compiled kernels on disk, per user: built once for all processes, validated before every use.
 
-An entry is a file and beside it `<file>.json`, its note: what it was built from (the key) and its SHA-256. Both are
-renamed into place, the note last; whatever does not fit its note, or whose key is not the one asked for, is built anew.
+An entry is a file with a note beside it, `<file>.json`: the key (everything the file was built from) and its SHA-256.
+Both are renamed into place, the note last. A file that does not match its note or the requested key is built again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnxq.errors import OutputError
-from onnxq.files import ScratchFolder
+from onnxq.files import ScratchFolder, hold_lock, replacing
 
+# Everything that a build depends on: kind, hash of the sources, compiler, flags, processor …
 Key = Mapping[str, str]
 
 _FIX = "set ONNXQ_CACHE to a folder of yours"
@@ -25,27 +25,29 @@ _FIX = "set ONNXQ_CACHE to a folder of yours"
 
 @dataclass(frozen=True)
 class Entry:
-    """A file that fits its note. fresh: this call built it."""
+    """A file that matches its note."""
 
     path: Path
     key: Key
+    # Built by this call.
     fresh: bool = False
 
 
 def root() -> Path:
-    """$ONNXQ_CACHE, else $XDG_CACHE_HOME/onnxq, else ~/.cache/onnxq."""
+    """Return the cache folder: $ONNXQ_CACHE, else $XDG_CACHE_HOME/onnxq, else ~/.cache/onnxq."""
     named = os.environ.get("ONNXQ_CACHE")
     if named:
         return Path(named).expanduser()
+    # The XDG specification says that relative paths are to be ignored.
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base and os.path.isabs(base) else Path("~/.cache").expanduser()) / "onnxq"
 
 
 def kernels_folder() -> Path:
-    """The folder of compiled kernels, made if it is not there.
+    """Return the folder of compiled kernels; make it if necessary.
 
-    Code is loaded from it, so nobody else may be able to write to it. Raises OutputError if it cannot be made,
-    belongs to another user, or is open to others.
+    Code is loaded from it, so nobody else may write to it. Raises OutputError if it cannot be made, belongs to another
+    user, or is writable by others.
     """
     place = root() / "kernels"
     try:
@@ -59,19 +61,19 @@ def kernels_folder() -> Path:
 
 
 def find(place: Path, wanted: Callable[[Key], bool]) -> Entry | None:
-    """An entry of `place` whose key is wanted and whose file fits its note; None if there is none."""
+    """Find an entry of `place` whose key satisfies `wanted` and whose file matches its note; None without any."""
     for note in sorted(place.glob("*.json")):
-        entry = _valid(note.with_suffix(""), wanted)
+        entry = _read_valid(note.with_suffix(""), wanted)
         if entry is not None:
             return entry
     return None
 
 
 def fetch(place: Path, name: str, key: Key, build: Callable[[Path], None], *, force: bool = False) -> Entry:
-    """The entry of `key`, built by `build(path to write)` unless it is there and valid.
+    """Return the entry of `key`; `build(path to write)` makes it unless it exists and is valid.
 
-    name: the file's, before and after which goes what tells keys apart: `lib{}.so`.
-    force: build it even so. Other processes that ask for the same wait and take what the first has built.
+    name: file name with {} for a hash of the key: `lib{}.so`. force: build in any case.
+    Other processes that request the same key wait and use the first one's build.
     """
     identity = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:16]
     path = place / name.format(identity)
@@ -79,18 +81,19 @@ def fetch(place: Path, name: str, key: Key, build: Callable[[Path], None], *, fo
     def same(found: Key) -> bool:
         return found == dict(key)
 
-    entry = None if force else _valid(path, same)
+    entry = None if force else _read_valid(path, same)
     if entry is not None:
         return entry
     try:
-        with _locked(path.with_name(f".{path.name}.lock")):
-            entry = None if force else _valid(path, same)
-            return entry or _store(path, key, build)
+        with hold_lock(path.with_name(f".{path.name}.lock")):
+            # Another process may have built it in the meantime.
+            entry = None if force else _read_valid(path, same)
+            return entry or _store_entry(path, key, build)
     except OSError as error:
         raise OutputError(path, error.strerror or str(error), _FIX, code="Q605") from error
 
 
-def _valid(path: Path, wanted: Callable[[Key], bool]) -> Entry | None:
+def _read_valid(path: Path, wanted: Callable[[Key], bool]) -> Entry | None:
     try:
         note = json.loads(path.with_name(f"{path.name}.json").read_text("utf-8"))
         key = note["key"]
@@ -102,26 +105,13 @@ def _valid(path: Path, wanted: Callable[[Key], bool]) -> Entry | None:
     return Entry(path, key) if fits else None
 
 
-def _store(path: Path, key: Key, build: Callable[[Path], None]) -> Entry:
+def _store_entry(path: Path, key: Key, build: Callable[[Path], None]) -> Entry:
+    # In the cache itself: builds are loaded once for a test, and /tmp may forbid execution.
     with ScratchFolder(path.parent) as work:
-        made = work / path.name
-        build(made)
-        note = made.with_name(f"{path.name}.json")
-        found = {"key": dict(key), "sha256": hashlib.sha256(made.read_bytes()).hexdigest()}
-        note.write_text(json.dumps(found, indent=1, sort_keys=True), "utf-8")
-        for one in (made, note):
-            with one.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(one, path.with_name(one.name))
+        build(work / path.name)
+        data = (work / path.name).read_bytes()
+    note = {"key": dict(key), "sha256": hashlib.sha256(data).hexdigest()}
+    with replacing([path.with_name(f"{path.name}.json"), path], overwrite=True) as (note_file, file):
+        file.write(data)
+        note_file.write(json.dumps(note, indent=1, sort_keys=True).encode())
     return Entry(path, key, fresh=True)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file; where files cannot be locked, two processes may build the same, and the last one stays."""
-    with path.open("wb") as file:
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

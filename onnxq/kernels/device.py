@@ -1,11 +1,10 @@
-"""Code for a GPU: from a wheel, from the cache, or compiled now; ahead of time by nvcc or NVRTC."""
+"""Device code for a GPU: from a wheel, from the cache, or compiled on request; ahead of time by nvcc or NVRTC."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,35 +13,39 @@ from pathlib import Path
 from onnxq.errors import ConfigError, MissingDependencyError
 from onnxq.kernels import cache as store
 from onnxq.kernels import sources
+from onnxq.kernels.compiler import run_compiler
 from onnxq.kernels.nvrtc import Nvrtc, find_nvrtc
 
-# What a fatbin is built for unless told otherwise, as far as the compiler knows it: Turing to Blackwell.
+# Default architectures of a fatbin, as far as the compiler supports them: Turing to Blackwell.
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
 _FIX = 'install nvidia-cuda-nvrtc (pip install "onnxq[nvrtc]"), or run onnxq build-kernels where nvcc is'
 
 
 @dataclass(frozen=True)
 class DeviceImage:
-    """What cuModuleLoadData takes. origin: where it came from, for people."""
+    """A cubin, PTX or fatbin."""
 
+    # The argument of cuModuleLoadData.
     data: bytes
+    # Text for messages.
     origin: str
 
 
 def device_image(arch: str, nvrtc: Sequence[Path] = ()) -> DeviceImage:
-    """Code for `arch` ("sm_90"): built ahead of time if there is such, else compiled by NVRTC once and cached.
+    """Return code for `arch` ("sm_90"): built ahead of time, or else compiled by NVRTC and cached.
 
-    nvrtc: where to look for NVRTC first. Raises MissingDependencyError, saying why, if there is neither.
+    nvrtc: where to look for NVRTC first. Raises MissingDependencyError if there is neither.
     """
     number = arch_number(arch)
-    ready = _ahead_of_time(number)
+    ready = _find_prebuilt(number)
     if ready is not None:
         return DeviceImage(ready.path.read_bytes(), f"ahead of time, {ready.path}")
     compiler = find_nvrtc(nvrtc)
     if compiler is not None:
         entry = build_cubin(compiler, number)
         return DeviceImage(entry.path.read_bytes(), f"NVRTC {compiler.version}, {entry.path}")
-    left = store.find(store.kernels_folder(), lambda key: _fits(key) and key.get("archs") == str(number))
+    # Compiled by an NVRTC that is gone since.
+    left = store.find(store.kernels_folder(), lambda key: _has_source(key) and key.get("archs") == str(number))
     if left is None:
         raise MissingDependencyError(
             f"CUDA kernels for sm_{number}", "nothing is built and NVRTC is not found", _FIX, code="Q808"
@@ -51,7 +54,7 @@ def device_image(arch: str, nvrtc: Sequence[Path] = ()) -> DeviceImage:
 
 
 def arch_number(arch: str) -> int:
-    """90 of "sm_90", "90", "9.0" or "compute_90". Raises ConfigError for anything else."""
+    """Parse "sm_90", "90", "9.0" or "compute_90" as 90. Raises ConfigError for anything else."""
     found = re.fullmatch(r"(?:sm_|compute_)?(\d{1,2})\.?(\d)[af]?", arch.strip())
     if found is None:
         raise ConfigError(f"architecture {arch!r}", "is not one", "write it as sm_90 or 9.0", code="Q304")
@@ -59,8 +62,8 @@ def arch_number(arch: str) -> int:
 
 
 def build_cubin(compiler: Nvrtc, arch: int, place: Path | None = None, *, force: bool = False) -> store.Entry:
-    """Compile for one GPU by NVRTC, into the cache or another folder. Raises OnnxqError if that fails."""
-    key = {**_key(f"NVRTC {compiler.version}"), "archs": str(arch)}
+    """Compile for one GPU by NVRTC, into the cache or another folder. Raises OnnxqError on failure."""
+    key = {**_make_key(f"NVRTC {compiler.version}"), "archs": str(arch)}
 
     def build(path: Path) -> None:
         texts = sources.read(sources.DEVICE)
@@ -74,7 +77,7 @@ def build_cubin(compiler: Nvrtc, arch: int, place: Path | None = None, *, force:
 def build_fatbin(archs: Sequence[int] = (), place: Path | None = None, *, force: bool = False) -> store.Entry:
     """Compile for many GPUs by nvcc, into the cache or another folder.
 
-    archs: as 75, 90; none: those of ARCHS that this nvcc knows. Raises OnnxqError if there is no nvcc or it fails.
+    archs: as 75, 90; none: those of ARCHS that this nvcc supports. Raises OnnxqError without nvcc or if it fails.
     """
     compiler, version, known = nvcc()
     chosen = tuple(archs) or tuple(one for one in ARCHS if one in known)
@@ -86,7 +89,7 @@ def build_fatbin(archs: Sequence[int] = (), place: Path | None = None, *, force:
             "use another nvcc",
             code="Q304",
         )
-    key = {**_key(version), "archs": ",".join(map(str, sorted(chosen)))}
+    key = {**_make_key(version), "archs": ",".join(map(str, sorted(chosen)))}
 
     def build(path: Path) -> None:
         codes = [f"-gencode=arch=compute_{one},code=sm_{one}" for one in sorted(chosen)]
@@ -98,7 +101,7 @@ def build_fatbin(archs: Sequence[int] = (), place: Path | None = None, *, force:
 
 @cache
 def nvcc() -> tuple[str, str, tuple[int, ...]]:
-    """nvcc's path, its version, the architectures it knows. Raises MissingDependencyError without one."""
+    """Find nvcc: its path, its version, its architectures. Raises MissingDependencyError without one."""
     toolkits = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
     named = os.environ.get("ONNXQ_NVCC")
     beside = [shutil.which("nvcc", path=os.path.join(one, "bin")) for one in toolkits if one]
@@ -112,17 +115,17 @@ def nvcc() -> tuple[str, str, tuple[int, ...]]:
     return path, f"nvcc {release[1] if release else 'unknown'}", tuple(known)
 
 
-def _fits(key: store.Key) -> bool:
+def _has_source(key: store.Key) -> bool:
     return key.get("kind") == "device" and key.get("source") == sources.digest(sources.DEVICE)
 
 
-def _ahead_of_time(arch: int) -> store.Entry | None:
-    """A wheel's code, or what nvcc built here. NVRTC's is looked up by its version: another one may suit the driver."""
+def _find_prebuilt(arch: int) -> store.Entry | None:
+    """Find code of a wheel, or built by nvcc here. NVRTC's code is found by its version, which may suit the driver."""
 
     def wanted(key: store.Key) -> bool:
-        # Code for a lower minor number of the same major number runs too.
+        # Code for a lower minor number of the same major number runs, too.
         archs = [int(one) for one in key.get("archs", "").split(",") if one.isdigit()]
-        return _fits(key) and any(one // 10 == arch // 10 and one <= arch for one in archs)
+        return _has_source(key) and any(one // 10 == arch // 10 and one <= arch for one in archs)
 
     shipped = store.find(sources.folder() / sources.PREBUILT, wanted)
     if shipped is not None:
@@ -130,20 +133,9 @@ def _ahead_of_time(arch: int) -> store.Entry | None:
     return store.find(store.kernels_folder(), lambda key: wanted(key) and key.get("compiler", "").startswith("nvcc"))
 
 
-def _key(compiler: str) -> dict[str, str]:
+def _make_key(compiler: str) -> dict[str, str]:
     return {"kind": "device", "source": sources.digest(sources.DEVICE), "compiler": compiler}
 
 
 def _run(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, errors="replace")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise MissingDependencyError(
-            "CUDA kernels", f"{command[0]} does not run: {error}", "set ONNXQ_NVCC", code="Q807"
-        ) from error
-    if done.returncode:
-        said = "\n".join((done.stderr or done.stdout).strip().splitlines()[:10])
-        raise MissingDependencyError(
-            "CUDA kernels", f"{command[0]} failed: {said}", "set ONNXQ_NVCC to another nvcc", code="Q807"
-        )
-    return done.stdout
+    return run_compiler(command, "CUDA kernels", "set ONNXQ_NVCC", "set ONNXQ_NVCC to another nvcc")

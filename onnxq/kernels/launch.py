@@ -1,4 +1,4 @@
-"""Which CUDA kernels run, on which grid: decided by layout and type alone, so results are the same bits on every GPU.
+"""Choice of CUDA kernels and grids, by layout and type alone, so that results are bit-identical on every GPU.
 
 call = Call(x=…, y=…, scale=…, qmin=…, qmax=…, flags=…)
 plan = backward_plan(layout, DType.F16, parameters=True)
@@ -15,32 +15,40 @@ from dataclasses import dataclass, field
 from onnxq.kernels.abi import Call, Divisor, DType
 from onnxq.kernels.layout import Layout
 
+# Per block; FQ_THREADS of cuda/fq_kernels.cuh.
 THREADS = 256
-# As in cuda/fq_kernels.cuh: 16-byte vectors that one thread of the elementwise kernels handles.
+# 16-byte vectors per thread of the elementwise kernels, as in cuda/fq_kernels.cuh.
 _VECTORS = 2
-# Elements of a row that one group of threads adds up; a longer row is cut into pieces.
+# Elements of a row that one group of threads adds up; a longer row is divided.
 _CHUNK = 4096
-# A thread per column adds up short rows, or rows that are not whole vectors, if there are rows enough to hide that
-# its partial sums are as many as the columns; else threads go along the rows.
+# Elements. One thread per column adds up rows shorter than _SHORT_ROW, or than _UNEVEN_ROW if they are not whole
+# vectors. This makes as many partial sums as columns, which pays off from _MANY_ROWS rows on; otherwise threads go
+# along the rows.
 _SHORT_ROW, _UNEVEN_ROW = 128, 1024
 _MANY_ROWS = 32
+# Rows per thread of the column kernels.
 _COLUMN_STEPS = 8
+# Bytes of a partial result: two sums in double.
 _SUMS = 2 * 8
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel: its symbol, the number of blocks, and the geometry that its argument needs."""
+    """One launch of a kernel."""
 
+    # Symbol.
     kernel: str
+    # Number of blocks.
     grid: int
     layout: Layout
     dtype: DType
+    # Fields of `Call` by name.
     geometry: Mapping[str, int] = field(default_factory=dict)
+    # Pieces of a row, or tiles of a strip: the segments of one scale.
     pieces: int = 1
 
     def fill(self, call: Call) -> Call:
-        """A copy of `call` (pointers, levels, flags, gradient scales) with type, shape and geometry filled in."""
+        """Copy `call` (pointers, qmin, qmax, flags, gradient scales) and fill in type, shape and geometry."""
         shape = self.layout
         done = Call.from_buffer_copy(call)
         done.dtype = self.dtype
@@ -58,35 +66,36 @@ class Launch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Launches in order, and the scratch memory they share (16-byte aligned; contents do not matter)."""
+    """Launches in order."""
 
     launches: tuple[Launch, ...]
+    # Size of the scratch memory that they share: 16-byte aligned, need not be initialised.
     partial_bytes: int = 0
 
 
 def forward_plan(layout: Layout, dtype: DType) -> Plan:
-    """x -> y; nothing to launch for an empty tensor."""
-    return _elementwise("fq_forward", layout, dtype)
+    """Plan x -> y; no launch for an empty tensor."""
+    return _launch_elementwise("fq_forward", layout, dtype)
 
 
 def backward_plan(layout: Layout, dtype: DType, *, parameters: bool) -> Plan:
-    """x, dy -> dx and, with `parameters`, dscale and dzero_point (each may still be null in the call).
+    """Plan x, dy -> dx and, with `parameters`, dscale and dzero_point (each may still be null in the call).
 
     For an empty tensor only zeros are written, to dscale and dzero_point.
     """
     if not parameters:
-        return _elementwise("fq_dx", layout, dtype)
+        return _launch_elementwise("fq_dx", layout, dtype)
     if layout.count == 0:
-        return Plan((_finish(layout, dtype, 0, 1),) if layout.scales else ())
-    launch = _cols(layout, dtype) if _by_columns(layout, dtype) else _rows(layout, dtype)
+        return Plan((_launch_finish(layout, dtype, 0, 1),) if layout.scales else ())
+    launch = _launch_columns(layout, dtype) if _by_columns(layout, dtype) else _launch_rows(layout, dtype)
     geometry = launch.geometry
     splits, inner = geometry["partial_outer"], geometry["partial_inner"]
-    if splits * inner == 1:
+    if splits * inner == 1:  # every scale has one sum, which the kernel writes itself
         return Plan((launch,))
-    return Plan((launch, _finish(layout, dtype, splits, inner)), splits * inner * layout.scales * _SUMS)
+    return Plan((launch, _launch_finish(layout, dtype, splits, inner)), splits * inner * layout.scales * _SUMS)
 
 
-def _elementwise(kernel: str, layout: Layout, dtype: DType) -> Plan:
+def _launch_elementwise(kernel: str, layout: Layout, dtype: DType) -> Plan:
     if layout.count == 0:
         return Plan(())
     grid = -(-layout.count // (THREADS * _VECTORS * (16 // dtype.size)))
@@ -100,8 +109,8 @@ def _by_columns(layout: Layout, dtype: DType) -> bool:
     return layout.inner < longest and layout.outer >= _MANY_ROWS
 
 
-def _rows(layout: Layout, dtype: DType) -> Launch:
-    """Groups of threads along contiguous runs of one scale: a piece of a long run, or several short runs."""
+def _launch_rows(layout: Layout, dtype: DType) -> Launch:
+    """Launch groups of threads along contiguous runs of one scale: a piece of a long run, or several short runs."""
     pieces = 1
     if layout.block:
         run, runs, segments, splits = min(layout.block, layout.channels), 1, layout.scales, 1
@@ -114,7 +123,7 @@ def _rows(layout: Layout, dtype: DType) -> Launch:
         run, runs = layout.inner, min(max(_CHUNK // layout.inner, 1), layout.outer)
         splits = -(-layout.outer // runs)
         segments = splits * layout.channels
-    lanes = _power(-(-run * runs // (16 // dtype.size)), THREADS)
+    lanes = _round_to_power(-(-run * runs // (16 // dtype.size)), THREADS)
     geometry = {
         "lanes": lanes, "segments": segments, "run": run, "runs": runs, "splits": splits,
         "partial_outer": 1, "partial_inner": splits,
@@ -123,11 +132,11 @@ def _rows(layout: Layout, dtype: DType) -> Launch:
     return Launch(f"fq_rows_{dtype.suffix}", grid, layout, dtype, geometry, pieces)
 
 
-def _cols(layout: Layout, dtype: DType) -> Launch:
-    """A thread per 16 bytes of columns, going down the rows of its strip; threads of a tile share the strip's rows."""
+def _launch_columns(layout: Layout, dtype: DType) -> Launch:
+    """Launch a thread per 16 bytes of columns that goes down the rows of its strip; a tile's threads share the rows."""
     width = layout.inner if layout.block else layout.channels * layout.inner
     vector = 16 // dtype.size
-    lanes = _power(-(-width // vector), 32)
+    lanes = _round_to_power(-(-width // vector), 32)
     tiles = -(-width // (lanes * vector))
     if layout.block:
         runs, strips, splits, inner = layout.block, layout.outer * layout.blocks, 1, 1
@@ -142,14 +151,17 @@ def _cols(layout: Layout, dtype: DType) -> Launch:
     return Launch(f"fq_cols_{dtype.suffix}", strips * tiles, layout, dtype, geometry, tiles)
 
 
-def _finish(layout: Layout, dtype: DType, outer: int, inner: int) -> Launch:
-    """Threads that share a scale stand `THREADS / lanes` apart, so that neighbours read neighbouring scales."""
-    lanes = 8 if inner == 1 else _power(inner, THREADS)
+def _launch_finish(layout: Layout, dtype: DType, outer: int, inner: int) -> Launch:
+    """Launch the kernel that adds partial sums.
+
+    Threads of one scale are `THREADS / lanes` apart, so that neighbouring threads read neighbouring scales.
+    """
+    lanes = 8 if inner == 1 else _round_to_power(inner, THREADS)
     geometry = {"lanes": lanes, "splits": outer, "partial_outer": outer, "partial_inner": inner}
     suffix = DType.F64.suffix if dtype is DType.F64 else DType.F32.suffix
     return Launch(f"fq_finish_{suffix}", -(-layout.scales // (THREADS // lanes)), layout, dtype, geometry)
 
 
-def _power(wanted: int, limit: int) -> int:
-    """Smallest power of two that is at least `wanted`, at most `limit`."""
+def _round_to_power(wanted: int, limit: int) -> int:
+    """Return the smallest power of two that is at least `wanted`, at most `limit`."""
     return min(1 << max(wanted - 1, 0).bit_length(), limit)

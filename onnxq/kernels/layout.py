@@ -1,4 +1,4 @@
-"""A dense tensor as [outer, channels, inner] in the order of its memory, whatever the order of its dimensions."""
+"""A dense tensor as [outer, channels, inner] in memory order, whatever the order of its dimensions."""
 
 from __future__ import annotations
 
@@ -9,43 +9,42 @@ from math import prod
 
 @dataclass(frozen=True)
 class Layout:
-    """[outer, channels, inner] in memory order; `block` elements along channels share a scale (0: all of a channel).
-
-    order: the tensor's dimensions from the slowest to the fastest in memory. A blocked scale must be laid out so:
-        `scale.permute(order).contiguous()`.
-    """
+    """[outer, channels, inner] in memory order."""
 
     outer: int
     channels: int
     inner: int
+    # Elements along channels that share a scale; 0: one scale per channel.
     block: int = 0
+    # The tensor's dimensions from the slowest to the fastest in memory. A blocked scale must have the same layout:
+    # `scale.permute(order).contiguous()`.
     order: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return self.outer * self.channels * self.inner
 
     @property
     def blocks(self) -> int:
-        """Blocks along the channels."""
+        """Number of blocks along the channels."""
         return -(-self.channels // self.block) if self.block else 1
 
     @property
     def scales(self) -> int:
-        """Scales the tensor has."""
+        """Number of scales."""
         return self.outer * self.blocks * self.inner if self.block else self.channels
 
 
 def layout_of(
     shape: Sequence[int], strides: Sequence[int], axis: int | None = None, block_size: int = 0
 ) -> Layout | None:
-    """Layout of a tensor; None when it is not dense (gaps, overlaps, expanded dimensions) and must be copied first.
+    """Find the layout of a tensor; None if it is not dense (gaps, overlaps, expanded dimensions) and must be copied.
 
-    shape, strides: in elements. axis: None per tensor; block_size > 0: blocks along `axis`.
+    shape, strides: in elements. axis: None for per tensor. block_size: above 0 for blocks along `axis`.
     """
     rank = len(shape)
-    # Dimensions of size 1 may have any stride; they go where they do not disturb.
+    # Dimensions of size 1 may have any stride, so theirs is ignored.
     order = tuple(sorted(range(rank), key=lambda dim: (-strides[dim] if shape[dim] > 1 else 0, dim)))
     if prod(shape):
         expected = 1

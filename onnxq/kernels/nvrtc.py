@@ -1,4 +1,4 @@
-"""NVIDIA's run-time compiler by ctypes. It comes with every CUDA build of torch and needs neither GPU nor driver."""
+"""NVIDIA's run-time compiler by ctypes. Every CUDA build of torch has it, and it needs neither GPU nor driver."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ _LIBRARY, _BUILTINS = (
     ("nvrtc64_*.dll", "nvrtc-builtins64_*.dll") if _WINDOWS else ("libnvrtc.so.*", "libnvrtc-builtins.so.*")
 )
 _FOLDERS = ("bin", "bin/x86_64") if _WINDOWS else ("lib", "lib64")
+# -default-device: functions without an annotation are device code.
 _OPTIONS = ("--std=c++17", "-default-device")
 
 
 @dataclass(frozen=True)
 class Nvrtc:
-    """A loaded NVRTC. version: e.g. "13.0"; archs: compute capabilities it compiles for, as 75, 90, 120."""
+    """A loaded NVRTC."""
 
     path: Path
+    # E.g. "13.0".
     version: str
+    # Compute capabilities it compiles for, as 75, 90, 120.
     archs: tuple[int, ...]
 
     def compile(self, name: str, source: str, headers: Mapping[str, str], arch: int) -> tuple[bytes, str]:
-        """A cubin for `arch`, or PTX for the driver to finish where this NVRTC is older than the GPU; and which.
+        """Compile for `arch`: a cubin, or PTX for the driver to complete if this NVRTC is older than the GPU.
 
-        Raises MissingDependencyError with the compiler's log if it fails.
+        Returns the code and its kind, "cubin" or "ptx". Raises MissingDependencyError with the compiler's log.
         """
         known = max((one for one in self.archs if one <= arch), default=None)
         if known is None:
@@ -51,34 +54,34 @@ class Nvrtc:
     def _compile(
         self, name: str, source: str, headers: Mapping[str, str], options: Sequence[str], kind: str
     ) -> bytes:  # fmt: skip
-        library, program = _load(self.path), ctypes.c_void_p()
-        _check(library, library.nvrtcCreateProgram(
-            ctypes.byref(program), source.encode(), name.encode(), len(headers), _strings(headers.values()),
-            _strings(headers),
+        library, program = _load_library(self.path), ctypes.c_void_p()
+        _check_code(library, library.nvrtcCreateProgram(
+            ctypes.byref(program), source.encode(), name.encode(), len(headers), _to_c_strings(headers.values()),
+            _to_c_strings(headers),
         ))  # fmt: skip
         try:
-            code = library.nvrtcCompileProgram(program, len(options), _strings(options))
+            code = library.nvrtcCompileProgram(program, len(options), _to_c_strings(options))
             if code:
-                log = _text(library, "nvrtcGetProgramLog", program).rstrip(b"\0").decode(errors="replace")
+                log = _read_output(library, "nvrtcGetProgramLog", program).rstrip(b"\0").decode(errors="replace")
                 raise MissingDependencyError(
                     "CUDA kernels", f"NVRTC {self.version} failed: {log}", "install another", code="Q807"
                 )
-            return _text(library, "nvrtcGetCUBIN" if kind == "cubin" else "nvrtcGetPTX", program)
+            return _read_output(library, "nvrtcGetCUBIN" if kind == "cubin" else "nvrtcGetPTX", program)
         finally:
             library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
 def find_nvrtc(extra: Sequence[Path] = ()) -> Nvrtc | None:
-    """The first NVRTC that loads: $ONNXQ_NVRTC, `extra` (files or folders), Python's packages, the CUDA toolkit."""
-    for path in _candidates(extra):
+    """Find the first NVRTC that loads: $ONNXQ_NVRTC, `extra` (files or folders), site-packages, the CUDA toolkit."""
+    for path in _list_candidates(extra):
         try:
-            return _described(path)
+            return _describe_library(path)
         except (OSError, AttributeError, MissingDependencyError):
             continue
     return None
 
 
-def _candidates(extra: Sequence[Path]) -> Iterator[Path]:
+def _list_candidates(extra: Sequence[Path]) -> Iterator[Path]:
     named = os.environ.get("ONNXQ_NVRTC")
     for place in (*((Path(named),) if named else ()), *extra):
         yield from _in_folder(place) if place.is_dir() else (place,)
@@ -92,12 +95,13 @@ def _candidates(extra: Sequence[Path]) -> Iterator[Path]:
 
 
 def _in_folder(place: Path) -> list[Path]:
+    # The newest version first; ".alt." libraries are variants of the usual one.
     return sorted((path for path in place.glob(_LIBRARY) if ".alt." not in path.name), reverse=True)
 
 
 @cache
-def _load(path: Path) -> Any:
-    # NVRTC opens its builtins by name only; whoever put them beside it must have them open already.
+def _load_library(path: Path) -> Any:
+    # NVRTC opens its builtins by name only, and the loader does not search a wheel's folder: open them before.
     for builtins in sorted(path.parent.glob(_BUILTINS)):
         if ".alt." not in builtins.name:
             ctypes.CDLL(str(builtins), mode=getattr(ctypes, "RTLD_GLOBAL", 0))
@@ -107,29 +111,29 @@ def _load(path: Path) -> Any:
 
 
 @cache
-def _described(path: Path) -> Nvrtc:
-    library, major, minor, count = _load(path), ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    _check(library, library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
-    _check(library, library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+def _describe_library(path: Path) -> Nvrtc:
+    library, major, minor, count = _load_library(path), ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    _check_code(library, library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    _check_code(library, library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
     archs = (ctypes.c_int * count.value)()
-    _check(library, library.nvrtcGetSupportedArchs(archs))
+    _check_code(library, library.nvrtcGetSupportedArchs(archs))
     return Nvrtc(path, f"{major.value}.{minor.value}", tuple(sorted(archs)))
 
 
-def _text(library: Any, function: str, program: ctypes.c_void_p) -> bytes:
+def _read_output(library: Any, function: str, program: ctypes.c_void_p) -> bytes:
     size = ctypes.c_size_t()
-    _check(library, getattr(library, f"{function}Size")(program, ctypes.byref(size)))
+    _check_code(library, getattr(library, f"{function}Size")(program, ctypes.byref(size)))
     text = ctypes.create_string_buffer(size.value)
-    _check(library, getattr(library, function)(program, text))
+    _check_code(library, getattr(library, function)(program, text))
     return text.raw
 
 
-def _strings(texts: Any) -> Any:
+def _to_c_strings(texts: Any) -> Any:
     encoded = [text.encode() for text in texts]
     return (ctypes.c_char_p * len(encoded))(*encoded)
 
 
-def _check(library: Any, code: int) -> None:
+def _check_code(library: Any, code: int) -> None:
     if code:
         raise MissingDependencyError(
             "NVRTC", library.nvrtcGetErrorString(code).decode(), "install another", code="Q807"

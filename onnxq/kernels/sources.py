@@ -1,4 +1,4 @@
-"""Where the kernels' sources are: `cuda/` of a checkout, the package `onnxq_cuda` of an installed wheel."""
+"""Sources of the kernels: in `cuda/` of a checkout or in the package `onnxq_cuda` of a wheel."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from onnxq.errors import MissingDependencyError
 HEADERS = ("fq_call.h", "fq_math.h")
 HOST = ("fq_cpu.cpp", "fq_spans.h", "fq_vectors.h", *HEADERS)
 DEVICE = ("fq_kernels.cuh", *HEADERS)
-# Built ahead of time and shipped with the sources, if at all.
+# Folder of builds that a wheel may ship beside the sources.
 PREBUILT = "prebuilt"
 
 
 @cache
 def folder() -> Path:
-    """The folder with the sources. Raises MissingDependencyError if the installation lacks them."""
+    """Find the folder with the sources. Raises MissingDependencyError if the installation lacks them."""
     package = Path(__file__).parents[1]
     spec = PathFinder.find_spec("onnxq_cuda", [str(package.parent)])
     installed = spec.submodule_search_locations if spec and spec.submodule_search_locations else ()
@@ -31,12 +31,12 @@ def folder() -> Path:
 
 
 def read(names: tuple[str, ...]) -> dict[str, str]:
-    """The text of some sources by name."""
+    """Read sources; returns their texts by name."""
     return {name: (folder() / name).read_text("utf-8") for name in names}
 
 
 def digest(names: tuple[str, ...]) -> str:
-    """What identifies some sources: a hash over their names and text."""
+    """Hash the names and texts of sources."""
     whole = hashlib.sha256()
     for name, text in read(names).items():
         whole.update(f"{name}\0{text}\0".encode())

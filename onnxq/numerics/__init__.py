@@ -1,11 +1,12 @@
-"""Quantization arithmetic in plain numpy; the only place in onnxq that rounds.
+"""Quantization arithmetic in plain numpy. All rounding of onnxq is here.
 
-rounding   quantize, dequantize, fake_quant, bit for bit as ONNX Runtime computes them
+rounding   quantize, dequantize, fake_quant, bit-identical to ONNX Runtime
 ranges     [lo, hi] -> scale and zero point; the float Clip that enforces a narrow bit width
 weights    ranges of constants, per tensor, channel or block
 saturation weights whose products a kernel adds in 16 bits
-bias       int32 biases on s_x * s_w that cannot overflow
-packing    two 4-bit values to a byte
+bias       int32 biases with scale s_x * s_w that cannot overflow
+packing    two 4-bit values per byte
+blas       number of threads of matrix products
 """
 
 from onnxq.numerics.bias import bias_qparams, floor_weight_scale

@@ -1,4 +1,4 @@
-"""int32 biases: their scale is the product of the two scales that meet in the accumulator."""
+"""int32 biases. Their scale is that of the accumulator: activation scale times weight scale."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from numpy.typing import ArrayLike, NDArray
 from onnxq.errors import PlanError
 from onnxq.spec import QParams
 
-# |bias| stays below 2**29 steps: a quarter of int32, which leaves the rest to the accumulated products.
+# |bias| stays below 2**29 steps, a quarter of int32; the rest is for the accumulated products.
 _BIAS_STEPS = 2.0**29
+# The least scale of 8-bit values, see `numerics.ranges`.
 _WEIGHT_FLOOR = 2.0**-24
 
 
 def bias_qparams(x: QParams, w: QParams, count: int) -> QParams:
-    """Scale s_x * s_w, multiplied in float32 as the engine does, zero point 0.
+    """Make the qparams of a bias: scale s_x * s_w, multiplied in float32 as the engine does, zero point 0.
 
     x: per tensor. w: per tensor -> scale []; per output channel -> scale [count].
-    count: number of bias values. Where one weight channel serves several groups (ConvTranspose), the channel
-        scales repeat group by group.
+    count: number of bias values. If a weight channel serves several groups (ConvTranspose), the channel scales repeat
+        group by group.
     Raises PlanError if x is not per tensor or the weight's channels do not divide `count`.
     """
     if np.size(x.scale) != 1:
@@ -32,17 +33,18 @@ def bias_qparams(x: QParams, w: QParams, count: int) -> QParams:
                 "use a float bias",
                 code="Q407",
             )
+        # The bias lists the channels of the first group, then those of the second …
         scale = np.tile(scale, count // np.size(w.scale))
     scale = np.asarray(scale, np.float32)
     return QParams(scale, np.zeros(scale.shape, np.int32), "activation scale * weight scale")
 
 
 def floor_weight_scale(w_scale: ArrayLike, x_scale: ArrayLike, bias: ArrayLike) -> NDArray[np.float32]:
-    """Weight scales raised where a bias on s_x * s_w would overflow int32: w_s >= max(2**-24, |b| / (x_s * 2**29)).
+    """Raise weight scales so that no bias with scale s_x * s_w overflows: w_s >= max(2**-24, |b| / (x_s * 2**29)).
 
+    Dead channels (weights all 0, bias not) need this.
     w_scale: [] or [channels]; x_scale: []; bias: [count], with count a multiple of the channels (groups).
-    Dead channels (weights all 0, bias not) are what needs it. Result: float32, of w_scale's shape.
-    Raises PlanError if the shapes do not fit.
+    Returns float32 of w_scale's shape. Raises PlanError if the shapes do not fit.
     """
     scale = np.asarray(w_scale, np.float32)
     size = np.abs(np.asarray(bias, np.float64)).ravel()

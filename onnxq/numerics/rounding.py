@@ -1,16 +1,17 @@
-"""QuantizeLinear and DequantizeLinear in numpy, bit for bit as ONNX Runtime's CPU kernels compute them.
+"""QuantizeLinear and DequantizeLinear in numpy, bit-identical to ONNX Runtime's CPU kernels.
 
     q = saturate(rint(x / scale) + zero_point, qmin, qmax)      y = (q - zero_point) * scale
 
-The division is float32 also for float16 tensors, whose scale is first rounded to float16 as a float16
-model stores it; rint goes half to even; saturation happens before the zero point is added.
+The division is float32 also for float16 tensors, whose scale is first rounded to float16 as in a float16 model; rint
+rounds half to even; saturation happens before the zero point is added.
 
 +-inf saturates and NaN becomes qmin, as in ONNX Runtime's vector kernel (float32, per tensor). Its scalar loops
 (float16, channels on the last axis, blocks, the odd end of an int4 tensor) compute in int32 and, on x86, wrap to
-the other end of the range once |x / scale| >= 2**31, so for inf and NaN too; here such values saturate, as ONNX says.
-Before 1.30 its float16 kernel truncates x / scale towards zero (microsoft/onnxruntime#32452); here it is rounded.
+the other end of the range from |x / scale| >= 2**31 on, hence also for inf and NaN; here such values saturate, as the
+ONNX standard says. Before 1.30 its float16 kernel truncates x / scale towards zero (microsoft/onnxruntime#32452);
+here it is rounded.
 A spec narrower than its storage saturates at its own qmin and qmax; in the emitted model a float Clip with
-`clip_bounds` in front of QuantizeLinear does that.
+`clip_bounds` in front of QuantizeLinear does the same.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from onnxq.errors import PlanError
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 
-# Sub-byte values travel one to a byte; packing is the writer's business.
+# Sub-byte values take one byte each here; `numerics.packing` is applied when they are written.
 _NUMPY_TYPE = {
     "int4": np.int8,
     "uint4": np.uint8,
@@ -40,22 +41,22 @@ Aligned = tuple[NDArray[Any], NDArray[np.int32]]
 
 
 def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
-    """Levels in the storage type's numpy dtype (int4 as int8, FP8 as ml_dtypes'), of x's shape.
+    """Quantize to the storage type's numpy dtype (int4 as int8, FP8 as ml_dtypes'); the result has x's shape.
 
-    x: float16, or anything that converts to float32. A 32-bit spec (biases) divides in float64, since
-    float32 cannot hold its levels. Raises PlanError if the scale's shape does not fit x.
+    x: float16, or anything that converts to float32. A 32-bit spec (biases) divides in float64, because float32
+    cannot hold its values. Raises PlanError if the scale's shape does not fit x.
     """
     values = np.asarray(x)
     scale, zero = align(qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32)
     width = np.float64 if spec.bits == 32 else np.float32
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        # Both sides are cast: numpy 1 lets a scalar scale of float64 be divided in float32.
+        # Both sides are cast: numpy 1 would divide by a scalar float64 scale in float32.
         scaled = np.asarray(values.astype(np.float32, copy=False).astype(width, copy=False) / scale.astype(width))
         if spec.is_float:
             np.clip(scaled, np.float32(spec.qmin), np.float32(spec.qmax), out=scaled)
             return np.asarray(scaled.astype(_NUMPY_TYPE[spec.storage]))
         np.rint(scaled, out=scaled)
-        # fmax and fmin return the number when the other side is NaN.
+        # fmax and fmin ignore NaN on one side, so NaN becomes qmin.
         np.fmax(scaled, (spec.qmin - zero).astype(width), out=scaled)
         np.fmin(scaled, (spec.qmax - zero).astype(width), out=scaled)
         levels = scaled.astype(np.int32)
@@ -64,7 +65,7 @@ def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
 
 
 def dequantize(q: ArrayLike, qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-    """Floats of type `dtype` (float32 or float16): multiplied in float32, then rounded to float16 if asked.
+    """Dequantize to `dtype`, float32 or float16: multiplied in float32, then rounded to float16 if requested.
 
     Raises PlanError if the scale's shape does not fit q.
     """
@@ -77,33 +78,34 @@ def dequantize(q: ArrayLike, qparams: QParams, spec: QuantSpec, dtype: DTypeLike
 
 
 def fake_quant(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
-    """quantize then dequantize; float16 in, float16 out, everything else gives float32."""
+    """Quantize, then dequantize. Returns float16 for float16, else float32."""
     values = np.asarray(x)
     dtype = np.float16 if values.dtype == np.float16 else np.float32
+    # The common case, without the detour over integers; the bits of the result are the same.
     if values.dtype == np.float32 and spec.bits <= 16 and not spec.is_float:
-        return _in_float(values, qparams, spec)
+        return _fake_quant_float(values, qparams, spec)
     return dequantize(quantize(values, qparams, spec), qparams, spec, dtype)
 
 
-# 256 KiB of float32, in and out: both stay in the second-level cache.
+# Values per step: 256 KiB of float32 for input and output, which stay in the second-level cache.
 _CHUNK = 1 << 15
 
 
-def _in_float(values: NDArray[np.float32], qparams: QParams, spec: QuantSpec) -> NDArray[np.float32]:
-    """fake_quant without integers: float32 holds those of 16 bits exactly."""
+def _fake_quant_float(values: NDArray[np.float32], qparams: QParams, spec: QuantSpec) -> NDArray[np.float32]:
+    """Compute fake_quant in float32, which holds 16-bit integers exactly."""
     scale, zero = align(qparams, spec, values.shape, np.float32)
     low, high = ((level - zero).astype(np.float32) for level in (spec.qmin, spec.qmax))
     if scale.ndim:
-        return _levels_in_float(values, scale, low, high, np.empty(values.shape, np.float32))
+        return _round_float(values, scale, low, high, np.empty(values.shape, np.float32))
     flat = np.ascontiguousarray(values).reshape(-1)
     done = np.empty(flat.size, np.float32)
     for start in range(0, flat.size, _CHUNK):
         part = slice(start, start + _CHUNK)
-        _levels_in_float(flat[part], scale, low, high, done[part])
+        _round_float(flat[part], scale, low, high, done[part])
     return done.reshape(values.shape)
 
 
-def _levels_in_float(
+def _round_float(
     values: NDArray[np.float32],
     scale: NDArray[np.float32],
     low: NDArray[np.float32],
@@ -115,14 +117,14 @@ def _levels_in_float(
         np.rint(out, out=out)
         np.fmax(out, low, out=out)
         np.fmin(out, high, out=out)
-        # -0.0 becomes 0.0, as it does in an integer.
+        # Turns -0.0 into 0.0, as the integer path does.
         out += np.float32(0)
         out *= scale
     return out
 
 
 def levels(spec: QuantSpec) -> NDArray[np.float64]:
-    """All that a spec can store, ascending, before zero point and scale: integers, or FP8's uneven 253 values."""
+    """List the quantized values of a spec in ascending order: integers, or the 253 uneven values of FP8."""
     if not spec.is_float:
         return np.arange(spec.qmin, spec.qmax + 1, dtype=np.float64)
     every = np.arange(256, dtype=np.uint8).view(_NUMPY_TYPE[spec.storage]).astype(np.float64)
@@ -130,7 +132,7 @@ def levels(spec: QuantSpec) -> NDArray[np.float64]:
 
 
 def scale_as(qparams: QParams, dtype: DTypeLike) -> NDArray[Any]:
-    """The scale as a model of float type `dtype` stores it. PlanError if float16 turns it into 0 or inf."""
+    """Cast the scale as a model of float type `dtype` stores it. Raises PlanError if float16 makes it 0 or inf."""
     with np.errstate(over="ignore", under="ignore"):
         scale = np.asarray(qparams.scale).astype(dtype)
     if not (np.isfinite(scale).all() and (scale > 0).all()):
@@ -144,16 +146,16 @@ def scale_as(qparams: QParams, dtype: DTypeLike) -> NDArray[Any]:
 
 
 def align(qparams: QParams, spec: QuantSpec, shape: tuple[int, ...], dtype: DTypeLike) -> Aligned:
-    """Scale (float32, rounded through `dtype`) and zero point, shaped to broadcast over a tensor of `shape`.
+    """Shape scale (float32, rounded through `dtype`) and zero point to broadcast over a tensor of `shape`.
 
     Raises PlanError if the granularity does not fit the shape.
     """
     scale = scale_as(qparams, dtype).astype(np.float32, copy=False)
     zero = np.asarray(qparams.zero_point, np.int32)
-    return _spread(scale, spec, shape), _spread(zero, spec, shape)
+    return _shape_to_broadcast(scale, spec, shape), _shape_to_broadcast(zero, spec, shape)
 
 
-def _spread(array: NDArray[Any], spec: QuantSpec, shape: tuple[int, ...]) -> NDArray[Any]:
+def _shape_to_broadcast(array: NDArray[Any], spec: QuantSpec, shape: tuple[int, ...]) -> NDArray[Any]:
     grain = spec.granularity
     if not isinstance(grain, (PerChannel, PerBlock)):
         if array.size != 1:
@@ -180,9 +182,10 @@ def _spread(array: NDArray[Any], spec: QuantSpec, shape: tuple[int, ...]) -> NDA
         raise PlanError(
             "scale", f"shape {array.shape} where blocks of {grain.size} need {wanted}", "calibrate again", code="Q407"
         )
+    # The last block may be shorter.
     return np.repeat(array, grain.size, axis=axis).take(np.arange(shape[axis]), axis=axis)
 
 
 def blocked_shape(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
-    """Shape of scale and zero point of a tensor in blocks of `size` along `axis`."""
+    """Compute the shape of scale and zero point of a tensor in blocks of `size` along `axis`."""
     return tuple(-(-dim // size) if k == axis else dim for k, dim in enumerate(shape))

@@ -1,16 +1,16 @@
-"""Integer weights whose products a kernel adds two by two in 16 bits, and rounding that never lets such a sum overflow.
+"""Integer weights whose products a kernel adds in pairs in 16 bits, and rounding that prevents overflow of such sums.
 
 On x86 without VNNI, ONNX Runtime multiplies uint8 activations by int8 weights with `vpmaddubsw`: two neighbouring
 products are added in 16 bits and saturate. An activation is at most 255, and 255 * 128 <= 32767 < 255 * 129, so
 
     max(w0, 0) + max(w1, 0) <= 128    and    min(w0, 0) + min(w1, 0) >= -128
 
-keeps the sum of neighbours w0 and w1 exact for every input. Weights of different signs always keep it, and so do those
-of 7 bits. A zero point changes nothing: the kernel multiplies the stored integers and subtracts it afterwards.
+keeps the sum of neighbours w0 and w1 exact for every input. Weights of different signs always satisfy it, and so do
+those of 7 bits. A zero point changes nothing: the kernel multiplies the stored integers and subtracts it afterwards.
 
-Which weights are neighbours is given as an order of axes: the output channel first, then the axes along which products
-are added, slowest first. A Conv's weight [M, C, kh, kw] with the order (0, 2, 3, 1) is M rows of kh * kw * C weights,
-whose neighbours are numbers 0 and 1, 2 and 3, …; the last of an odd number is alone.
+An order of axes defines the neighbours: the output channel first, then the axes along which products are added, slowest
+first. A Conv's weight [M, C, kh, kw] with the order (0, 2, 3, 1) is M rows of kh * kw * C weights, with neighbours 0
+and 1, 2 and 3, …; the last of an odd number is alone.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ from onnxq.spec import QParams, QuantSpec
 
 SumOrder = tuple[int, ...]
 
-# What the weights of one sign in one sum may add up to.
+# Largest sum of the weights of one sign in one 16-bit sum.
 MOST = 128
-# Weights of fewer bits cannot reach it.
+# Weights of fewer bits cannot exceed it.
 _FEWEST_BITS = 8
-# 1 and on in steps of 3 % to 2, beyond which even two weights of 127 have room.
+# From 1 in steps of 3 % to 2, at which even two weights of 127 have room.
 _FACTORS = tuple(1.03**k for k in range(24))
 _INT8, _INT16 = np.iinfo(np.int8), np.iinfo(np.int16)
 
 
 def neighbours(values: ArrayLike, order: SumOrder) -> NDArray[Any]:
-    """The weights as [rows, sums, 2], one entry for each 16-bit sum; 0 beside the last of an odd number."""
-    rows = _rows(np.asarray(values), order)
+    """Arrange weights as [rows, sums, 2], one entry per 16-bit sum; 0 beside the last of an odd number."""
+    rows = _to_rows(np.asarray(values), order)
     if rows.shape[1] % 2:
         rows = np.pad(rows, [(0, 0), (0, 1)])
     return rows.reshape(len(rows), -1, 2)
 
 
 def saturating_sums(values: ArrayLike, order: SumOrder) -> NDArray[np.bool_]:
-    """[rows, sums]: True where some input makes the sum overflow. values: the stored int8 weights."""
+    """Find the sums, [rows, sums], that overflow for some input. values: the stored int8 weights."""
     two = neighbours(values, order).astype(np.int16)
+    # The worst input is 255 at weights of one sign and 0 at the others.
     most, least = np.maximum(two, 0).sum(axis=2), np.minimum(two, 0).sum(axis=2)
     return np.asarray((most > MOST) | (least < -MOST))
 
 
 def partners(shape: tuple[int, ...], order: SumOrder) -> NDArray[np.int64]:
-    """For every weight of a tensor of `shape` the flat index of its neighbour; -1 where it is alone."""
+    """Find the flat index of each weight's neighbour in a tensor of `shape`; -1 for a weight without one."""
     flat = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
-    rows = _rows(flat, order)
+    rows = _to_rows(flat, order)
     even = rows.shape[1] // 2 * 2
     found = np.full(flat.size, -1, np.int64)
     found[rows[:, 0:even:2]] = rows[:, 1:even:2]
@@ -62,16 +63,16 @@ def partners(shape: tuple[int, ...], order: SumOrder) -> NDArray[np.int64]:
 
 
 def needs_bound(spec: QuantSpec) -> bool:
-    """True for weights wide enough to overflow a sum; unsigned ones are multiplied by other, exact kernels."""
+    """True for weights wide enough to overflow a sum. Kernels for unsigned weights are exact."""
     return spec.storage == "int8" and spec.bits >= _FEWEST_BITS
 
 
 def quantize_weight(
     w: ArrayLike, numbers: QParams, spec: QuantSpec, orders: Sequence[SumOrder] = ()
 ) -> NDArray[np.generic]:
-    """`quantize`, with every sum of `orders` inside its 16 bits: the nearest such integers, sum by sum.
+    """Quantize to the nearest integers, sum by sum, with which every sum of `orders` fits into 16 bits.
 
-    w: as of `quantize`. Several orders: what different readers of one weight add up; each is kept.
+    w: as for `quantize`. orders: several if different readers of one weight add differently; all are satisfied.
     """
     values = np.asarray(w)
     found = quantize(values, numbers, spec)
@@ -84,7 +85,7 @@ def quantize_weight(
 def fake_quant_weight(
     w: ArrayLike, numbers: QParams, spec: QuantSpec, orders: Sequence[SumOrder] = ()
 ) -> NDArray[np.floating[Any]]:
-    """`quantize_weight` then `dequantize`; float16 in, float16 out, everything else gives float32."""
+    """Apply `quantize_weight`, then `dequantize`. Returns float16 for float16, else float32."""
     values = np.asarray(w)
     if not orders or not needs_bound(spec):
         return fake_quant(values, numbers, spec)
@@ -93,35 +94,38 @@ def fake_quant_weight(
 
 
 def keep_sums(values: NDArray[Any], wanted: ArrayLike, orders: Sequence[SumOrder]) -> NDArray[Any]:
-    """Integers without a sum that can overflow; those of other sums stay as they are.
+    """Change integers whose sum can overflow to the nearest ones whose sum cannot.
 
-    values: int8 integers. wanted: of their shape, the real numbers they stand for, in the same steps. Of the integers
-    that keep a sum, the nearest to `wanted` (least squares), so that both give way alike; none grows.
+    values: int8. wanted: the unrounded values, of the same shape, in units of the scale. Of the integers that satisfy a
+    sum, those nearest to `wanted` (least squares) are taken, so that both neighbours change alike. No magnitude grows,
+    so satisfying one order never breaks another.
     """
     found = np.array(values)
     for order in orders:
-        # A copy wherever the order is not the stored one, so it is written back.
-        rows, aims = _rows(found, order).copy(), _rows(np.asarray(wanted, np.float32), order)
+        # Reshaping copies unless the order is that in memory; hence an explicit copy, written back below.
+        rows, aims = _to_rows(found, order).copy(), _to_rows(np.asarray(wanted, np.float32), order)
         even = rows.shape[1] // 2 * 2
         first, second = rows[:, 0:even:2], rows[:, 1:even:2]
         first[:], second[:] = nearest_within_sum(first, second, aims[:, 0:even:2], aims[:, 1:even:2])
-        found = _stored(rows, found.shape, order)
+        found = _from_rows(rows, found.shape, order)
     return np.asarray(found)
 
 
 def widening(
     first: NDArray[Any], second: NDArray[Any], scale: NDArray[Any], noise: ArrayLike, cost: ArrayLike
 ) -> NDArray[np.float32]:
-    """Factor of 1 to 2 for the scale of each row: wider steps round coarser and leave sums more room.
+    """Choose a factor of 1 to 2 for the scale of each row: wider steps round coarser and leave sums more room.
 
-    The least of what is expected of a row: noise * (f * scale)^2 / 12 for rounding, cost * excess^2 for each sum that
-    even then must give up `excess`. As a closed form it needs no trial: the squared error of rounded weights and of
-    layers is within 1 % of what the best of ten trials gives.
+    It minimises the expected error of a row: noise * (f * scale)^2 / 12 for rounding, plus cost * excess^2 for each
+    sum that must still be reduced by `excess`. The closed form needs no trials: the squared error of rounded weights
+    and of layers is within 1 % of the best of ten trials.
 
-    first, second: float neighbours [rows, sums]. scale, noise: [rows], noise in units of `cost`: one number a sum.
+    first, second: float neighbours [rows, sums]. scale: [rows]. noise: [rows], in units of `cost`. cost: one number per
+    sum.
     """
     steps = np.asarray(scale, np.float64)
     total = np.where(np.sign(first) == np.sign(second), np.abs(first + second), 0.0)
+    # The other sums have no excess at any factor.
     rows, sums = np.nonzero(total > MOST * steps[:, None])
     factors = np.ones(len(steps), np.float32)
     if not len(rows):
@@ -141,19 +145,20 @@ def widening(
 def nearest_within_sum(
     first: NDArray[Any], second: NDArray[Any], aim: ArrayLike, other: ArrayLike
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Both neighbours of every sum, moved to the nearest that keep it; arrays of one shape.
+    """Move both neighbours of every sum to the nearest integers that satisfy it; arrays of one shape.
 
-    first, second: integers. aim, other: the real numbers they stand for.
+    first, second: integers. aim, other: their unrounded values.
     """
     one, two = np.array(first), np.array(second)
     wide = one.astype(np.int32), two.astype(np.int32)
-    # Only weights of one sign overflow together: what adds up is then the plain sum.
+    # Only weights of one sign overflow together, and then the plain sum counts.
     over = (abs(wide[0] + wide[1]) > MOST) & ((wide[0] > 0) == (wide[1] > 0))
     if not over.any():
         return one, two
     sign = np.where(wide[0][over] > 0, 1, -1)
     most = wide[0][over] * sign, wide[1][over] * sign
     aims = [np.clip(np.asarray(wanted, np.float32)[over] * sign, 0, -_INT8.min) for wanted in (aim, other)]
+    # The point of the line first + second = MOST nearest to (aim, other).
     share = np.rint((aims[0] - aims[1] + MOST) / 2).astype(np.int32)
     share = np.minimum(np.maximum(share, MOST - most[1]), most[0])
     one[over], two[over] = share * sign, np.minimum(MOST - share, most[1]) * sign
@@ -161,10 +166,9 @@ def nearest_within_sum(
 
 
 def multiply_saturating(x: ArrayLike, w: ArrayLike) -> NDArray[np.int32]:
-    """x @ w as the kernels without VNNI compute it: neighbours along K are added in 16 bits, which saturate.
+    """Compute x @ w as the kernels without VNNI do: neighbours along K are added in 16 bits with saturation.
 
-    x: uint8 [..., K]. w: int8 [K, N]. The reference for every statement about such kernels, and the exact product
-    where no sum saturates.
+    x: uint8 [..., K]. w: int8 [K, N]. The reference for such kernels; without saturation it is the exact product.
     """
     left, right = np.asarray(x), np.asarray(w)
     if left.dtype != np.uint8 or right.dtype != np.int8:
@@ -178,11 +182,11 @@ def multiply_saturating(x: ArrayLike, w: ArrayLike) -> NDArray[np.int32]:
     return total
 
 
-def _rows(array: NDArray[Any], order: SumOrder) -> NDArray[Any]:
+def _to_rows(array: NDArray[Any], order: SumOrder) -> NDArray[Any]:
     return array.transpose(order).reshape(array.shape[order[0]], -1)
 
 
-def _stored(rows: NDArray[Any], shape: tuple[int, ...], order: SumOrder) -> NDArray[Any]:
-    """The inverse of `_rows`."""
+def _from_rows(rows: NDArray[Any], shape: tuple[int, ...], order: SumOrder) -> NDArray[Any]:
+    """Invert `_to_rows`."""
     moved = rows.reshape([shape[axis] for axis in order])
     return np.ascontiguousarray(moved.transpose(np.argsort(order)))

@@ -1,6 +1,6 @@
 """Scale and zero point of constants: per tensor, channel or block, by range or by least squared error.
 
-The error is that of the weight alone. It is a good guide for 2 to 6 bits; at 8 bits the range is as good.
+The squared error of the weight alone is a good criterion at 2 to 6 bits; at 8 bits the range is as good.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from onnxq.numerics.rounding import blocked_shape, fake_quant
 from onnxq.numerics.saturation import SumOrder, needs_bound, neighbours, widening
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
+# (low, high) of each group.
 Ends = tuple[NDArray[np.float64], NDArray[np.float64]]
 
-# Share of the range kept, tried from wide to narrow; then finer steps around the best.
+# Shares of the range, tried from wide to narrow; then finer factors around the best.
 _COARSE = np.geomspace(1.0, 0.04, 30)
 _FINE = np.geomspace(1.1, 1 / 1.1, 9)
-# Values worked on at a time, so that they stay in the cache.
+# Values per step: 1 MiB of float32, which stays in the cache.
 _SLAB = 1 << 18
 
 
 def weight_qparams(
     w: ArrayLike, spec: QuantSpec, *, observer: ObserverSpec | None = None, orders: Sequence[SumOrder] = ()
 ) -> QParams:
-    """Scale and zero point of the constant `w`, of the shape the spec's granularity asks for.
+    """Choose scale and zero point of the constant `w`, of the shape of the spec's granularity.
 
     observer: "minmax" (default), or "mse": for each channel or block the share of its range, and for asymmetric
-        specs of each end of it, that gives the least squared error with the spec's own levels.
-    orders: the 16-bit sums that the weights must keep to, see `numerics.saturation`; scales are then widened, channel
-        by channel, as far as that lowers the squared error of weights rounded inside of them.
+        specs of each end of it, with the least squared error.
+    orders: the 16-bit sums that the weights must satisfy, see `numerics.saturation`. Scales are then widened channel
+        by channel as far as this lowers the squared error of weights rounded within these sums.
     Raises CalibrationError on NaN or inf, ConfigError for another observer or an option.
     """
     name = observer.name if observer is not None else "minmax"
@@ -49,19 +50,22 @@ def weight_qparams(
             f"weight observer {name!r}", f"takes no option {observer.options[0][0]!r}", "remove it", code="Q311"
         )
     values = np.asarray(w, np.float32)
-    widest = _ends(values, spec)
+    widest = _find_ends(values, spec)
     if not (np.isfinite(widest[0]).all() and np.isfinite(widest[1]).all()):
         raise CalibrationError("weight", "holds NaN or inf", "repair the float model", code="Q503")
-    if fit is _minmax and not isinstance(spec.granularity, PerBlock):
-        return _widened(values, qparams_from_range(*widest, spec, origin=f"weights, {name}"), spec, orders)
-    groups, shape = _grouped(values, spec)
+    if fit is _fit_minmax and not isinstance(spec.granularity, PerBlock):  # `widest` is the answer
+        numbers = qparams_from_range(*widest, spec, origin=f"weights, {name}")
+        return _widen_scales(values, numbers, spec, orders)
+    groups, shape = _group_values(values, spec)
     lo, hi = fit(groups, replace(spec, granularity=PerChannel(0)))
     numbers = qparams_from_range(lo.reshape(shape), hi.reshape(shape), spec, origin=f"weights, {name}")
-    return _widened(values, numbers, spec, orders)
+    return _widen_scales(values, numbers, spec, orders)
 
 
-def _widened(values: NDArray[np.float32], numbers: QParams, spec: QuantSpec, orders: Sequence[SumOrder]) -> QParams:
-    """The numbers with scales wide enough for the weights that share a 16-bit sum, by expected squared error."""
+def _widen_scales(
+    values: NDArray[np.float32], numbers: QParams, spec: QuantSpec, orders: Sequence[SumOrder]
+) -> QParams:
+    """Widen the scales for weights that share a 16-bit sum, by expected squared error."""
     grain = spec.granularity
     if not orders or not needs_bound(spec) or isinstance(grain, PerBlock):
         return numbers
@@ -71,16 +75,18 @@ def _widened(values: NDArray[np.float32], numbers: QParams, spec: QuantSpec, ord
         if isinstance(grain, PerTensor):
             two, scale = two.reshape(1, -1, 2), scale.reshape(1)
         elif grain.axis % values.ndim != order[0]:
-            continue
-        # Both give way alike, so a sum's excess costs half its square.
+            continue  # a row of sums has no scale of its own
+        # Both neighbours change by half the excess, so a sum costs half its square.
         found = widening(two[..., 0], two[..., 1], scale, np.full(len(two), two[0].size), 0.5)
         factors = np.maximum(factors, found.reshape(factors.shape))
     return replace(numbers, scale=np.asarray(numbers.scale * factors, np.float32))
 
 
-def _grouped(values: NDArray[np.float32], spec: QuantSpec) -> tuple[NDArray[np.float32], tuple[int, ...]]:
-    """Rows that share a scale, and the shape of the scales. A ragged last block is filled with zeros, which are
-    inside every range and quantize without error."""
+def _group_values(values: NDArray[np.float32], spec: QuantSpec) -> tuple[NDArray[np.float32], tuple[int, ...]]:
+    """Arrange values in rows that share a scale; return these and the shape of the scales.
+
+    A short last block is filled with zeros, which lie in every range and quantize without error.
+    """
     grain = spec.granularity
     if not isinstance(grain, (PerChannel, PerBlock)):
         return values.reshape(1, -1), ()
@@ -98,8 +104,8 @@ def _grouped(values: NDArray[np.float32], spec: QuantSpec) -> tuple[NDArray[np.f
     return np.moveaxis(filled, axis + 1, -1).reshape(-1, grain.size), shape
 
 
-def _ends(values: NDArray[np.float32], spec: QuantSpec) -> Ends:
-    """Smallest and largest value of each channel, or of all for blocks; 0 is among them. NaN shows."""
+def _find_ends(values: NDArray[np.float32], spec: QuantSpec) -> Ends:
+    """Find the smallest and largest value, or 0, of each channel; of all values for blocks. NaN propagates."""
     axis = spec.granularity.axis if isinstance(spec.granularity, PerChannel) else None
     if axis is not None and not -values.ndim <= axis < values.ndim:
         raise ConfigError(
@@ -110,48 +116,50 @@ def _ends(values: NDArray[np.float32], spec: QuantSpec) -> Ends:
     return np.asarray(low, np.float64), np.asarray(high, np.float64)
 
 
-def _minmax(groups: NDArray[np.float32], spec: QuantSpec) -> Ends:
+def _fit_minmax(groups: NDArray[np.float32], spec: QuantSpec) -> Ends:
     return groups.min(axis=1, initial=0.0).astype(np.float64), groups.max(axis=1, initial=0.0).astype(np.float64)
 
 
-def _mse(groups: NDArray[np.float32], spec: QuantSpec) -> Ends:
+def _fit_mse(groups: NDArray[np.float32], spec: QuantSpec) -> Ends:
     lo, hi = np.empty(len(groups)), np.empty(len(groups))
     rows = max(1, _SLAB // max(groups.shape[1], 1))
     for first in range(0, len(groups), rows):
         part = slice(first, first + rows)
-        lo[part], hi[part] = _search(np.ascontiguousarray(groups[part]), spec)
+        lo[part], hi[part] = _search_ends(np.ascontiguousarray(groups[part]), spec)
     return lo, hi
 
 
-def _search(rows: NDArray[np.float32], spec: QuantSpec) -> Ends:
-    """Both ends together, coarse then fine; if the levels may lie off centre, then each end by itself, in turns."""
-    widest = np.stack(_minmax(rows, spec))
-    ends, least = widest.copy(), _error(rows, widest, spec)
+def _search_ends(rows: NDArray[np.float32], spec: QuantSpec) -> Ends:
+    """Search both ends together, coarse then fine; for asymmetric specs then each end by itself, in turns."""
+    widest = np.stack(_fit_minmax(rows, spec))
+    ends, least = widest.copy(), _measure_error(rows, widest, spec)
     both, low, high = (np.array(which)[:, None] for which in ([True, True], [True, False], [False, True]))
     moves = [(_COARSE, both), (_FINE, both)]
     if not spec.symmetric:
         moves = [(_COARSE, which) for which in (both, low, high, low, high)] + [(_FINE, low), (_FINE, high)]
     for factors, which in moves:
-        held = ends.copy()
-        start = widest if factors is _COARSE else held
+        fixed = ends.copy()
+        # Coarse factors are shares of the whole range, fine ones of the best so far.
+        start = widest if factors is _COARSE else fixed
         for factor in factors:
-            tried = np.clip(np.where(which, start * factor, held), widest[:1], widest[1:])
-            error = _error(rows, tried, spec)
+            tried = np.clip(np.where(which, start * factor, fixed), widest[:1], widest[1:])
+            error = _measure_error(rows, tried, spec)
             better = error < least
             ends[:, better], least[better] = tried[:, better], error[better]
     return ends[0], ends[1]
 
 
-def _error(rows: NDArray[np.float32], ends: NDArray[np.float64], spec: QuantSpec) -> NDArray[np.float64]:
-    """Squared error of each row when it is quantized on its [lo, hi]."""
+def _measure_error(rows: NDArray[np.float32], ends: NDArray[np.float64], spec: QuantSpec) -> NDArray[np.float64]:
+    """Measure the squared error of each row quantized to its range [lo, hi]."""
     numbers = qparams_from_range(ends[0], ends[1], spec)
     total = np.zeros(len(rows))
     for first in range(0, rows.shape[1], _SLAB):
         part = rows[:, first : first + _SLAB]
+        # In place: the rounded values are not needed.
         gap = fake_quant(part, numbers, spec)
         gap -= part
         total += np.einsum("ij,ij->i", gap, gap, dtype=np.float64)
     return total
 
 
-_FITS: dict[str, Callable[[NDArray[np.float32], QuantSpec], Ends]] = {"minmax": _minmax, "mse": _mse}
+_FITS: dict[str, Callable[[NDArray[np.float32], QuantSpec], Ends]] = {"minmax": _fit_minmax, "mse": _fit_mse}

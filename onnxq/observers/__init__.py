@@ -1,16 +1,16 @@
-"""Streaming statistics of one activation, and the range they give.
+"""Streaming statistics of one activation, and the range that follows from them.
 
-Every observer holds integers (counts) or exact sums only, so its range does not depend, to the last bit, on the order
-of the batches, on how they were cut, or on how partial observers were merged; its memory does not depend on the data.
+Observers hold integers (counts) or exact sums only. Their ranges are therefore bit-identical for any order and size of
+the batches and any merging of partial observers. Their memory does not depend on the data.
 
-    minmax            the range seen
+    minmax            smallest and largest value
     moving_average    mean of the samples' minima and maxima
     percentile        the share of values to keep
     mse               least squared error after quantization, with the levels of the site's own QuantSpec
     entropy           least Kullback-Leibler divergence (TensorRT's calibration)
     aciq              analytical clipping for a Gaussian or Laplacian
 
-Add your own with `@register_observer("name")`.
+Register further ones by `@register_observer("name")`.
 """
 
 from onnxq.observers.aciq import Aciq, aciq_alpha

@@ -6,8 +6,8 @@ that of the tails plus (2 a / steps)^2 / 12. It is least where
     Laplace(b):    a / b = W(3 steps^2)                                             (W: Lambert's function)
     Gauss(sigma):  phi(z) - z Q(z) = z / (6 steps^2) with z = a / sigma             (phi: density, Q: upper tail)
 
-The paper counts 2**bits steps; a quantizer with 0 among its levels has 2**bits - 1, or 2**bits - 2 when it is
-symmetric, which is what makes a difference at 2 to 4 bits.
+The paper counts 2**bits steps. A quantizer that represents 0 exactly has 2**bits - 1, or 2**bits - 2 if it is
+symmetric; the difference matters at 2 to 4 bits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BETWEEN = (math.sqrt(2 / math.pi) + math.sqrt(0.5)) / 2
 
 
 def aciq_alpha(distribution: str, steps: float) -> float:
-    """Clipping point in units of sigma ("gaussian") or b ("laplace"); steps: number of steps between -a and a."""
+    """Find the clipping point a in units of sigma ("gaussian") or b ("laplace"). steps: number of them in [-a, a]."""
 
     def excess(z: float) -> float:
         if distribution == "laplace":
@@ -47,6 +47,7 @@ def aciq_alpha(distribution: str, steps: float) -> float:
         density, tail = math.exp(-z * z / 2) / math.sqrt(2 * math.pi), math.erfc(z / math.sqrt(2)) / 2
         return 6 * steps**2 * (density - z * tail) - z
 
+    # Bisection down to neighbouring floats. `excess` falls; at 64 its exponentials are far below any step.
     low, high = 0.0, 64.0
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)
@@ -55,10 +56,10 @@ def aciq_alpha(distribution: str, steps: float) -> float:
 
 @register_observer("aciq")
 class Aciq:
-    """Clips where a Gaussian or Laplacian with the data's moments should be clipped; never beyond the range seen.
+    """Optimal clipping of a Gaussian or Laplacian with the data's moments; never beyond the range of the data.
 
-    distribution: "gaussian", "laplace", or "auto", which takes the one whose mean |x| / sigma is nearer.
-    One-sided data (Relu) count as half of a distribution around 0, zeros left out.
+    distribution: "gaussian", "laplace", or "auto" for the one whose mean |x| / sigma is nearer.
+    One-sided data (Relu) are treated as half of a distribution around 0, without the zeros.
     """
 
     per_sample = False
@@ -82,20 +83,20 @@ class Aciq:
         return self._moments.count
 
     def update(self, x: NDArray[Any]) -> None:
-        """Take in an array; CalibrationError on NaN or inf."""
+        """Observe an array. Raises CalibrationError on NaN or inf."""
         values = checked(x)
         if values is not None:
             self.minimum, self.maximum = min(self.minimum, values.low), max(self.maximum, values.high)
             self._moments.update(values)
 
     def merge(self, other: Aciq) -> None:
-        """Take in what `other` has seen."""
+        """Add the values that `other` has observed."""
         same_kind(self, other)
         self.minimum, self.maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
         self._moments.merge(other._moments)
 
     def range(self) -> Range:
-        """lo, hi; CalibrationError if nothing was seen."""
+        """Return lo, hi. Raises CalibrationError without values."""
         if not self.count:
             raise nothing_seen("aciq")
         one_sided = self.minimum >= 0.0 or self.maximum <= 0.0
@@ -103,6 +104,7 @@ class Aciq:
         if self.quant.symmetric:
             steps = 2.0 * symmetric_steps(self.quant)
         else:
+            # One-sided data use all steps for their half of the distribution.
             steps = float(self.quant.qmax - self.quant.qmin) * (2 if one_sided else 1)
         kind = self.distribution
         if kind == "auto":
@@ -112,12 +114,13 @@ class Aciq:
 
 
 class Moments:
-    """Mean, mean absolute deviation and standard deviation that do not depend on the order of the values.
+    """Mean, mean absolute deviation and standard deviation, independent of the order of the values.
 
-    Floating-point sums do, so values are counted by their sign, exponent and first 7 bits of mantissa (the upper half
-    of a float32) and the sums are taken over these counts. Each value is known to 0.4 %, their spread to far better.
+    Floating-point sums depend on it, so values are counted by sign, exponent and first 7 bits of the mantissa (the
+    upper half of a float32), and the sums run over these counts. A value is known to 0.4 %, the moments far better.
     """
 
+    # Values per step: 1 MiB of float32, which stays in the cache.
     _CHUNK = 1 << 18
 
     def __init__(self) -> None:
@@ -129,7 +132,7 @@ class Moments:
         return int(self._counts.sum())
 
     def update(self, values: Values) -> None:
-        """Count checked values."""
+        """Count validated values."""
         for start in range(0, values.flat.size, self._CHUNK):
             chunk = np.ascontiguousarray(values.flat[start : start + self._CHUNK])
             self._counts += np.bincount(chunk.view(np.uint32) >> np.uint32(16), minlength=1 << 16)
@@ -139,11 +142,12 @@ class Moments:
         self._counts += other._counts
 
     def spread(self, one_sided: bool) -> tuple[float, float, float]:
-        """Center, mean |x - center|, sigma; one-sided: around 0, zeros (and denormals) left out."""
+        """Return center, mean |x - center| and sigma. one_sided: around 0, without zeros and denormals."""
         used = np.flatnonzero(self._counts)
-        # The middle of what shares the upper half.
+        # The middle of the floats with this upper half.
         values = ((used.astype(np.uint32) << np.uint32(16)) | np.uint32(1 << 15)).view(np.float32).astype(np.float64)
         counts = self._counts[used].astype(np.float64)
+        # The middle of the first cell is not 0, though zeros are by far the most of its values.
         tiny = np.abs(values) < 2.0**-126
         values[tiny] = 0.0
         if one_sided:

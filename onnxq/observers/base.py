@@ -1,4 +1,4 @@
-"""What an observer is, the table of observers by name, and the one door through which values come in."""
+"""The protocol of observers, their registry by name, and the validation of observed values."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ Range = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Observer(Protocol):
-    """Statistics of one site that grow batch by batch.
+    """Statistics of one site that grow batch by batch."""
 
-    per_sample: `update` must be called once for each sample, not once for a batch.
-    count: number of values seen.
-    """
-
+    # `update` must be called once for each sample, not once for a batch.
     per_sample: bool
 
     @property
@@ -30,20 +27,20 @@ class Observer(Protocol):
         """Number of values seen."""
 
     def update(self, x: NDArray[Any], /) -> None:
-        """Take in an array of any shape and float type. Empty arrays count for nothing.
+        """Observe an array of any shape and float type. Empty arrays have no effect.
 
-        Raises CalibrationError on NaN or inf, and is then as it was before.
+        Raises CalibrationError on NaN or inf, and is then unchanged.
         """
 
     def merge(self, other: Any, /) -> None:
-        """Take in what another observer of the same kind and options has seen."""
+        """Add the values observed by another observer of the same kind and options."""
 
     def range(self) -> Range:
-        """lo, hi as float64 of shape []. Raises CalibrationError if nothing was seen."""
+        """Return lo, hi as float64 of shape []. Raises CalibrationError without values."""
 
 
 class Values(NamedTuple):
-    """A checked array: flat float32, with its smallest and largest value."""
+    """A validated array as flat float32, with its smallest and largest value."""
 
     flat: NDArray[np.float32]
     low: float
@@ -52,14 +49,15 @@ class Values(NamedTuple):
 
 Factory = Callable[..., Any]
 _Made = TypeVar("_Made", bound=Factory)
+# By the name in configurations; filled by `register_observer`.
 _REGISTRY: dict[str, Factory] = {}
 
 
 def register_observer(name: str) -> Callable[[_Made], _Made]:
-    """Class decorator: `name` in a configuration makes one of these.
+    """Register a class as the observer `name` of configurations (decorator).
 
-    The class is called as cls(quant_spec, **options); its keyword-only parameters are the options, and the type of
-    each default is the type the option must have. Raises ConfigError if the name is taken.
+    The class is called as cls(quant_spec, **options). Its keyword-only parameters are the options; each option must
+    have the type of its default. Raises ConfigError if the name is taken.
     """
 
     def put(made: _Made) -> _Made:
@@ -72,12 +70,12 @@ def register_observer(name: str) -> Callable[[_Made], _Made]:
 
 
 def available() -> tuple[str, ...]:
-    """Names of all registered observers, sorted."""
+    """List the names of all registered observers, sorted."""
     return tuple(sorted(_REGISTRY))
 
 
 def create(spec: ObserverSpec, quant: QuantSpec) -> Observer:
-    """A fresh observer for a site that will be quantized as `quant`.
+    """Create an observer for a site that will be quantized as `quant`.
 
     Raises ConfigError for an unknown name, option, or option value.
     """
@@ -103,6 +101,7 @@ def _check_type(observer: str, key: str, value: object, default: object) -> None
     if default is inspect.Parameter.empty:
         return
     wanted: tuple[type, ...] = (float, int) if isinstance(default, float) else (type(default),)
+    # In Python True is an int.
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         raise ConfigError(
             f"observer {observer!r}",
@@ -113,15 +112,17 @@ def _check_type(observer: str, key: str, value: object, default: object) -> None
 
 
 def checked(x: ArrayLike) -> Values | None:
-    """The array as flat float32 with its ends; None if it is empty. Raises CalibrationError on NaN or inf."""
+    """Flatten an array to float32 and find its ends; None if it is empty. Raises CalibrationError on NaN or inf."""
     array = np.asarray(x)
     if array.size == 0:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
         single = array.astype(np.float32, copy=False)
+        # Any order will do, so the one in memory, which needs no copy.
         flat = single.ravel(order="K")
-        # + 0.0 makes 0.0 of -0.0: which of the two numpy finds first is the order of the values.
+        # + 0.0 turns -0.0 into 0.0: which of the two min and max return depends on the order of the values.
         low, high = float(flat.min()) + 0.0, float(flat.max()) + 0.0
+    # NaN and inf show in min and max: no pass of its own over all values.
     if not (np.isfinite(low) and np.isfinite(high)):
         nans, infs = int(np.isnan(flat).sum()), int(np.isinf(flat).sum())
         at = tuple(int(k) for k in np.argwhere(~np.isfinite(single))[0])
@@ -135,7 +136,7 @@ def checked(x: ArrayLike) -> Values | None:
 
 
 def even_steps(observer: str, quant: QuantSpec) -> None:
-    """Raise ConfigError for FP8, whose levels are not evenly spaced as this observer's theory takes them to be."""
+    """Raise ConfigError for FP8, whose values are not evenly spaced as this observer's theory assumes."""
     if quant.is_float:
         raise ConfigError(
             f"observer {observer!r}", "needs evenly spaced levels, FP8 has none", "use minmax or mse", code="Q311"
@@ -143,7 +144,7 @@ def even_steps(observer: str, quant: QuantSpec) -> None:
 
 
 def nothing_seen(name: str) -> CalibrationError:
-    """The error of a range that was asked for too early."""
+    """Make the error for a range without observed values."""
     return CalibrationError(
         f"{name} observer", "saw no value", "feed samples that reach this tensor, or leave it float", code="Q502"
     )
@@ -156,5 +157,5 @@ def same_kind(one: object, other: object) -> None:
 
 
 def as_range(low: float, high: float) -> Range:
-    """Two floats as the arrays `Observer.range` returns."""
+    """Convert two floats to the arrays that `Observer.range` returns."""
     return np.asarray(low, np.float64), np.asarray(high, np.float64)

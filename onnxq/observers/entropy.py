@@ -1,12 +1,12 @@
-"""The range of least Kullback-Leibler divergence (S. Migacz, 8-bit inference with TensorRT, GTC 2017), done right.
+"""The range of least Kullback-Leibler divergence (S. Migacz, 8-bit inference with TensorRT, GTC 2017).
 
-For a candidate range, P is the histogram inside it with everything outside added to its outermost bins, and Q is the
-histogram inside it *without* that, each level's count spread evenly over its non-empty bins. D(P || Q) weighs what
-clipping moves against what the levels blur.
+For a candidate range, P is the histogram inside it with all values outside added to its outermost bins, and Q is the
+histogram inside it *without* those, each level's count spread evenly over its non-empty bins. D(P || Q) weighs the
+values moved by clipping against the resolution lost to rounding.
 
-What is usually got wrong, and is not here: too few bins (as many bins as levels leave nothing to choose); zeros, which
-are exact at any scale and would drown the rest; a histogram whose range the first batch fixed; levels other than those
-of the quantizer, so that one-sided and asymmetric ranges are treated like symmetric ones.
+Common faults of other implementations are avoided: too few bins (with as many bins as levels there is no choice);
+zeros, which are exact at any scale and would dominate; a histogram whose range is fixed by the first batch; levels
+other than those of the quantizer, which treat one-sided and asymmetric ranges like symmetric ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Places = NDArray[np.intp]
 class Entropy(HistogramObserver):
     """Minimises the divergence between the histogram and its quantized version.
 
-    Finer histograms than its 2048 to 4095 bins would weigh the noise of small counts.
+    It compares 2048 to 4095 bins; finer ones would measure the noise of small counts.
     """
 
     name = "entropy"
@@ -40,18 +40,18 @@ class Entropy(HistogramObserver):
         super().__init__(quant, bins)
 
     def reference(self) -> View:
-        """The histogram whose divergence counts: of |x| for symmetric specs, in 2048 to 4095 bins."""
+        """Return the histogram to be compared: of |x| for symmetric specs, in 2048 to 4095 bins."""
         view = self.histogram.view()
         return (view.absolute() if self.quant.symmetric else view).coarse(MIN_BINS)
 
-    def clipped(self) -> tuple[float, float]:
-        """The range of least divergence; the whole one when only zeros were seen."""
+    def choose_range(self) -> tuple[float, float]:
+        """Choose the range of least divergence; the whole range if only zeros were observed."""
         view = self.reference()
         if not view.counts.any():
             return view.minimum, view.maximum
         divergence = Divergence(view, self.quant)
         levels = 1 + (symmetric_steps(self.quant) if self.quant.symmetric else self.quant.qmax - self.quant.qmin)
-        # As many bins as levels: the narrowest range that can still tell blurring from clipping.
+        # With as many bins as levels no bins share a level: narrower ranges lose nothing to rounding.
         least = min(0.5, max(2.0**-10, levels / view.counts.size))
         ends = self.histogram.minimum, self.histogram.maximum
         return best_range(*ends, self.quant.symmetric, divergence, least=least, coarse=61, fine=(9,))
@@ -60,14 +60,15 @@ class Entropy(HistogramObserver):
 class Divergence:
     """lo [n], hi [n] -> D(P || Q) in nats over the non-empty bins of a histogram; inf for a range without values.
 
-    Q is constant inside a level, so sum(p log(p / q)) needs sums over levels only: with reference counts r of sum R,
-    and levels of n bins that hold k (K with what lies outside), it is
+    Q is constant inside a level, so sum(p log(p / q)) needs sums over levels only. With reference counts r of sum R,
+    and levels of n bins with count k (K including the values outside), it is
     (sum(r log r) - sum(K log(k / n))) / R - log(R / sum(k)).
     """
 
     def __init__(self, view: View, spec: QuantSpec) -> None:
         full = view.counts > 0
         edges = view.edges
+        # float32, as the quantizer sees values.
         self._centers = ((edges[:-1] + edges[1:]) / 2)[full].astype(np.float32)
         self._counts = view.counts[full].astype(np.float64)
         self._below = np.concatenate(([0.0], np.cumsum(self._counts)))
@@ -84,16 +85,17 @@ class Divergence:
         return costs
 
     def _costs(self, low: Array, high: Array, first: Places, last: Places) -> Array:
-        """The divergences of ranges that hold the bins first .. last-1, at least one each."""
+        """Compute the divergences of ranges that contain the bins first .. last-1, at least one each."""
+        # The bins of all ranges one after another: `begin` is where each range starts, `places` the bins' numbers.
         sizes = last - first
         begin = np.concatenate(([0], np.cumsum(sizes)[:-1]))
         places = np.arange(int(sizes.sum())) + np.repeat(first - begin, sizes)
         numbers = qparams_from_range(low, high, self._spec)
         scale, zero = (np.repeat(one, sizes).astype(np.float32) for one in (numbers.scale, numbers.zero_point))
-        # As the quantizer rounds, but for the zero point, which moves all levels of a range alike.
+        # As the quantizer rounds, except for the zero point, which shifts all levels of a range equally.
         levels = np.rint(self._centers[places] / scale)
         levels = np.clip(levels, np.float32(self._spec.qmin) - zero, np.float32(self._spec.qmax) - zero, out=levels)
-        # A level is a run of bins: bins ascend, and so do their levels.
+        # A level is a run of bins, because levels ascend with their bins.
         new = np.concatenate(([True], levels[1:] != levels[:-1]))
         new[begin] = True
         starts = np.flatnonzero(new)
@@ -103,6 +105,7 @@ class Divergence:
         whole = kept.copy()
         run = np.searchsorted(starts, begin)
         ends = np.append(run[1:], starts.size) - 1
+        # Values outside are clipped to the outermost levels.
         np.add.at(whole, run, left)
         np.add.at(whole, ends, right)
         own = self._below[last] - self._below[first]
@@ -113,7 +116,7 @@ class Divergence:
         )
 
     def _entropy(self, first: Places, last: Places, left: Array, right: Array) -> Array:
-        """sum(r log r) of the reference: the bins inside, with what lies outside added to the outermost two."""
+        """Compute sum(r log r) of the reference: the bins inside, with counts outside added to the outermost two."""
         inside = self._logs[last] - self._logs[first]
         a, b = self._counts[first], self._counts[last - 1]
         single = last - first == 1

@@ -1,12 +1,12 @@
-"""A histogram that grows with its data and never depends on the order in which the data came.
+"""A histogram that grows with its data and does not depend on their order.
 
 Bins are 2**e wide and aligned at multiples of 2**e; value x is in bin trunc(x / 2**e). Because
-trunc(trunc(x / w) / 2) = trunc(x / 2w), halving the resolution later gives exactly the counts that the coarser bins
-would have counted, and e is the smallest that covers [min, max] with the bins there are. So the final counts are a
-function of the set of values alone. Scaling by a power of two is exact in float32; truncation, unlike floor, is not
-disturbed by denormals that underflow to -0. Bin 0, from -2**e to 2**e, is twice as wide.
+trunc(trunc(x / w) / 2) = trunc(x / 2w), halving the resolution later gives exactly the counts that coarser bins
+would have collected. The exponent e is the smallest that covers [min, max] with the available bins. So the final
+counts are a function of the set of values alone. Scaling by a power of two is exact in float32; truncation, unlike
+floor, is not affected by denormals that underflow to -0. Bin 0, from -2**e to 2**e, is twice as wide.
 
-Bins cover [min, max] only, and exact zeros are counted apart: neither one-sided nor zero-heavy data (Relu) wastes bins.
+Bins cover [min, max] only, and exact zeros are counted apart, so one-sided and zero-heavy data (Relu) waste no bins.
 """
 
 from __future__ import annotations
@@ -24,38 +24,42 @@ from onnxq.spec import QuantSpec
 
 Counts = NDArray[np.int64]
 
+# Fewer are too coarse for 8 bits; more take megabytes per site.
 MIN_BINS, MAX_BINS = 2048, 1 << 20
 
-# 2**-60: far below any scale's floor, far above what float32 arithmetic would flush.
+# Far below the least scale (2**-56), far above the range in which float32 flushes to 0 (2**-126).
 _LEAST_EXPONENT = -60
-# Bin numbers stay below 2**24, where every float32 integer is exact.
+# Bin numbers stay below 2**24, up to which float32 holds every integer.
 _DIGITS = 24
-# 128 KiB of float32 and 256 KiB of indices: both stay in the second-level cache.
+# Values per step: 128 KiB of float32 and 256 KiB of indices stay in the second-level cache.
 _CHUNK = 1 << 15
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What a histogram knows: counts [n] of the non-zero values in bins first .. first+n-1 of width 2**exponent.
+    """The contents of a histogram."""
 
-    zeros: number of exact zeros; count: zeros + counts.sum(). minimum, maximum: exact.
-    """
-
+    # Number of the first bin.
     first: int
+    # Bins are 2**exponent wide.
     exponent: int
+    # [n]: non-zero values in bins first .. first+n-1.
     counts: Counts
+    # Number of exact zeros.
     zeros: int
+    # Exact.
     minimum: float
     maximum: float
 
     @property
     def count(self) -> int:
-        """Number of values, zeros included."""
+        """Number of values including zeros."""
         return int(self.counts.sum()) + self.zeros
 
     @property
     def edges(self) -> NDArray[np.float64]:
-        """Bin edges [n + 1]; the outermost are the true minimum and maximum (a bin of width 0 is a point mass)."""
+        """Bin edges [n + 1]; the outermost are the exact minimum and maximum. A bin of width 0 is a point mass."""
+        # Truncation moves the lower edge of every bin up to 0 by one bin.
         lower = np.arange(self.first, self.first + self.counts.size + 1, dtype=np.float64)
         lower[lower <= 0] -= 1
         edges = np.ldexp(lower, self.exponent)
@@ -63,7 +67,7 @@ class View:
         return edges
 
     def absolute(self) -> View:
-        """The histogram of |x|."""
+        """Make the histogram of |x|."""
         numbers = np.abs(np.arange(self.first, self.first + self.counts.size))
         first = int(numbers.min())
         counts = np.zeros(int(numbers.max()) - first + 1, np.int64)
@@ -73,29 +77,30 @@ class View:
         return View(first, self.exponent, counts, self.zeros, low, ends[1])
 
     def coarse(self, bins: int) -> View:
-        """The same with neighbouring bins put together, as often as at least `bins` remain."""
+        """Merge neighbouring bins as often as at least `bins` remain."""
         shift = max(0, (self.counts.size // bins).bit_length() - 1)
-        first, counts = _merged(self.first, self.counts, shift)
+        first, counts = _merge_bins(self.first, self.counts, shift)
         return View(first, self.exponent + shift, counts, self.zeros, self.minimum, self.maximum)
 
     def quantile(self, below: float, above: float) -> float:
-        """The value with `below` values under it and `above` over it (their sum is `count`), linear inside bins."""
+        """Find the value with `below` values under it and `above` over it (`count` together), linear inside bins."""
         if below <= 0 or above <= 0:
             return self.minimum if below <= 0 else self.maximum
         edges, total = self.edges, np.concatenate(([0], np.cumsum(self.counts))).astype(np.float64)
         if self.zeros:
+            # A jump of the cumulative count at 0.
             under = float(np.interp(0.0, edges, total))
             left, right = edges < 0, edges > 0
             edges = np.concatenate((edges[left], [0.0, 0.0], edges[right]))
             total = np.concatenate((total[left], [under, under + self.zeros], total[right] + self.zeros))
-        # Counted from the nearer end, so that x and -x have mirrored quantiles and rounding spares the rare tail.
+        # From the nearer end, so that x and -x have mirrored quantiles and rounding errors do not reach the rare tail.
         if below > above:
-            return -_crossing(-edges[::-1], total[-1] - total[::-1], above)
-        return _crossing(edges, total, below)
+            return -_find_crossing(-edges[::-1], total[-1] - total[::-1], above)
+        return _find_crossing(edges, total, below)
 
 
-def _crossing(edges: NDArray[np.float64], total: NDArray[np.float64], rank: float) -> float:
-    """Where the cumulative count `total` passes `rank`; at the end of a gap without values, not at its start."""
+def _find_crossing(edges: NDArray[np.float64], total: NDArray[np.float64], rank: float) -> float:
+    """Find where the cumulative count `total` passes `rank`; at the end of a gap without values, not at its start."""
     k = int(np.searchsorted(total, rank, side="right"))
     if k >= total.size:
         return float(edges[-1])
@@ -106,7 +111,7 @@ def _crossing(edges: NDArray[np.float64], total: NDArray[np.float64], rank: floa
 
 
 class Histogram:
-    """Counts of float32 values in at least `bins` (at most twice as many) bins between their minimum and maximum."""
+    """Counts of float32 values in `bins` to twice as many bins between their minimum and maximum."""
 
     def __init__(self, bins: int) -> None:
         self.bins = bins
@@ -117,11 +122,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Number of values seen."""
+        """Number of values observed."""
         return int(self._counts.sum()) + self.zeros
 
     def update(self, values: Values) -> None:
-        """Count checked values."""
+        """Count validated values."""
         self._cover(values.low, values.high)
         scale = np.float32(2.0**-self._exponent)
         size = min(_CHUNK, values.flat.size)
@@ -133,45 +138,46 @@ class Histogram:
             n = chunk.size
             with np.errstate(under="ignore"):
                 np.multiply(chunk, scale, out=scaled[:n])
-            # Casting truncates, which is the binning; int32 first, because that cast is the vectorised one.
+            # The cast truncates, which finds the bin. To int32 first, because that cast is vectorised.
             np.copyto(index[:n], scaled[:n], casting="unsafe")
             np.subtract(index[:n], self._first, out=place[:n])
             self._counts += np.bincount(place[:n], minlength=self._counts.size)
             if straddles:
+                # They went into bin 0; from there to their own count.
                 zeros = n - int(np.count_nonzero(chunk != 0))
                 self.zeros += zeros
                 self._counts[-self._first] -= zeros
 
     def merge(self, other: Histogram) -> None:
-        """Add another histogram's counts. ValueError if it has another number of bins."""
+        """Add another histogram's counts. Raises ValueError if it has another number of bins."""
         if self.bins != other.bins:
             raise ValueError(f"cannot merge {other.bins} bins into {self.bins}")
-        if other.minimum > other.maximum:
+        if other.minimum > other.maximum:  # empty
             return
         self._cover(other.minimum, other.maximum)
-        first, counts = _merged(other._first, other._counts, self._exponent - other._exponent)
+        first, counts = _merge_bins(other._first, other._counts, self._exponent - other._exponent)
         self._counts[first - self._first : first - self._first + counts.size] += counts
         self.zeros += other.zeros
 
     def view(self) -> View:
-        """The counts so far; a copy."""
+        """Copy the counts so far."""
         return View(self._first, self._exponent, self._counts.copy(), self.zeros, self.minimum, self.maximum)
 
     def _cover(self, low: float, high: float) -> None:
-        """Grow the range to hold [low, high]; put bins together as far as that takes."""
+        """Extend the range to [low, high], merging bins as far as necessary."""
         if low >= self.minimum and high <= self.maximum:
             return
         self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
-        exponent, first, last = _layout(self.minimum, self.maximum, 2 * self.bins)
+        exponent, first, last = _choose_layout(self.minimum, self.maximum, 2 * self.bins)
         counts = np.zeros(last - first + 1, np.int64)
         if self._counts.size:
-            start, kept = _merged(self._first, self._counts, exponent - self._exponent)
+            start, kept = _merge_bins(self._first, self._counts, exponent - self._exponent)
             counts[start - first : start - first + kept.size] = kept
         self._exponent, self._first, self._counts = exponent, first, counts
 
 
-def _layout(low: float, high: float, capacity: int) -> tuple[int, int, int]:
-    """Smallest exponent at which [low, high] takes at most `capacity` bins; numbers of the first and last of them.
+def _choose_layout(low: float, high: float, capacity: int) -> tuple[int, int, int]:
+    """Find the smallest exponent at which [low, high] takes at most `capacity` bins, and the first and last bin number.
 
     Both limits grow with the range, so a part of the data never has a coarser layout than the whole.
     """
@@ -183,11 +189,12 @@ def _layout(low: float, high: float, capacity: int) -> tuple[int, int, int]:
         exponent += 1
 
 
-def _merged(first: int, counts: Counts, shift: int) -> tuple[int, Counts]:
-    """First bin number and counts after `shift` halvings of the resolution."""
+def _merge_bins(first: int, counts: Counts, shift: int) -> tuple[int, Counts]:
+    """Halve the resolution `shift` times; return the first bin number and the counts."""
     if shift == 0 or not counts.size:
         return first, counts
     numbers = np.arange(first, first + counts.size)
+    # Towards 0, as the bins were made; a plain shift of a negative number goes down.
     coarse = np.where(numbers < 0, -(-numbers >> shift), numbers >> shift)
     merged = np.zeros(int(coarse[-1] - coarse[0]) + 1, np.int64)
     np.add.at(merged, coarse - coarse[0], counts)
@@ -195,7 +202,7 @@ def _merged(first: int, counts: Counts, shift: int) -> tuple[int, Counts]:
 
 
 class HistogramObserver:
-    """Collects a histogram of at least `bins` bins over the range seen; subclasses say what range follows."""
+    """Collects a histogram of at least `bins` bins over the range of the data; subclasses choose the range from it."""
 
     per_sample = False
     name = ""
@@ -213,27 +220,27 @@ class HistogramObserver:
 
     @property
     def count(self) -> int:
-        """Number of values seen."""
+        """Number of values observed."""
         return self.histogram.count
 
     def update(self, x: NDArray[Any]) -> None:
-        """Take in an array; CalibrationError on NaN or inf."""
+        """Observe an array. Raises CalibrationError on NaN or inf."""
         values = checked(x)
         if values is not None:
             self.histogram.update(values)
 
     def merge(self, other: HistogramObserver) -> None:
-        """Take in what `other` has seen; it must have the same kind and number of bins."""
+        """Add the values observed by `other`, which must have the same kind and number of bins."""
         same_kind(self, other)
         self.histogram.merge(other.histogram)
 
     def range(self) -> Range:
-        """lo, hi, inside the range seen; CalibrationError if nothing was seen."""
+        """Return lo, hi, inside the range of the data. Raises CalibrationError without values."""
         if not self.count:
             raise nothing_seen(self.name)
-        low, high = self.clipped()
+        low, high = self.choose_range()
         return as_range(*np.clip((low, high), self.histogram.minimum, self.histogram.maximum))
 
-    def clipped(self) -> tuple[float, float]:
-        """lo, hi from the histogram; called only when it holds values."""
+    def choose_range(self) -> tuple[float, float]:
+        """Choose lo, hi by the histogram, which holds values."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Ranges that leave nothing out: the extremes, and the mean of the samples' extremes."""
+"""Ranges without clipping by a criterion: the extremes, and the mean of the samples' extremes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxq.spec import QuantSpec
 
 @register_observer("minmax")
 class MinMax:
-    """The smallest and the largest value seen."""
+    """The smallest and the largest value observed."""
 
     per_sample = False
 
@@ -23,20 +23,20 @@ class MinMax:
         self.minimum, self.maximum = math.inf, -math.inf
 
     def update(self, x: NDArray[Any]) -> None:
-        """Take in an array; CalibrationError on NaN or inf."""
+        """Observe an array. Raises CalibrationError on NaN or inf."""
         values = checked(x)
         if values is not None:
             self.count += values.flat.size
             self.minimum, self.maximum = min(self.minimum, values.low), max(self.maximum, values.high)
 
     def merge(self, other: MinMax) -> None:
-        """Take in what `other` has seen."""
+        """Add the values that `other` has observed."""
         same_kind(self, other)
         self.count += other.count
         self.minimum, self.maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
 
     def range(self) -> Range:
-        """lo, hi; CalibrationError if nothing was seen."""
+        """Return lo, hi. Raises CalibrationError without values."""
         if not self.count:
             raise nothing_seen("minmax")
         return as_range(self.minimum, self.maximum)
@@ -46,8 +46,7 @@ class MinMax:
 class MovingAverage:
     """The mean of the samples' minima and the mean of their maxima.
 
-    An exponential average, which the name comes from, depends on the order of the samples; the plain mean of all
-    does not. Sums are exact fractions.
+    The name comes from an exponential average, which depends on the order of the samples; the plain mean does not.
     """
 
     per_sample = True
@@ -55,10 +54,11 @@ class MovingAverage:
     def __init__(self, quant: QuantSpec) -> None:
         self.count = 0
         self._samples = 0
+        # Exact sums of floats: rounding would depend on the order.
         self._low, self._high = Fraction(0), Fraction(0)
 
     def update(self, x: NDArray[Any]) -> None:
-        """Take in one sample; CalibrationError on NaN or inf."""
+        """Observe one sample. Raises CalibrationError on NaN or inf."""
         values = checked(x)
         if values is not None:
             self.count += values.flat.size
@@ -67,7 +67,7 @@ class MovingAverage:
             self._high += Fraction(values.high)
 
     def merge(self, other: MovingAverage) -> None:
-        """Take in what `other` has seen."""
+        """Add the values that `other` has observed."""
         same_kind(self, other)
         self.count += other.count
         self._samples += other._samples
@@ -75,7 +75,7 @@ class MovingAverage:
         self._high += other._high
 
     def range(self) -> Range:
-        """lo, hi; CalibrationError if nothing was seen."""
+        """Return lo, hi. Raises CalibrationError without values."""
         if not self._samples:
             raise nothing_seen("moving_average")
         return as_range(float(self._low / self._samples), float(self._high / self._samples))

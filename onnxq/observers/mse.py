@@ -1,4 +1,4 @@
-"""The range of least squared error: clipping against rounding, with the quantizer's own levels."""
+"""The range of least squared error: clipping against rounding, with the quantizer's own values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxq.spec import PerChannel, QuantSpec
 
 Array = NDArray[np.float64]
 
-# Beyond this the steps are finer than the bins: rounding errors are then as good as uniform, s^2 / 12.
+# With more values the steps are finer than the bins, and rounding errors are practically uniform: s^2 / 12 each.
 _MOST_LEVELS = 1024
 
 
@@ -28,19 +28,19 @@ class Mse(HistogramObserver):
     def __init__(self, quant: QuantSpec, *, bins: int = 4096) -> None:
         super().__init__(quant, bins)
 
-    def clipped(self) -> tuple[float, float]:
-        """The best range, to a quarter of a percent of its width."""
+    def choose_range(self) -> tuple[float, float]:
+        """Choose the best range, to a quarter of a percent of its width."""
         error = SquaredError(self.histogram.view(), self.quant)
         ends = self.histogram.minimum, self.histogram.maximum
         return best_range(*ends, self.quant.symmetric, error, least=2.0**-10, coarse=97, fine=(17, 9))
 
 
 class SquaredError:
-    """lo [n], hi [n] -> sum of (x - fake_quant(x))^2 over a histogram, values spread evenly inside each bin.
+    """lo [n], hi [n] -> sum of (x - fake_quant(x))^2 over a histogram, with values spread evenly inside each bin.
 
     All values between two neighbouring decision points p go to one level v, at the cost M2 - 2 v M1 + v^2 M0, where
     M0, M1, M2 are their count, sum and sum of squares. Summed by parts, with v' the topmost level and C0(p), C1(p) the
-    count and the sum of what lies below p, that is
+    count and the sum of the values below p, that is
 
         M2 - 2 v' M1 + v'^2 M0 + sum over p of 2 (v above p - v below p) (C1(p) - p C0(p))
 
@@ -54,13 +54,14 @@ class SquaredError:
         edges = view.edges
         self._first, self._per_width = view.first, 2.0**-view.exponent
         self._least, self._most = edges[0], edges[-1]
+        # A bin of width 0 is a point mass: no density, its count is in the sums.
         width = np.diff(edges)
         counts = view.counts.astype(np.float64)
         density = np.divide(counts, width, out=np.zeros_like(counts), where=width > 0)
         a, b = edges[:-1], edges[1:]
         parts = (counts, counts * (a + b) / 2, counts * (a * a + a * b + b * b) / 3)
         self._below = [np.concatenate(([0.0], np.cumsum(part))) for part in parts]
-        # One more bin for everything above: no density, whatever its start.
+        # One more bin for all values above; without density its start does not matter.
         self._start, self._half = edges, np.append(density / 2, 0.0)
         self._all = [float(part[-1]) for part in self._below]
 
@@ -79,7 +80,7 @@ class SquaredError:
         return np.asarray(all2 - 2 * top * all1 + top**2 * all0 + 2 * (np.diff(values, axis=1) * short).sum(axis=1))
 
     def _outside_and_rounded(self, ends: Array, scale: Array) -> Array:
-        """What clipping to `ends` [n, 2] costs, and s^2 / 12 for each value between them."""
+        """Sum the cost of clipping to `ends` [n, 2], and s^2 / 12 for each value between them."""
         bins = self._bins(ends)
         a = self._start[bins]
         t = np.maximum(ends, self._least)
@@ -91,7 +92,7 @@ class SquaredError:
         return np.asarray(outside + (below[0][:, 1] - below[0][:, 0]) * scale**2 / 12)
 
     def _bins(self, points: Array) -> NDArray[np.intp]:
-        """The bin each point lies in; one past the last from the largest value on, also where that is a point mass."""
+        """Find the bin of each point; from the largest value on, one past the last, also for a point mass."""
         count = self._half.size - 1
         numbers = np.trunc(points * self._per_width)
         bins = np.clip(numbers, self._first, self._first + count - 1, out=numbers).astype(np.intp) - self._first

@@ -1,4 +1,4 @@
-"""The range that keeps a given share of the values."""
+"""The range that contains a given share of the values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from onnxq.spec import QuantSpec
 class Percentile(HistogramObserver):
     """Keeps `percentile` % of all values, zeros included.
 
-    Symmetric specs leave out the largest magnitudes, asymmetric ones half of the rest at each end. Inside a bin values
-    count as evenly spread; the range never passes the true minimum and maximum, which percentile=100 gives.
+    Symmetric specs exclude the largest magnitudes, asymmetric ones half of the rest at each end. Inside a bin values
+    are assumed to be evenly spread. The range never exceeds the exact minimum and maximum, given by percentile=100.
     """
 
     name = "percentile"
@@ -26,8 +26,8 @@ class Percentile(HistogramObserver):
         super().__init__(quant, bins)
         self.percentile = percentile
 
-    def clipped(self) -> tuple[float, float]:
-        """The quantiles at both ends."""
+    def choose_range(self) -> tuple[float, float]:
+        """Find the quantiles at both ends."""
         view = self.histogram.view()
         out = view.count * ((100.0 - self.percentile) / 100.0)
         if self.quant.symmetric:

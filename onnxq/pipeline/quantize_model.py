@@ -39,6 +39,7 @@ from onnxq.pipeline.unrunnable import find_obstacle, plan_unrun, quantize_unrun
 from onnxq.plan import Plan
 from onnxq.planner import Draft, draft
 from onnxq.progress import Progress, counted, silent
+from onnxq.report.synthetic import SYNTHETIC
 from onnxq.runtime import cpu_kind, observe_shapes, operator_libraries
 from onnxq.sites import Caution, Role
 
@@ -46,11 +47,6 @@ from onnxq.sites import Caution, Role
 _SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
 _EQUALITY_SAMPLES = 2
 _TIMING_SAMPLES = 8
-SYNTHETIC = Caution(
-    "W101",
-    "SYNTHETIC DATA: no samples were given; ranges that come from random inputs make answers nobody can trust. "
-    "Pass real samples as `data=…`.",
-)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""What is shown to people: summaries, plans, tables, JSON and progress; made from reports, never from a graph.
+"""Output for people: summaries, plans, tables, JSON and progress, made from typed results and never from a graph.
 
-Tables of single commands load with them.
+Tables of single commands are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables and text that fit a terminal: names too long for their place lose their middle and never break over lines."""
+"""Tables and text that fit a terminal: long names lose their middle and never break over lines."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-# Between two columns.
+# All in terminal columns. Space between two columns of a table.
 _GAP = 2
-# What a column of names or text keeps however narrow the terminal is.
+# Least width of a column of names or text, however narrow the terminal is.
 _LEAST = 8
-# Names cut to less than this look all alike: they get a line of their own.
+# Names shortened further than this look alike: they get a line of their own.
 _TELLING = 24
 _INDENT = 2
-# Text in a column narrower than this is hard to read.
+# Text in a narrower column is hard to read.
 _FEW = 12
-# Where names may lose letters: the place after which most of them still differ is taken.
+# Positions at which names may lose letters, as shares of their width; the one that keeps most names distinct is used.
 _CUTS = (0.5, 0.33, 0.67)
 
 
 def shorten(name: str, width: int, cut: float = 0.5) -> str:
-    """The name in `width` columns: whole, or with "…" in the place of its middle; `cut`: the part kept before it."""
+    """Shorten a name to `width` columns by "…" in place of its middle. cut: share of the width before it."""
     if cell_len(name) <= width:
         return name
     head = int((width - 1) * cut)
-    return f"{_first(name, head)}…{_first(name[::-1], width - 1 - head)[::-1]}"
+    return f"{_take_columns(name, head)}…{_take_columns(name[::-1], width - 1 - head)[::-1]}"
 
 
-def _first(name: str, width: int) -> str:
-    """As many letters as fit; some are two columns wide."""
+def _take_columns(name: str, width: int) -> str:
+    """Return as many letters as fit; some are two columns wide."""
     end = width
     while cell_len(name[:end]) > width:
         end -= 1
@@ -42,10 +42,11 @@ def _first(name: str, width: int) -> str:
 
 
 def fit_words(text: Text, width: int) -> Text:
-    """The text with words longer than `width` shortened, so that it breaks between words only."""
+    """Shorten words longer than `width`, so that the text breaks between words only."""
     if max(map(cell_len, text.plain.split()), default=0) <= width:
         return text
     lines = []
+    # On rich's Text instead of strings, which keeps styles.
     for line in text.split("\n", allow_blank=True):
         words = line.split(" ", allow_blank=True)
         lines.append(Text(" ").join(_fit_word(word, width) for word in words))
@@ -62,7 +63,7 @@ def _fit_word(word: Text, width: int) -> Text:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """Text of which no word breaks over lines."""
+    """Text whose words never break over lines."""
 
     text: Text
 
@@ -75,7 +76,7 @@ class Fitted:
 
 
 def fitted(shown: RenderableType) -> RenderableType:
-    """The same, with every text in it fitted."""
+    """Make every text in a renderable break between words only."""
     if isinstance(shown, Text):
         return Fitted(shown)
     return Group(*map(fitted, shown.renderables)) if isinstance(shown, Group) else shown
@@ -83,16 +84,18 @@ def fitted(shown: RenderableType) -> RenderableType:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A table without borders. right: columns of numbers. names: columns of one line that lose their middle when space
-    is short. fold: columns of text, which break between words. Headers break between words too.
+    """A table without borders. Headers break between words.
 
-    Where little would be left of the names in the first column, each stands on a line above the rest of its row.
+    If little would be left of the names in the first column, each gets a line above the rest of its row.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    # Columns of numbers.
     right: frozenset[str] = frozenset()
+    # Columns of names on one line; their middle is cut if space is short.
     names: frozenset[str] = frozenset()
+    # Columns of text, which breaks between words.
     fold: frozenset[str] = frozenset()
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -116,13 +119,13 @@ class Rows:
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_edge=False, show_header=header)
         for name, width in zip(self.columns, widths, strict=True):
             table.add_column(
-                _wrapped(name, width), justify="right" if name in self.right else "left", width=width,
+                _wrap_header(name, width), justify="right" if name in self.right else "left", width=width,
                 no_wrap=name not in self.fold, overflow="ellipsis", vertical="top", header_style="bold",
             )  # fmt: skip
         return table
 
     def _stacked(self, width: int) -> RenderResult:
-        """Each name on a line, and below it the rest of its row, further in; what does not fit on lines of its own."""
+        """Render each name above the indented rest of its row; columns that do not fit get lines of their own, too."""
         rest = self._only(range(1, len(self.columns)))
         below: list[str] = []
         while (last := rest._too_much(width - _INDENT)) is not None:
@@ -149,7 +152,7 @@ class Rows:
         return Rows([self.columns[k] for k in kept], rows, self.right, self.names, self.fold)
 
     def _too_much(self, width: int) -> str | None:
-        """The last column of names or text, where it has to go for the others to fit."""
+        """Return the last column of names or text if it must be removed for the others to fit."""
         giving = [name for name in self.columns if name in self.names or name in self.fold]
         natural = zip(self.columns, self._natural(headers=False), strict=True)
         needs = [min(most, _FEW) if name in giving else most for name, most in natural]
@@ -158,11 +161,11 @@ class Rows:
     def _cells(self, k: int, width: int) -> list[Text]:
         column = [row[k] for row in self.rows]
         if self.columns[k] in self.names:
-            return [Text(name) for name in _shortened(column, width)]
+            return [Text(name) for name in _shorten_names(column, width)]
         return [fit_words(Text(cell), width) if self.columns[k] in self.fold else Text(cell) for cell in column]
 
     def _natural(self, *, headers: bool) -> list[int]:
-        """What each column takes if nothing is cut. headers: on one line."""
+        """Return the width of each column if nothing is cut. headers: on one line."""
         widths = []
         for k, name in enumerate(self.columns):
             words = [name] if headers else name.split()
@@ -171,24 +174,24 @@ class Rows:
         return widths
 
     def _squeezed(self, width: int) -> list[int]:
-        """Widths that fit: numbers keep what they need, names and text share the rest."""
+        """Choose widths that fit: numbers keep theirs, names and text share the rest."""
         widths = self._natural(headers=False)
         giving = {k: widths[k] for k, name in enumerate(self.columns) if name in self.names or name in self.fold}
         rest = width - _GAP * (len(widths) - 1) - sum(w for k, w in enumerate(widths) if k not in giving)
-        shares = _share(rest, giving)
+        shares = _share_width(rest, giving)
         return [shares.get(k, w) for k, w in enumerate(widths)]
 
 
-def _share(rest: int, wanted: Mapping[int, int]) -> dict[int, int]:
-    """`rest` shared out: who wants little gets it, the others the same each."""
-    found: dict[int, int] = {}
-    for done, (k, want) in enumerate(sorted(wanted.items(), key=lambda one: one[1])):
-        found[k] = min(want, max(rest // (len(wanted) - done), _LEAST))
-        rest -= found[k]
-    return found
+def _share_width(rest: int, wanted: Mapping[int, int]) -> dict[int, int]:
+    """Divide `rest` among columns: small requests are granted, the others get equal shares."""
+    shares: dict[int, int] = {}
+    for done, (k, want) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
+        shares[k] = min(want, max(rest // (len(wanted) - done), _LEAST))
+        rest -= shares[k]
+    return shares
 
 
-def _wrapped(header: str, width: int) -> Text:
+def _wrap_header(header: str, width: int) -> Text:
     lines: list[str] = []
     for word in header.split():
         if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
@@ -198,8 +201,8 @@ def _wrapped(header: str, width: int) -> Text:
     return Text("\n".join(lines))
 
 
-def _shortened(names: Iterable[str], width: int) -> list[str]:
-    """The names cut where most of them still differ."""
+def _shorten_names(names: Iterable[str], width: int) -> list[str]:
+    """Shorten names at the position that keeps most of them distinct."""
     column = list(names)
     tried = [[shorten(name, width, cut) for name in column] for cut in _CUTS]
     return max(tried, key=lambda one: len(set(one)))

@@ -15,18 +15,17 @@ from rich.text import Text
 from onnxq.engines.diff.model import FLOAT, OFF, Difference, Divergence, Error, LayerDiff, Unmet, label_run
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import saturation_cause
+from onnxq.report.synthetic import warn_synthetic
 from onnxq.report.terminal import decibel, first_rows, part_text, sheet, show, table, warning_text, write
 from onnxq.sites import Caution
 from onnxq.wording import phrase
 
+# Layers in the summary without `verbose`.
 _WORST = 5
-SYNTHETIC = Caution(
-    "W101", "no samples were given: the models were compared on made-up inputs, so give `data=…` for numbers that count"
-)
 
 
 def difference_json(found: Difference, error: Mapping[str, Any] | None = None) -> str:
-    """The comparison as one strict JSON document, with whether it holds."""
+    """Convert the comparison to one strict JSON document."""
     values = {field.name: getattr(found, field.name) for field in fields(found)}
     return to_json(
         {
@@ -66,7 +65,7 @@ def show_difference(
 ) -> None:
     """Print the comparison to `stream` (stdout) as tables or JSON; with JSON the warnings go to `errors` (stderr).
 
-    top: layers to list, those that lost most. quiet: only the warnings, to `errors`.
+    top: number of layers to list, those with the largest loss. quiet: only the warnings, to `errors`.
     """
     warnings = list(_find_warnings(found))
     if as_json:
@@ -102,6 +101,7 @@ def _make_rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tu
         by_name = {layer.name: layer for layer in found.layers}
         worst = [by_name[name] for name in found.worst if name in by_name]
         if worst:
+            # Worst first, as `found.worst` lists them.
             shown, more = first_rows(worst, top, None if verbose else _WORST)
             lines = [f"{one.name} ({one.op}): -{one.drop_db:.1f} dB" for one in shown]
             yield "worst", Text("\n".join([*lines, *filter(None, [more])]))
@@ -222,4 +222,4 @@ def _find_warnings(found: Difference) -> Iterator[RenderableType]:
     for unmet in found.unmet:
         yield Text(f"unmet: output {unmet.output}: {describe_unmet(found, unmet)}", style="bold red")
     if found.synthetic:
-        yield warning_text(SYNTHETIC)
+        yield warning_text(warn_synthetic("the models were compared"))

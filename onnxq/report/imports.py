@@ -1,4 +1,4 @@
-"""Where the scales of a calibration cache went, as tables and JSON."""
+"""The import of a calibration cache, as tables and JSON: the site of each scale."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from onnxq.report.model import Report
 from onnxq.report.terminal import MORE, scale_range, sheet, show, table, warning_text, write
 from onnxq.wording import phrase
 
+# Names of a list without `verbose`.
 _SHOWN = 4
+# Labels of the reasons for unused lines, in the order of the sheet.
 _WHY = {
     Why.FOLDED: "fused away",
     Why.TENSORRT: "TensorRT's own layers",
@@ -26,7 +28,7 @@ _WHY = {
 
 
 def import_json(found: Imported, applied: Report | None = None) -> str:
-    """The import as one strict JSON document, without the plan, which has a file of its own."""
+    """Convert the import to one strict JSON document, without the plan, which has its own file."""
     values = {field.name: getattr(found, field.name) for field in fields(found) if field.name != "plan"}
     counts = {"target": found.plan.target, "sites": len(found.plan.sites)}
     plan = {"refusals": found.plan.refusals, "left_float": found.plan.left_float}
@@ -62,56 +64,57 @@ def show_import(
         parts += [
             table(
                 columns,
-                map(_match, found.matched),
+                map(_make_match, found.matched),
                 right=columns[1:3],
                 names=("site", "name in the cache"),
                 fold=("through",),
             ),
             Text(""),
         ]
-    parts.append(sheet(_rows(found, verbose)))
+    parts.append(sheet(_make_rows(found, verbose)))
     show(Group(*parts, *notes), stream, width)
 
 
-def _rows(found: Imported, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+def _make_rows(found: Imported, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
     used = len({one.line for one in found.matched})
     yield "cache", Text(f"{found.entries} scales, {used} of them used")
     counts = ", ".join(f"{count} {role}" for role, count in sorted(found.plan.by_role().items()))
     yield "plan", Text(f"{len(found.plan.sites)} sites for {found.plan.target}" + (f": {counts}" if counts else ""))
     if found.missing:
-        yield "no scale", Text(_listed([_absent(one) for one in found.missing], verbose))
+        yield "no scale", Text(_join_lines([_describe_absent(one) for one in found.missing], verbose))
     for why, label in _WHY.items():
-        names = [_left(one, verbose) for one in found.unmatched if one.why is why]
+        names = [_describe_left(one, verbose) for one in found.unmatched if one.why is why]
         if names:
-            yield label, Text(f"{len(names)}: {_listed(names, verbose)}")
+            yield label, Text(f"{len(names)}: {_join_lines(names, verbose)}")
     if found.unused:
-        yield "not used", Text(_reasons(found.unused, verbose))
+        yield "not used", Text(_group_reasons(found.unused, verbose))
 
 
-def _match(one: Matched) -> tuple[str, ...]:
+def _make_match(one: Matched) -> tuple[str, ...]:
+    # Most names are the site's own; only others are worth a cell.
     name = one.name if one.name != one.site else ""
     return one.site, scale_range(one.scale, one.scale), str(one.line), name, one.through
 
 
-def _absent(one: Absent) -> str:
+def _describe_absent(one: Absent) -> str:
     return f"{one.tensor}: {one.done}" if one.done else one.tensor
 
 
-def _left(one: Left, verbose: bool) -> str:
+def _describe_left(one: Left, verbose: bool) -> str:
     text = f"{one.name} (line {one.line})"
     if one.nearest:
         return f"{text}, nearest {' or '.join(one.nearest)}"
     return f"{text}: {one.reason}" if verbose else text
 
 
-def _listed(names: Sequence[str], verbose: bool) -> str:
+def _join_lines(names: Sequence[str], verbose: bool) -> str:
     shown = names if verbose else names[:_SHOWN]
     more = f"\n… and {len(names) - len(shown)} more ({phrase(MORE)})" if len(names) > len(shown) else ""
     return "\n".join(shown) + more
 
 
-def _reasons(left: Sequence[Left], verbose: bool) -> str:
-    """How many lines for which reason; verbose: which."""
+def _group_reasons(left: Sequence[Left], verbose: bool) -> str:
+    """Count lines by reason; with `verbose` also name them."""
     groups: dict[str, list[str]] = {}
     for one in left:
         groups.setdefault(one.reason, []).append(one.name)

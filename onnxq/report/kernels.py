@@ -1,4 +1,4 @@
-"""What `build-kernels` built."""
+"""The results of `build-kernels`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def show_kernels(
     errors: IO[str] | None = None,
     width: int | None = None,
 ) -> None:
-    """Print one row per library or image to `stream` (stdout), and why others are missing.
+    """Print one row per library or image to `stream` (stdout), and the reasons for missing ones.
 
-    quiet: only what is missing, to `errors` (stderr). error: why the command fails all the same, for the JSON.
+    quiet: only missing ones, to `errors` (stderr). error: the reason, for the JSON, if the command fails.
     """
     if as_json:
         write(kernels_json(built, error), stream)
@@ -36,7 +36,7 @@ def show_kernels(
     made = [one for one in built if one.state != "missing"]
     if made and not quiet:
         columns = ("kernels", "for", "state", "made by", "KiB", "s", "file")
-        show(table(columns, map(_row, made), right=("KiB", "s"), names=("file",), fold=("for",)), stream, width)
+        show(table(columns, map(_make_row, made), right=("KiB", "s"), names=("file",), fold=("for",)), stream, width)
     for one in built:
         if one.state == "missing":
             quietly = sys.stderr if errors is None else errors
@@ -44,10 +44,11 @@ def show_kernels(
 
 
 def kernels_json(built: Sequence[Built], error: Mapping[str, Any] | None = None) -> str:
-    """The same as one JSON document."""
+    """Convert the results to one JSON document."""
     return to_json({"schema": SCHEMA, "error": error, "kernels": [asdict(one) for one in built]})
 
 
-def _row(one: Built) -> tuple[str, ...]:
+def _make_row(one: Built) -> tuple[str, ...]:
+    # Host libraries have no architectures.
     goal = " ".join(one.archs) or "this processor"
     return one.kernels, goal, one.state, one.made_by, f"{one.size / 1024:.0f}", f"{one.seconds:.1f}", one.path

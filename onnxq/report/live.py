@@ -1,4 +1,4 @@
-"""Progress for people: bars on a terminal, lines in a pipe; what is being done, since when, and the time left."""
+"""Progress for people: bars on a terminal, lines in a pipe, with the step, its duration and the time left."""
 
 from __future__ import annotations
 
@@ -21,59 +21,65 @@ from onnxq.progress import Progress, Task, silent
 from onnxq.report.columns import shorten
 from onnxq.report.terminal import seconds, write
 
-# Seconds. A command that is done sooner says nothing; later no step stays unnamed for longer.
+# Seconds. A command that ends sooner prints nothing; afterwards no step stays unnamed for longer.
 PATIENCE = 1.0
-# The first sign of life of a step in a pipe, and those after it.
+# Seconds from the start of a step to its first line in a pipe, and between later lines.
 _FIRST, _EVERY = 2.0, 10.0
-# What a bar's figures take: 1000/1000 (100%), 10 min 10 s left.
+# Columns of a bar's figures: 1000/1000 (100%), 10 min 10 s left.
 _COUNT = 36
-# Reading such a file stops every thread of this process for long, so that it has to be announced before.
+# Bytes. Reading a file of this size blocks all threads of the process for long, so it is announced before.
 _LARGE = 64 * 2**20
 
 
 @contextmanager
 def watched(title: str, *sources: str | os.PathLike[str] | None, quiet: bool = False) -> Iterator[Progress]:
-    """A Progress on stderr for one command, which is its outermost step. sources: the files that it reads."""
+    """Show progress on stderr for one command, which is the outermost step. sources: the files that it reads."""
     if quiet:
         yield silent
         return
-    shown = display(patience=0.0 if any(map(_large, sources)) else PATIENCE)
+    shown = display(patience=0.0 if any(map(_is_large, sources)) else PATIENCE)
     with shown(title):
         yield shown
 
 
 def display(stream: IO[str] | None = None, *, patience: float = PATIENCE) -> Progress:
-    """A Progress that shows itself on `stream` (stderr) once `patience` seconds have passed."""
+    """Make a Progress that appears on `stream` (stderr) after `patience` seconds."""
     stream = sys.stderr if stream is None else stream
     return Bars(stream, patience) if Console(file=stream).is_terminal else Lines(stream, patience)
 
 
-def _large(source: str | os.PathLike[str] | None) -> bool:
-    """The file, or weights that may lie beside it."""
+def _is_large(source: str | os.PathLike[str] | None) -> bool:
+    """True if the file, or weights that may lie beside it, are large."""
     path = Path(source or "")
+    # The names of external data that torch's exporter and Optimum write.
     files = (path, path.with_name(f"{path.name}.data"), path.with_name(f"{path.name}_data")) if path.name else ()
     return any(one.is_file() and one.stat().st_size >= _LARGE for one in files)
 
 
 @dataclass(eq=False)
 class _Step:
-    """One open step. told: a line has named it. due: when the next line is, in seconds of the clock."""
+    """One open step."""
 
     description: str
     total: int | None
+    # Seconds of the clock.
     begun: float
-    look: Callable[[], None]
+    # Called after every advance.
+    update: Callable[[], None]
     done: int = 0
-    told: bool = False
+    # A line has named the step.
+    named: bool = False
+    # Number of lines after that.
     beats: int = 0
+    # Time of the next line, in seconds of the clock.
     due: float = 0.0
 
     def advance(self, steps: int = 1) -> None:
         self.done += steps
-        self.look()
+        self.update()
 
     def line(self, now: float) -> str:
-        """calibrating: 12/32 (38%), 20 s left; reading x.onnx: 12 s so far."""
+        """Format the state: calibrating: 12/32 (38%), 20 s left; reading x.onnx: 12 s so far."""
         passed, text = now - self.begun, self.description
         count = f"{self.done}, " if self.done else ""
         if self.total:
@@ -85,24 +91,26 @@ class _Step:
         return f"{text}: {count}{seconds(passed)} so far" if passed >= _FIRST else text
 
     def ended(self, now: float) -> str:
-        """The last line of a step that has shown how far it got."""
+        """Format the last line of a step of which lines were shown."""
         count = f"{self.done}/{self.total} " if self.total else ""
         return f"{self.description}: {count}in {seconds(now - self.begun)}"
 
 
 @dataclass(eq=False)
 class Lines:
-    """A line for every step that lasts, and one now and then while it does, from a thread that ends with the steps.
+    """Prints a line for every step that lasts, and further ones at intervals, from a thread that ends with the steps.
 
-    The outermost step and those directly in it are named as they begin, others when two seconds have passed without a
-    line. Nobody is named after what is in it.
-    clock: monotonic seconds. alone: without the thread, lines come only when steps begin, end and advance.
+    The outermost step and those directly inside it are named when they begin, others after two seconds without a line.
+    An outer step is never named after an inner one.
     """
 
     stream: IO[str]
     patience: float = PATIENCE
+    # Monotonic seconds.
     clock: Callable[[], float] = time.monotonic
+    # Without the thread: lines are printed only when steps begin, end and advance.
     alone: bool = False
+    # From the outermost to the innermost.
     _open: list[_Step] = field(default_factory=list)
     _thread: threading.Thread | None = None
 
@@ -112,7 +120,7 @@ class Lines:
 
     @contextmanager
     def __call__(self, description: str, total: int | None = None) -> Iterator[Task]:
-        """Begin a step, inside those that are open."""
+        """Begin a step inside the open ones."""
         step = self._begin(description, total)
         try:
             yield step
@@ -122,13 +130,14 @@ class Lines:
     def _begin(self, description: str, total: int | None) -> _Step:
         with self._changed:
             now, parent = self.clock(), self._open[-1] if self._open else None
-            step = _Step(description, total, now, self._look)
+            step = _Step(description, total, now, self._print_due)
             main = len(self._open) < 2
             step.due = max(self._born + self.patience, now if main else self._last + _FIRST)
-            if parent is not None and parent.description == description and parent.told:
-                step.told, step.due = True, now + _FIRST
+            # A step of its parent's name continues it: one line for both.
+            if parent is not None and parent.description == description and parent.named:
+                step.named, step.due = True, now + _FIRST
             self._open.append(step)
-            self._look()
+            self._print_due()
             if self._thread is None and not self.alone:
                 self._thread = threading.Thread(target=self._watch, name="onnxq-progress", daemon=True)
                 self._thread.start()
@@ -141,46 +150,46 @@ class Lines:
             self._open.remove(step)
             if step.beats and now - step.begun >= _EVERY:
                 self._write(step.ended(now))
-            if self._open and self._open[-1].told:
+            if self._open and self._open[-1].named:
                 self._open[-1].due = now + _FIRST
             thread = None if self._open else self._thread
             self._changed.notify_all()
-        if thread is not None:
+        if thread is not None:  # outside the lock, which the thread needs to end
             thread.join()
             self._thread = None
 
-    def _look(self) -> None:
-        """Write the line that is due, if one is."""
+    def _print_due(self) -> None:
+        """Print the line that is due, if any."""
         with self._changed:
             if not self._open:
                 return
             step, now = self._open[-1], self.clock()
             if now < step.due:
                 return
-            if not self._open[0].told and step is not self._open[0]:
+            if not self._open[0].named and step is not self._open[0]:
                 self._write(self._open[0].description)
-            step.beats += step.told
+            step.beats += step.named
             self._write(step.line(now))
             alive = step.begun + _FIRST
             step.due = alive if alive - now > 0.5 else now + _EVERY
-            for one in self._open:
-                one.told = True
+            for outer in self._open:
+                outer.named = True
 
     def _watch(self) -> None:
         with self._changed:
             while self._open:
-                self._look()
+                self._print_due()
                 self._changed.wait(max(self._open[-1].due - self.clock(), 0.01))
 
     def _write(self, text: str) -> None:
         self._last = self.clock()
-        # Whoever reads the pipe may have gone; the work goes on.
+        # The reader of the pipe may be gone; the work goes on.
         with suppress(OSError, ValueError):
             write(f"{text}\n", self.stream)
 
 
 class Bars:
-    """A line for each open step, alive from the first second on, that goes when the outermost step ends."""
+    """Shows a line for each open step, updated from the first second on and removed when the outermost step ends."""
 
     def __init__(self, stream: IO[str], patience: float = PATIENCE) -> None:
         self._stream, self._patience = stream, patience
@@ -191,10 +200,10 @@ class Bars:
 
     @contextmanager
     def __call__(self, description: str, total: int | None = None) -> Iterator[Task]:
-        """Begin a step, inside those that are open."""
+        """Begin a step inside the open ones."""
         with self._lock:
             shown = self._opened()
-            if self._open and self._open[-1][1] == description:
+            if self._open and self._open[-1][1] == description:  # one line for both
                 shown.update(self._open[-1][0], visible=False)
             title = shorten("  " * len(self._open) + description, max(shown.console.width - _COUNT, _COUNT))
             one = shown.add_task(title, total=total)
@@ -249,10 +258,10 @@ class _Row:
 
 
 class _Count(bars.ProgressColumn):
-    """12/32 (38%), 20 s left; or the seconds so far."""
+    """Column with 12/32 (38%), 20 s left; or the seconds so far."""
 
     def render(self, task: bars.Task) -> Text:
-        """One step's cell."""
+        """Make one step's cell."""
         passed = seconds(task.elapsed or 0.0)
         if not task.total:
             return Text(passed)

@@ -1,4 +1,4 @@
-"""What one run did, as frozen values: everything the summary and the JSON show, and nothing of the graph."""
+"""The report of one run, as frozen values: the contents of summary and JSON, without the graph."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
 
 DRIFT_DB = 3.0
+# Advice by target when an output is lost.
 _OTHERS = {
     "ort": "try the presets ort-int8-mse and ort-int8-percentile",
     "trt": "try another observer (mse, minmax), or trt-fp8",
@@ -28,9 +29,12 @@ class OutputCheck:
     """
 
     name: str
+    # [0] with ORT's optimizations off, as the file says; [1] with all on, as users run it.
     sqnr_db: tuple[float, float]
     cosine: tuple[float, float]
+    # SQNR of these two runs against each other; inf if identical.
     agreement_db: float
+    # False if ORT's optimizations fail on the file; their values are NaN then.
     optimized: bool = True
     parts: tuple[str, str] = ("", "")
     whole_db: tuple[float, float] = (math.nan, math.nan)
@@ -44,27 +48,27 @@ class OutputCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Median milliseconds of one run, float and quantized interleaved.
+    """Median times of one run, float and quantized interleaved."""
 
-    cpu: the kind of CPU that ran it, of runtime.CPU_KINDS; "" when nobody looked. reason: why, when int8 is slower.
-    """
-
+    # Milliseconds.
     float_ms: float
     int8_ms: float
     threads: int = 1
     batch: int = 1
+    # The kind of CPU, of runtime.CPU_KINDS; "" if not determined.
     cpu: str = ""
+    # Why int8 is slower, if it is.
     reason: str = ""
 
     @property
     def ratio(self) -> float:
-        """float / int8: above 1 the quantized model is faster; nan when nothing was measured."""
+        """float / int8: above 1 the quantized model is faster; nan without a measurement."""
         return self.float_ms / self.int8_ms if self.int8_ms > 0 else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpCount:
-    """How many nodes of one operator compute on quantized inputs."""
+    """Number of nodes of one operator that compute on quantized inputs."""
 
     op: str
     quantized: int
@@ -73,80 +77,86 @@ class OpCount:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteLine:
-    """One quantized site for people: `spec` like "uint8 asymmetric", `scale` like "0.0235" or "2.1e-4 … 9.8e-3"."""
+    """One quantized site for people."""
 
     site: str
     role: str
+    # E.g. "uint8 asymmetric".
     spec: str
+    # E.g. "0.0235" or "2.1e-4..9.8e-3".
     scale: str = ""
+    # The placement rule and why it applied.
     rule: str = ""
     reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The account of one `quantize` or `apply`.
+    """The report of one `quantize` or `apply`."""
 
-    cpu: the kind of CPU the placement was made for, "any" for all that were measured; "" where it goes by none.
-    source, output: paths as given ("" when only in memory). data: what calibration ran on, in words.
-    synthetic: ranges come from made-up inputs; shown as a banner. pairs: Q/DQ pairs written.
-    rewrites: what preparation changed, a line each. accounts: what each accuracy pass did, or why it was rolled back or
-    left out. promotion: what was promoted for a wish. already: how much of the model was quantized before, in words,
-    "" for a float one; kept: the nodes of its pairs.
-    saturating: which weights can overflow 16-bit sums, where runs without and with optimizations drifted apart.
-    unchecked: why there are no `checks`, "" where there are.
-    checked: number of samples behind `checks`; seen: what else they were used for, "" where nothing was chosen on them.
-    """
-
+    # Paths as given; "" for models in memory.
     source: str = ""
     output: str = ""
     target: str = ""
     config: str = ""
     placement: str = "rules"
+    # The kind of CPU of the placement, "any" for all that were measured; "" if it depends on none.
     cpu: str = ""
+    # Description of the calibration data.
     data: str = ""
+    # Ranges come from made-up inputs; shown as a banner.
     synthetic: bool = False
     source_bytes: int = 0
     output_bytes: int = 0
     checks: tuple[OutputCheck, ...] = ()
+    # Number of samples of `checks`.
     checked: int = 0
+    # Why there are no `checks`; "" if there are.
     unchecked: str = ""
+    # Other uses of these samples; "" if nothing was chosen on them.
     seen: str = ""
     latency: Latency | None = None
+    # Number of Q/DQ pairs written.
     pairs: int = 0
     roles: tuple[tuple[str, int], ...] = ()
     ops: tuple[OpCount, ...] = ()
     sites: tuple[SiteLine, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     left_float: tuple[LeftFloat, ...] = ()
+    # Changes by preparation, a line each.
     rewrites: tuple[str, ...] = ()
+    # The journal of accuracy passes: what each did, or why it was rolled back or left out.
     accounts: tuple[str, ...] = ()
+    # Promotions for a requested accuracy.
     promotion: Promotion | None = None
+    # Description of the parts that were quantized before; "" for a float model.
     already: str = ""
+    # Nodes of the pairs that the model came with.
     kept: tuple[str, ...] = ()
+    # The weights that can overflow 16-bit sums, if runs without and with optimizations drifted apart.
     saturating: str = ""
     warnings: tuple[Caution, ...] = ()
     stages: tuple[StageCost, ...] = ()
 
     @property
     def slower(self) -> bool:
-        """True when the quantized model was measured to be slower than the float one."""
+        """True if the quantized model was measured to be slower than the float one."""
         return self.latency is not None and self.latency.ratio < 1.0
 
     @property
     def calibrated(self) -> bool:
-        """True when ranges of activations came from the data; False for weights alone."""
+        """True if ranges of activations come from the data; False for weights alone."""
         return not self.roles or any(count for role, count in self.roles if role in ("activation", "output"))
 
     def alarms(self) -> tuple[Caution, ...]:
-        """What the numbers themselves warn of: nothing done, accuracy lost, answers changed by fusions, speed lost."""
+        """List the warnings that follow from the numbers: nothing quantized, accuracy lost, answers changed, slower."""
         found = []
         if self.source_bytes and not self.pairs:
             why = "what was refused or left float says why"
             found.append(Caution("W111", f"nothing was quantized: the result computes what the model did; {why}"))
         for check in self.checks:
             off, on = check.sqnr_db
-            # For another engine the file is what counts, not what ORT's optimizations make of it.
+            # Other engines run the file as it is, without ORT's optimizations.
             counts = check.optimized and self.target in ("", "ort")
             worst = min(on, off) if counts and not math.isnan(off) else off
             if math.isnan(worst) or worst < LOST_DB:
@@ -169,9 +179,9 @@ class Report:
 
 
 def group_reasons(found: Sequence[Unquantized]) -> tuple[tuple[str, tuple[Unquantized, ...]], ...]:
-    """What is not quantized, grouped by reason, the most frequent reason first."""
+    """Group unquantized nodes by reason, the most frequent reason first."""
     groups: dict[str, list[Unquantized]] = {}
-    for one in found:
-        groups.setdefault(one.reason, []).append(one)
+    for entry in found:
+        groups.setdefault(entry.reason, []).append(entry)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     return tuple((reason, tuple(members)) for reason, members in ordered)

@@ -1,4 +1,4 @@
-"""The table of `inspect` and `annotate-bits`."""
+"""The tables of `inspect` and `annotate-bits`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Inspected(Protocol):
-    """What is shown of an inspection."""
+    """The attributes of an inspection that are shown."""
 
     @property
     def pairs(self) -> tuple[PairInfo, ...]:
-        """In the order the model runs in."""
+        """In the model's order of execution."""
 
     @property
     def source(self) -> str:
@@ -34,19 +34,19 @@ class Inspected(Protocol):
 
     @property
     def output(self) -> str:
-        """The file written, "" for none."""
+        """The file written; "" for none."""
 
     @property
     def warnings(self) -> tuple[Caution, ...]:
-        """What a person must know."""
+        """Notes for people."""
 
     @property
     def operators(self) -> tuple[OperatorInfo, ...]:
-        """Nodes that compute on integers themselves."""
+        """Nodes with integer operators, e.g. QLinearConv."""
 
     @property
     def weights(self) -> tuple[WeightSums, ...]:
-        """What of the weights can overflow 16-bit sums."""
+        """Weights, with the sums that can overflow 16 bits."""
 
 
 def show_inspection(
@@ -62,33 +62,33 @@ def show_inspection(
 ) -> None:
     """Print the pairs to `stream` (stdout) as a table or JSON; with `quiet` only the warnings, to `errors` (stderr).
 
-    verbose: also role, type and node names. top: rows of each table.
+    verbose: add role, type and node names. top: rows of each table.
     """
     if as_json:
         write(inspection_json(found), stream)
     elif not quiet:
-        show(Group(*_parts(found, verbose, top)), stream, width)
+        show(Group(*_make_parts(found, verbose, top)), stream, width)
     if as_json or quiet:
         for warning in found.warnings:
             show(warning_text(warning), sys.stderr if errors is None else errors, width)
 
 
 def inspection_json(found: Inspected) -> str:
-    """The inspection as one JSON document."""
+    """Convert the inspection to one JSON document."""
     return to_json(
         {
             "schema": SCHEMA,
             "source": found.source,
             "output": found.output,
             "warnings": found.warnings,
-            "pairs": [_pair(pair) for pair in found.pairs],
+            "pairs": [_to_plain_pair(pair) for pair in found.pairs],
             "operators": found.operators,
             "weights": found.weights,
         }
     )
 
 
-def _pair(pair: PairInfo) -> dict[str, Any]:
+def _to_plain_pair(pair: PairInfo) -> dict[str, Any]:
     grain = pair.granularity
     return {
         "site": str(pair.site),
@@ -99,7 +99,7 @@ def _pair(pair: PairInfo) -> dict[str, Any]:
         "origin": pair.origin,
         "type": pair.storage,
         "scheme": pair.scheme,
-        "granularity": _kind(pair),
+        "granularity": _name_granularity(pair),
         **({"axis": grain.axis} if isinstance(grain, (PerChannel, PerBlock)) else {}),
         **({"block_size": grain.size} if isinstance(grain, PerBlock) else {}),
         "scales": pair.scales,
@@ -111,71 +111,72 @@ def _pair(pair: PairInfo) -> dict[str, Any]:
     }
 
 
-def _kind(pair: PairInfo) -> str:
+def _name_granularity(pair: PairInfo) -> str:
     if isinstance(pair.granularity, PerBlock):
         return "block"
     return "channel" if isinstance(pair.granularity, PerChannel) else "tensor"
 
 
-def _parts(found: Inspected, verbose: bool, top: int | None) -> Iterator[RenderableType]:
+def _make_parts(found: Inspected, verbose: bool, top: int | None) -> Iterator[RenderableType]:
     if not found.pairs:
         yield Text(f"{found.source or 'the model'} holds no quantize/dequantize pair")
     else:
         pairs, more = first_rows(found.pairs, top)
-        yield _table(pairs, verbose)
+        yield _make_table(pairs, verbose)
         if more:
             yield Text(more, style="dim")
         yield Text("")
-        yield Text(_counts(found))
+        yield Text(_count_widths(found))
     if found.operators:
         yield Text("")
-        yield _operators(found)
+        yield _make_operators(found)
         yield Text("")
         count = len(found.operators)
-        yield Text(f"{count} operator{'s' if count != 1 else ''} on integers: {_kinds(found)}")
+        yield Text(f"{count} operator{'s' if count != 1 else ''} on integers: {_count_operators(found)}")
     tables = list(sums_tables(found.weights, None, verbose, top))
     if tables:
         yield Text("")
         yield from tables
-    told = saturation_summary(found.weights)
-    if told:
-        yield Text(told, style="yellow")
+    summary = saturation_summary(found.weights)
+    if summary:
+        yield Text(summary, style="yellow")
     if found.output:
         yield Text(f"written: {found.output}")
     for warning in found.warnings:
         yield warning_text(warning)
 
 
-def _table(pairs: Sequence[PairInfo], verbose: bool) -> RenderableType:
+def _make_table(pairs: Sequence[PairInfo], verbose: bool) -> RenderableType:
     more = ("role", "type", "nodes") if verbose else ()
     columns = ("site", "op", "bits", "scheme", "granularity", "scale", "origin", *more)
-    rows = (_row(pair, verbose) for pair in pairs)
+    rows = (_make_row(pair, verbose) for pair in pairs)
     return table(columns, rows, right=("bits",), names=("site",), fold=("op", "granularity", "origin", "nodes"))
 
 
-def _row(pair: PairInfo, verbose: bool) -> tuple[str, ...]:
+def _make_row(pair: PairInfo, verbose: bool) -> tuple[str, ...]:
     grain = pair.granularity
-    where = _kind(pair)
+    where = _name_granularity(pair)
     if isinstance(grain, PerBlock):
         where = f"block {grain.size}@{grain.axis}"
     elif isinstance(grain, PerChannel):
         where = f"channel {grain.axis}"
+    # Scales that the model computes itself have no value in the file.
     scale = "at run time" if math.isnan(pair.scale_min) else scale_range(pair.scale_min, pair.scale_max)
     row = (str(pair.site), ",".join(pair.ops), str(pair.bits), pair.scheme, where, scale, str(pair.origin))
     return (*row, str(pair.role), pair.storage, " ".join(pair.nodes)) if verbose else row
 
 
-def _operators(found: Inspected) -> RenderableType:
+def _make_operators(found: Inspected) -> RenderableType:
     rows = ((one.node, one.op, str(one.bits) if one.bits else "?", ", ".join(one.types)) for one in found.operators)
     return table(("node", "operator", "bits", "types"), rows, names=("node",), fold=("types",))
 
 
-def _kinds(found: Inspected) -> str:
+def _count_operators(found: Inspected) -> str:
     counted = Counter(one.op for one in found.operators)
     return ", ".join(f"{count} {op}" for op, count in sorted(counted.items()))
 
 
-def _counts(found: Inspected) -> str:
+def _count_widths(found: Inspected) -> str:
     widths = Counter(pair.bits for pair in found.pairs)
     parts = ", ".join(f"{count} of {bits} bits" for bits, count in sorted(widths.items()))
     return f"{len(found.pairs)} pair{'s' if len(found.pairs) != 1 else ''}: {parts}"

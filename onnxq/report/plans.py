@@ -1,4 +1,4 @@
-"""A plan as people read it: site by site, how, by which rule and why; and what stays float."""
+"""The plan as a table: spec, rule and reason of each site, and the nodes that stay float."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
 
 def spec_text(spec: QuantSpec) -> str:
-    """uint8 asymmetric; int8 symmetric per channel 0; 5 bits in int8 …; int4 symmetric per 32 of axis 1."""
+    """Format a spec: uint8 asymmetric; int8 symmetric per channel 0; int4 symmetric per 32 of axis 1; 5 bits in int8"""
     width = spec.storage if spec.fills_storage else f"{spec.bits} bits in {spec.storage}"
     grain = spec.granularity
     place = f" per channel {grain.axis}" if isinstance(grain, PerChannel) else ""
@@ -27,7 +27,7 @@ def spec_text(spec: QuantSpec) -> str:
 
 
 def site_line(site: SitePlan) -> SiteLine:
-    """One decision as the report and the tables show it."""
+    """Convert one site for reports and tables."""
     numbers = site.qparams
     scale = (
         scale_range(float(numbers.scale.min()), float(numbers.scale.max())) if numbers and numbers.scale.size else ""
@@ -54,7 +54,7 @@ def show_plan(
 ) -> None:
     """Print the plan to `stream` (stdout), as tables or as the JSON that `apply` reads.
 
-    top: sites to list. quiet: only the warnings, to stderr.
+    top: number of sites to list. quiet: only the warnings, to stderr.
     """
     warnings = [warning_text(warning) for warning in plan.warnings]
     if as_json:
@@ -63,12 +63,13 @@ def show_plan(
         if warnings:
             show(Group(*warnings), sys.stderr, width)
     else:
-        show(Group(*_parts(plan, verbose, top), *warnings), stream, width)
+        show(Group(*_make_parts(plan, verbose, top), *warnings), stream, width)
 
 
-def _parts(plan: Plan, verbose: bool, top: int | None) -> Iterator[RenderableType]:
+def _make_parts(plan: Plan, verbose: bool, top: int | None) -> Iterator[RenderableType]:
     sites, more = first_rows(plan.sites, top)
     lines = [site_line(site) for site in sites]
+    # The columns are fields of SiteLine; before calibration there are no scales.
     columns: tuple[str, ...] = ("site", "role", "spec", "rule")
     if plan.sites and plan.calibrated:
         columns = ("site", "role", "spec", "scale", "rule")
@@ -80,10 +81,10 @@ def _parts(plan: Plan, verbose: bool, top: int | None) -> Iterator[RenderableTyp
         if more:
             yield Text(more, style="dim")
         yield Text("")
-    yield sheet(_rows(plan, verbose))
+    yield sheet(_make_rows(plan, verbose))
 
 
-def _rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+def _make_rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
     counts = role_counts(tuple(plan.by_role().items()))
     numbers = "with numbers" if plan.calibrated else "without numbers: calibration adds them"
     yield "plan", Text(f"{len(plan.sites)} sites for {plan.target}" + (f": {counts} ({numbers})" if plan.sites else ""))

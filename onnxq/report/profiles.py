@@ -14,18 +14,16 @@ from rich.text import Text
 
 from onnxq.evaluation.profile import KINDS, GroupCost, Profile
 from onnxq.report.document import SCHEMA, to_json
+from onnxq.report.synthetic import warn_synthetic
 from onnxq.report.terminal import decibel, first_rows, sheet, show, table, warning_text, write
-from onnxq.sites import Caution
 
+# Rows of a table without `verbose`.
 _SHOWN = 12
 _TITLES = {"node": "nodes, each with all it reads", "segment": "segments of neighbouring nodes", "site": "sites"}
-SYNTHETIC = Caution(
-    "W101", "no samples were given: costs were measured on made-up inputs, so give `data=…` for numbers that count"
-)
 
 
 def profile_json(found: Profile) -> str:
-    """The profile as one strict JSON document."""
+    """Convert the profile to one strict JSON document."""
     return to_json({"schema": SCHEMA, **{field.name: getattr(found, field.name) for field in fields(found)}})
 
 
@@ -44,32 +42,32 @@ def show_profile(
 
     top: rows of each table. quiet: only the warnings, to `errors`.
     """
-    warnings = list(_warnings(found))
+    warnings = list(_make_warnings(found))
     if as_json:
         write(profile_json(found), stream)
     if as_json or quiet:
         if warnings:
             show(Group(*warnings), sys.stderr if errors is None else errors, width)
         return
-    parts: list[RenderableType] = [_title(found), sheet(_rows(found))]
+    parts: list[RenderableType] = [_make_title(found), sheet(_make_rows(found))]
     for kind in KINDS:
         costs = found.of(kind)
         if costs:
-            parts += [Text(""), Text(_TITLES[kind], style="bold"), *_costs(costs, verbose, top)]
+            parts += [Text(""), Text(_TITLES[kind], style="bold"), *_make_costs(costs, verbose, top)]
     if found.prefixes:
         shown, more = first_rows(found.prefixes, top)
         steps = ((step.node, decibel(step.sqnr_db)) for step in shown)
         parts += [Text(""), Text("prefixes: quantized from the start up to a node", style="bold")]
-        parts += [table(("node", "SQNR"), steps, right=("SQNR",), names=("node",)), *_more(more)]
+        parts += [table(("node", "SQNR"), steps, right=("SQNR",), names=("node",)), *_make_more(more)]
     show(Group(*parts, *warnings), stream, width)
 
 
-def _title(found: Profile) -> Text:
+def _make_title(found: Profile) -> Text:
     text = Text(PurePath(found.source).name or "model", style="bold")
     return text.append(f"  ({found.quantized})" if found.quantized else "", style="dim")
 
 
-def _rows(found: Profile) -> Iterator[tuple[str, RenderableType]]:
+def _make_rows(found: Profile) -> Iterator[tuple[str, RenderableType]]:
     yield "all", Text(f"{decibel(found.sqnr_db)} with everything quantized, {found.samples} samples")
     if found.data:
         yield "data", Text(found.data)
@@ -89,23 +87,24 @@ def _rows(found: Profile) -> Iterator[tuple[str, RenderableType]]:
     )
 
 
-def _more(line: str) -> tuple[RenderableType, ...]:
+def _make_more(line: str) -> tuple[RenderableType, ...]:
     return (Text(line, style="dim"),) if line else ()
 
 
-def _costs(costs: Sequence[GroupCost], verbose: bool, top: int | None) -> tuple[RenderableType, ...]:
+def _make_costs(costs: Sequence[GroupCost], verbose: bool, top: int | None) -> tuple[RenderableType, ...]:
     columns = ("name", "op", "pairs", "isolated", "left out", "gain")
     shown, more = first_rows(costs, top, None if verbose else _SHOWN)
+    # A segment may hold many operators: three of them are enough to recognise it.
     rows = [
         (c.name, "/".join(c.ops[:3]) + ("/…" if len(c.ops) > 3 else ""), str(len(c.sites)), decibel(c.isolated_db),
          decibel(c.leave_one_out_db), "n/a" if math.isnan(c.gain_db) else f"{c.gain_db:+.2f} dB")
         for c in shown
     ]  # fmt: skip
-    return table(columns, rows, right=columns[2:], names=("name",)), *_more(more)
+    return table(columns, rows, right=columns[2:], names=("name",)), *_make_more(more)
 
 
-def _warnings(found: Profile) -> Iterator[RenderableType]:
+def _make_warnings(found: Profile) -> Iterator[RenderableType]:
     for line in found.warnings:
         yield warning_text(line)
     if found.synthetic:
-        yield warning_text(SYNTHETIC)
+        yield warning_text(warn_synthetic("costs were measured"))

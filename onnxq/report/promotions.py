@@ -1,4 +1,4 @@
-"""What was promoted to a wider type so that a wish holds, as frozen values and as a table."""
+"""Promotions to wider types for a requested accuracy, as frozen values and as a table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _figure(found: Promotion, value: float) -> str:
 
 
 def promotion_rows(found: Promotion) -> RenderableType:
-    """The outcome and a row for each step."""
+    """Make the outcome and a row for each step."""
     style = "" if found.met else "bold red"
     if not found.steps:
         return Text(describe_promotion(found), style=style)

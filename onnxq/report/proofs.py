@@ -18,13 +18,15 @@ from onnxq.report.terminal import MORE, first_rows, seconds, sheet, show, size, 
 from onnxq.sites import Caution
 from onnxq.wording import phrase
 
+# Rows of a list without `verbose`.
 _SHOWN = 12
+# Fields in the JSON. `prove --compare` reads them back.
 _NODE_FIELDS = ("op", "type", "kernel", "kind", "types", "kernels", "reason")
 _SITE_FIELDS = ("role", "state", "rule", "readers", "unfused", "kernels", "reason")
 
 
 def proof_json(proof: Proof, error: Mapping[str, Any] | None = None) -> str:
-    """The proof as one strict JSON document; nodes and sites are keyed by name."""
+    """Convert the proof to one strict JSON document; nodes and sites are keyed by name."""
     return to_json(
         {
             "schema": SCHEMA,
@@ -34,8 +36,8 @@ def proof_json(proof: Proof, error: Mapping[str, Any] | None = None) -> str:
             "build": proof.build,
             "chosen": proof.chosen,
             "counts": {"kernels": len(proof.kernels), "kinds": proof.by_kind(), "ops": proof.by_op()},
-            "nodes": {one.node: _fields(one, _NODE_FIELDS) for one in proof.nodes},
-            "sites": {one.site: _fields(one, _SITE_FIELDS) for one in proof.sites},
+            "nodes": {one.node: _pick_fields(one, _NODE_FIELDS) for one in proof.nodes},
+            "sites": {one.site: _pick_fields(one, _SITE_FIELDS) for one in proof.sites},
             "requirements": proof.requirements,
             "unmet": proof.unmet,
             "weights": proof.weights,
@@ -49,7 +51,7 @@ def proof_json(proof: Proof, error: Mapping[str, Any] | None = None) -> str:
     )
 
 
-def _fields(value: object, names: Sequence[str]) -> dict[str, Any]:
+def _pick_fields(value: object, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
@@ -67,8 +69,8 @@ def show_proof(
 ) -> None:
     """Print the proof to `stream` (stdout) as tables or JSON; with JSON the warnings go to `errors` (stderr).
 
-    verbose: every pair and every kernel, not only the pairs that did not fuse. top: rows of each table, of nodes those
-    not in int8 first. quiet: only the warnings, to `errors`.
+    verbose: every pair and every kernel, not only the pairs that did not fuse. top: rows of each table; nodes that are
+    not in int8 come first. quiet: only the warnings, to `errors`.
     """
     warnings = [warning_text(warning) for warning in _find_warnings(proof)]
     if as_json:
@@ -83,6 +85,7 @@ def show_proof(
 def _find_warnings(proof: Proof) -> Iterator[Caution]:
     yield from proof.warnings
     summary = saturation_summary(proof.weights)
+    # Where exact sums are required they are an unmet requirement, listed as such.
     if summary and not proof.require_exact:
         yield Caution("W107", summary if proof.cost is not None else f"{summary}; `data=…` says how often they do")
 

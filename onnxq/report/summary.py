@@ -1,4 +1,4 @@
-"""The summary a person reads after `quantize` or `apply`."""
+"""The summary of `quantize` and `apply`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.text import Text
 from onnxq.report.document import report_json
 from onnxq.report.model import Report, group_reasons
 from onnxq.report.promotions import promotion_rows
+from onnxq.report.synthetic import SYNTHETIC, warn_synthetic
 from onnxq.report.terminal import (
     MORE,
     decibel,
@@ -28,20 +29,11 @@ from onnxq.report.terminal import (
     write,
 )
 from onnxq.runtime import CPU_KINDS
-from onnxq.sites import Caution, Refusal, Unquantized
+from onnxq.sites import Refusal, Unquantized
 from onnxq.wording import phrase
 
+# Entries of a list without `verbose`.
 _SHOWN = 6
-SYNTHETIC = Caution(
-    "W101",
-    "SYNTHETIC DATA: no samples were given, so the ranges come from made-up inputs. "
-    "Accuracy on real data is unknown and may be very poor. "
-    "Give real samples (`data=…`) before this model is used for anything.",
-)
-# Weights need no samples; what lacks is a check that means something.
-SYNTHETIC_CHECK = Caution(
-    "W101", "no samples were given: the check ran on made-up inputs, so give `data=…` to see the accuracy that counts"
-)
 _FILE, _RUN = "as the file says", "as ORT runs it"
 _CPUS = {"any": "any x86", **CPU_KINDS}
 _PLURALS = {"activation": "activations", "weight": "weights", "bias": "biases", "output": "outputs"}
@@ -64,18 +56,22 @@ def show_report(
     error: why the command fails though there is a report, for the JSON.
     """
     if as_json or quiet:
-        loud = tuple(_warnings(report))
+        loud = tuple(_make_warnings(report))
         if loud:
             show(Group(*loud), sys.stderr if errors is None else errors, width)
     if as_json:
         write(report_json(report, error), stream)
     elif not quiet:
         already = [Text(report.already)] if report.already else []
-        show(Group(*already, _title(report), sheet(_rows(report, verbose)), *_warnings(report)), stream, width)
+        show(
+            Group(*already, _make_title(report), sheet(_make_rows(report, verbose)), *_make_warnings(report)),
+            stream,
+            width,
+        )
 
 
 def reason_lines(found: Sequence[Unquantized], verbose: bool) -> Iterator[str]:
-    """What is not quantized by reason: how many, why, what to do; with `verbose` every subject."""
+    """Yield lines on unquantized nodes by reason: number, reason, fix; with `verbose` every subject."""
     groups = group_reasons(found)
     for reason, members in groups if verbose else groups[:_SHOWN]:
         shown = members if verbose else members[:2]
@@ -89,11 +85,11 @@ def reason_lines(found: Sequence[Unquantized], verbose: bool) -> Iterator[str]:
 
 
 def role_counts(roles: Sequence[tuple[str, int]]) -> str:
-    """60 activations, 50 weights, 1 bias."""
+    """Format counts of roles: 60 activations, 50 weights, 1 bias."""
     return ", ".join(f"{count} {role if count == 1 else _PLURALS.get(role, role)}" for role, count in roles if count)
 
 
-def _title(report: Report) -> Text:
+def _make_title(report: Report) -> Text:
     text = Text(PurePath(report.source).name or "model", style="bold")
     if report.output:
         text.append(f" -> {report.output}")
@@ -102,15 +98,15 @@ def _title(report: Report) -> Text:
     return text.append(f"  ({', '.join(facts)})", style="dim")
 
 
-def _rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
+def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
     if report.source_bytes and report.output_bytes:
         ratio = report.source_bytes / report.output_bytes
         change = f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
         yield "size", Text(f"{size(report.source_bytes)} -> {size(report.output_bytes)}, {change}")
     if report.latency is not None:
-        yield "latency", _latency(report)
+        yield "latency", _make_latency(report)
     if report.checks:
-        yield "accuracy", _checks(report)
+        yield "accuracy", _make_checks(report)
     elif report.unchecked:
         yield "accuracy", Text(report.unchecked, style="yellow")
     if report.pairs or report.sites:
@@ -125,7 +121,7 @@ def _rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableType]]
     lists: tuple[tuple[str, Sequence[str]], ...] = (("prepared", report.rewrites), ("kept", report.kept))
     for label, lines in lists:
         if lines:
-            yield label, _listed(lines, verbose)
+            yield label, _join_lines(lines, verbose)
     if report.refusals:
         yield "refused", Text("\n".join(reason_lines(report.refusals, verbose)))
     if report.left_float:
@@ -133,13 +129,13 @@ def _rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableType]]
     if report.data:
         yield "data", Text(report.data)
     if report.stages:
-        yield "time", _stages(report, verbose)
+        yield "time", _make_stages(report, verbose)
     if verbose and report.sites:
         rows = ((s.site, s.role, s.spec, s.scale, s.rule) for s in report.sites)
         yield "sites", table(("site", "role", "spec", "scale", "rule"), rows, names=("site",), fold=("spec", "rule"))
 
 
-def _latency(report: Report) -> Text:
+def _make_latency(report: Report) -> Text:
     latency = report.latency
     if latency is None or math.isnan(latency.ratio):
         return Text("not measured")
@@ -152,7 +148,7 @@ def _latency(report: Report) -> Text:
     return Text(f"{times}, {latency.ratio:.2f}x faster ({run})")
 
 
-def _checks(report: Report) -> RenderableType:
+def _make_checks(report: Report) -> RenderableType:
     columns = (
         "output",
         *(f"{what} {how}" for what in ("SQNR", "cosine") for how in (_FILE, _RUN)),
@@ -167,25 +163,25 @@ def _checks(report: Report) -> RenderableType:
         )
         for check in report.checks
     )
-    held = ""
+    basis = ""
     if report.checked:
         plural = "s" if report.checked != 1 else ""
         how = f"also used for {report.seen}" if report.seen else "held back, nothing was chosen on them"
         how = how if plural or report.seen else "held back, nothing was chosen on it"
-        held = f"against float on {report.checked} sample{plural} ({how}); "
-    legend = Text(f"{held}{_FILE}: ORT's optimizations off; {_RUN}: all of them on", style="dim")
+        basis = f"against float on {report.checked} sample{plural} ({how}); "
+        legend = Text(f"{basis}{_FILE}: ORT's optimizations off; {_RUN}: all of them on", style="dim")
     parts = [part_text(check.name, *check.worst) for check in report.checks if any(check.parts)]
     return Group(table(columns, rows, right=columns[1:], names=("output",)), *parts, legend)
 
 
-def _listed(lines: Sequence[str], verbose: bool) -> Text:
+def _join_lines(lines: Sequence[str], verbose: bool) -> Text:
     shown = list(lines if verbose else lines[:_SHOWN])
     if len(shown) < len(lines):
         shown.append(f"and {len(lines) - len(shown)} more; {phrase(MORE)}")
     return Text("\n".join(shown))
 
 
-def _stages(report: Report, verbose: bool) -> RenderableType:
+def _make_stages(report: Report, verbose: bool) -> RenderableType:
     peak = max(stage.peak_bytes for stage in report.stages)
     total = seconds(sum(stage.seconds for stage in report.stages))
     if verbose:
@@ -195,16 +191,17 @@ def _stages(report: Report, verbose: bool) -> RenderableType:
     return Text(f"{total} ({parts})" + (f", peak memory {size(peak)}" if peak else ""))
 
 
-def _warnings(report: Report) -> Iterator[RenderableType]:
-    # Last, because that is what is still on the screen when the command ends.
+def _make_warnings(report: Report) -> Iterator[RenderableType]:
+    # Printed last, so that they are still on the screen when the command ends.
     for warning in report.warnings:
         if report.synthetic and warning.code == SYNTHETIC.code:
-            continue  # The plan says it in its own words; the banner below says it louder.
+            continue  # the plan's copy; the banner below replaces it
         yield warning_text(warning)
     for alarm in report.alarms():
         yield warning_text(alarm, "bold red")
     if report.synthetic and not report.calibrated:
-        yield warning_text(SYNTHETIC_CHECK)
+        # Weights need no samples, but the check against float then says little.
+        yield warning_text(warn_synthetic("the check ran"))
     elif report.synthetic:
         rule = "!" * 72
         yield Text(f"{rule}\n!! {phrase(SYNTHETIC)} [{SYNTHETIC.code}]\n{rule}", style="bold white on red")

@@ -1,4 +1,4 @@
-"""Weights that can overflow 16-bit sums, and what that costs, as tables and sentences."""
+"""Weights that can overflow 16-bit sums, and the resulting error, as tables and sentences."""
 
 from __future__ import annotations
 
@@ -14,31 +14,34 @@ if TYPE_CHECKING:
     from onnxq.annotate import WeightSums
     from onnxq.engines.saturation.model import Cost
 
+# Rows of the table without `verbose`, and names in a sentence.
 _SHOWN = 12
 _NAMED = 3
 _WHERE = "16-bit sums on x86 CPUs without VNNI"
 
 
 def saturation_summary(weights: Sequence[WeightSums]) -> str:
-    """Which weights can saturate, in a line; "" when none can."""
+    """Summarise in a line the weights that can saturate; "" if none can."""
     found = [one for one in weights if one.saturates]
     if not found:
         return ""
     rows, of = sum(one.rows for one in found), sum(one.all_rows for one in found)
     whose = f"{len(found)} weight{'s' if len(found) > 1 else ''}"
-    return f"{rows} of {of} rows of {whose} can overflow {_WHERE}: {_names(found)}"
+    return f"{rows} of {of} rows of {whose} can overflow {_WHERE}: {_join_names(found)}"
 
 
 def saturation_cause(weights: Sequence[WeightSums]) -> str:
-    """Why two runs part at what these weights compute; "" when no weight is to blame."""
+    """Explain a divergence of two runs by these weights; "" without any."""
     if not weights:
         return ""
     rows = sum(one.rows for one in weights)
-    whose = f"the weight of {weights[0].node}" if len(weights) == 1 else f"{len(weights)} weights ({_names(weights)})"
+    whose = (
+        f"{len(weights)} weights ({_join_names(weights)})" if len(weights) > 1 else f"the weight of {weights[0].node}"
+    )
     return f"saturates: {rows} row{'s' if rows != 1 else ''} of {whose} overflow {_WHERE}"
 
 
-def _names(weights: Sequence[WeightSums]) -> str:
+def _join_names(weights: Sequence[WeightSums]) -> str:
     names = list(dict.fromkeys(one.node for one in weights))
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
@@ -46,7 +49,7 @@ def _names(weights: Sequence[WeightSums]) -> str:
 def sums_tables(
     weights: Sequence[WeightSums], cost: Cost | None, verbose: bool, top: int | None = None
 ) -> Iterator[RenderableType]:
-    """The weights that can overflow, verbose: all that were judged; with samples how often they did."""
+    """Make the table of weights that can overflow (verbose: of all weights), with the observed share if measured."""
     found = [one for one in weights if verbose or one.saturates]
     if not found:
         return
@@ -70,7 +73,7 @@ def sums_tables(
 
 
 def cost_lines(cost: Cost) -> list[str]:
-    """What saturation costs at each output, and what could not be computed."""
+    """Format the error by saturation at each output, and the parts that could not be computed."""
     whose = f"on {cost.samples} samples, against exact sums"
     lines = [f"{one.output}: {decibel(one.sqnr_db)} {whose}, max abs {one.max_abs:.3g}" for one in cost.outputs]
     return lines + [f"[{one.code}] {one.subject}: {one.reason}" for one in cost.skipped]

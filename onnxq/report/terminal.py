@@ -1,4 +1,4 @@
-"""The one place that writes to a terminal: text that fits, numbers as people read them."""
+"""Writing to the terminal: text that fits, numbers for people. No other module prints."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from onnxq.sites import Caution
 from onnxq.wording import phrase
 
 T = TypeVar("T")
+# Columns; in a pipe nothing is cut or wrapped.
 _PIPED_WIDTH = 100_000
 MORE = "`verbose=True` lists them all"
 
 
 def show(renderable: RenderableType, stream: IO[str] | None = None, width: int | None = None) -> None:
-    """Print to `stream` (stdout): coloured and wrapped on a terminal; in a pipe plain, one line per row, nothing cut.
+    """Print to `stream` (stdout): coloured and wrapped on a terminal; plain and uncut in a pipe, one line per row.
 
-    width: wrap at so many columns whatever the stream is.
+    width: wrap at so many columns in any case.
     """
     stream, renderable = sys.stdout if stream is None else stream, fitted(renderable)
     terminal = Console(file=stream, highlight=False, emoji=False, markup=False, width=width)
     if terminal.is_terminal:
         terminal.print(renderable)
         return
+    # Rendered in memory, because `write` replaces letters that the stream cannot encode.
     buffer = io.StringIO()
     plain = Console(
         file=buffer, highlight=False, emoji=False, markup=False, color_system=None, width=width or _PIPED_WIDTH
@@ -40,7 +42,7 @@ def show(renderable: RenderableType, stream: IO[str] | None = None, width: int |
 
 
 def write(text: str, stream: IO[str] | None = None) -> None:
-    """Text as it is; letters the stream cannot encode become "?"."""
+    """Write text unchanged, except that letters the stream cannot encode become "?"."""
     stream = sys.stdout if stream is None else stream
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
@@ -55,17 +57,18 @@ def table(
     names: Iterable[str] = (),
     fold: Iterable[str] = (),
 ) -> Rows:
-    """A table without borders. right: columns of numbers. names, fold: columns that give way when space is short.
+    """Make a table without borders.
 
-    names lose their middle; text in `fold` breaks between words.
+    right: columns of numbers. names: columns that lose their middle if space is short. fold: columns of text, which
+    breaks between words.
     """
     return Rows(tuple(columns), [tuple(row) for row in rows], frozenset(right), frozenset(names), frozenset(fold))
 
 
 def first_rows(rows: Sequence[T], top: int | None, otherwise: int | None = None) -> tuple[Sequence[T], str]:
-    """The rows to show, and a line that says how many more there are, "" for none.
+    """Select the rows to show; return them and a line that counts the others, "" for none.
 
-    top: how many a person asked for; otherwise: how many without that, None for all.
+    top: the requested number. otherwise: the number without a request; None for all.
     """
     most = otherwise if top is None else top
     if most is None or len(rows) <= most:
@@ -75,7 +78,7 @@ def first_rows(rows: Sequence[T], top: int | None, otherwise: int | None = None)
 
 
 def sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
-    """Labels on the left, anything on the right, indented as one column."""
+    """Make a sheet: labels on the left, any contents on the right, indented as one column."""
     out = Table.grid(padding=(0, 2, 0, 0))
     out.add_column(no_wrap=True, style="bold")
     out.add_column(overflow="fold")
@@ -85,12 +88,12 @@ def sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 
 
 def warning_text(warning: Caution, style: str = "yellow") -> Text:
-    """`warning[W101]: text`, in the reader's words."""
+    """Format a warning: `warning[W101]: text`, translated for the reader."""
     return Text(f"warning[{warning.code}]: {phrase(warning)}", style=style)
 
 
 def size(count: int) -> str:
-    """Bytes as people say them: 18.6 MB."""
+    """Format bytes: 18.6 MB."""
     value, unit = float(count), "B"
     for unit in ("B", "kB", "MB", "GB"):
         if value < 999.5 or unit == "GB":
@@ -100,7 +103,7 @@ def size(count: int) -> str:
 
 
 def decibel(value: float) -> str:
-    """16.5 dB; inf is "exact", nan "n/a"."""
+    """Format decibels: 16.5 dB; inf is "exact", nan "n/a"."""
     if math.isnan(value):
         return "n/a"
     return ("exact" if value > 0 else "-inf dB") if math.isinf(value) else f"{value:.1f} dB"
@@ -112,7 +115,7 @@ def part_text(name: str, part: str, whole_db: float) -> Text:
 
 
 def milliseconds(value: float) -> str:
-    """Three significant digits: 0.305 ms, 5.31 ms, 120 ms."""
+    """Format milliseconds with three significant digits: 0.305 ms, 5.31 ms, 120 ms."""
     if not math.isfinite(value) or value <= 0:
         return "n/a"
     digits = max(0, 2 - math.floor(math.log10(value)))
@@ -120,13 +123,13 @@ def milliseconds(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """0.4 s, 12 s, 3 min 05 s."""
-    if value >= 59.5:
+    """Format seconds: 0.4 s, 12 s, 3 min 05 s."""
+    if value >= 59.5:  # which rounds to a minute
         whole = round(value)
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s"
 
 
 def scale_range(low: float, high: float) -> str:
-    """One scale, or the least and greatest of many."""
+    """Format one scale, or the least and greatest of many."""
     return f"{low:.3g}" if low == high else f"{low:.3g}..{high:.3g}"

@@ -39,7 +39,7 @@ def test_every_entry_of_the_catalogue_is_used() -> None:
 
 
 def test_no_code_is_given_twice() -> None:
-    every = Counter(code.id for codes in AREAS.values() for code in codes)
+    every = Counter(code.id for area in AREAS for code in area.codes)
     assert [code for code, count in every.items() if count > 1] == []
 
 

@@ -1,15 +1,12 @@
 """YAML and presets into Config: what is accepted, and that every fault says where it is and what was meant."""
 
-import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from onnxq.config import Config, QuantWish, load_config, preset_names, preset_text
+from onnxq.config import Config, QuantWish, load_config
 from onnxq.errors import ConfigError
-from onnxq.spec import FLOAT8, ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
+from onnxq.spec import ObserverSpec
 
 
 def write(folder: Path, text: str, name: str = "c.yaml") -> Path:
@@ -29,57 +26,6 @@ def test_default_is_the_preset_ort_int8_and_equals_the_types_defaults():
     assert default.source == "ort-int8"
     assert default == load_config("ort-int8")
     assert default.model_dump(exclude={"source"}) == Config().model_dump(exclude={"source"})
-
-
-EXPECTED = {
-    "ort-int8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
-    "ort-int8-percentile": ("static", "percentile", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
-    "ort-int8-mse": ("static", "mse", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
-    "ort-int8-entropy": ("static", "entropy", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
-    "ort-int8-weights": ("weight-only", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
-    "ort-int4-weights": (
-        "weight-only",
-        "minmax",
-        QuantSpec(bits=4, signed=False, symmetric=False, granularity=PerBlock(0, 32), storage="uint4"),
-    ),
-    "ort-w4a8": (
-        "static",
-        "minmax",
-        QuantSpec(bits=4, signed=True, narrow_range=True, granularity=PerChannel(0), storage="int4"),
-    ),
-    "ort-uint16-activations": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
-    "trt-int8": ("static", "percentile", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
-    "trt-fp8": ("static", "minmax", QuantSpec(granularity=PerChannel(0), storage=FLOAT8)),
-    "trt-int4-weights": ("weight-only", "percentile", QuantSpec(bits=4, granularity=PerBlock(0, 128), storage="int4")),
-    "virtual-int8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
-}
-
-
-def test_every_preset_is_listed_here():
-    assert set(preset_names()) == set(EXPECTED)
-
-
-@pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_preset_says_what_its_name_says(name):
-    config = load_config(name)
-    mode, observer, weights = EXPECTED[name]
-    assert (config.mode, config.activations.observer.name, config.weights.spec(0)) == (mode, observer, weights)
-    bits = 16 if name == "ort-uint16-activations" else 8
-    activations = QuantSpec(bits=bits, signed=False, symmetric=False)
-    if name.startswith("trt-"):
-        activations = QuantSpec(storage=FLOAT8 if name == "trt-fp8" else "int8")
-    assert config.activations.spec(None) == activations
-
-
-@pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_preset_is_commented_for_a_person(name):
-    assert preset_text(name).startswith("# ")
-
-
-def test_percentile_preset_sets_its_option():
-    assert load_config("ort-int8-percentile").activations.observer == ObserverSpec(
-        "percentile", (("percentile", 99.999),)
-    )
 
 
 # (what is wrong, text, what the message must say, line)
@@ -156,13 +102,6 @@ def test_empty_file_is_the_default(tmp_path):
     assert found.model_dump(exclude={"source"}) == Config().model_dump(exclude={"source"})
 
 
-def test_where_knows_the_line_of_what_was_written(tmp_path):
-    path = write(tmp_path, "weights:\n  observer: mse\n")
-    found = load_config(path)
-    assert str(found.where("weights.observer")) == f"{path}:2: weights.observer"
-    assert str(found.where("activations.observer")) == "activations.observer"
-
-
 def test_extends_keeps_what_is_not_said_and_puts_own_rules_first(tmp_path):
     write(tmp_path, "extends: ort-int8-mse\nrules:\n  - op: Add\n    set: {float: true}\n", "base.yaml")
     top = write(
@@ -206,50 +145,22 @@ def test_override_that_is_wrong_says_so():
         load_config(None, {"dta.seed": 1})
 
 
-def test_images_square_size_and_defaults(tmp_path):
-    images = load_config(write(tmp_path, "data:\n  images: {size: 224, mean: [0.5], std: [0.2]}\n")).data.images
-    assert images is not None
-    assert (images.size, images.range, images.mean, images.crop) == ((224, 224), (0.0, 1.0), (0.5,), "center")
-
-
-wishes = st.builds(
-    dict,
-    bits=st.sampled_from([2, 3, 4, 5, 6, 7, 8, 16]),
-    scheme=st.sampled_from(["symmetric", "asymmetric"]),
-    signed=st.sampled_from([None, True, False]),
-    granularity=st.sampled_from(["tensor", "channel", "block"]),
-    observer=st.one_of(
-        st.sampled_from(["minmax", "mse"]),
-        st.fixed_dictionaries({"name": st.just("percentile"), "percentile": st.floats(90, 100)}),
-    ),
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"rules": [{"op": "*", "quantize": True}]}, "rules[0].quantize: unknown key 'quantize'"),
+        ({"rules": [{"op": "*", "set": {"bitz": 8}}]}, "did you mean 'bits'"),
+        ({1: 2}, "a key is a word"),
+    ],
 )
+def test_overrides_in_python_are_named(overrides: dict, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, overrides)
+    assert said in str(caught.value)
 
 
-@given(wishes, st.integers(0, 3))
-def test_any_wish_survives_a_file_and_gives_its_spec(tmp_path_factory, wish, axis):
-    if wish["granularity"] == "block":
-        wish = {**wish, "block_size": 32}
-    path = write(tmp_path_factory.mktemp("c"), json.dumps({"weights": wish}))
-    found = load_config(path).weights
-    assert found == QuantWish(**wish)
-    spec = found.spec(axis)
-    grain = {"tensor": PerTensor(), "channel": PerChannel(axis), "block": PerBlock(axis, 32)}[wish["granularity"]]
-    signed = wish["scheme"] == "symmetric" if wish["signed"] is None else wish["signed"]
-    assert (spec.bits, spec.symmetric, spec.signed, spec.granularity) == (
-        wish["bits"],
-        wish["scheme"] == "symmetric",
-        signed,
-        grain,
-    )
-
-
-def test_spec_without_the_axis_it_needs_is_an_error():
-    with pytest.raises(ConfigError, match="no channel axis"):
-        QuantWish(granularity="channel").spec(None)
-
-
-def test_config_is_frozen_and_hashable():
-    config = load_config()
-    with pytest.raises(ValueError, match="frozen"):
-        config.target = "trt"
-    assert hash(config.weights) == hash(load_config().weights)
+def test_a_list_in_itself() -> None:
+    rules: list = []
+    rules.append(rules)
+    with pytest.raises(ConfigError):
+        load_config(None, {"rules": rules})

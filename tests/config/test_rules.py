@@ -1,10 +1,8 @@
 """Rules: which names they select, what they make of a wish, how they are called in messages."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from onnxq.config import Config, QuantWish, Rule, RuleSet, load_config, matches
+from onnxq.config import Config, QuantWish, Rule, RuleSet, load_config
 from onnxq.errors import ConfigError
 from onnxq.nearest import did_you_mean, nearest
 from onnxq.sites import Role
@@ -13,38 +11,6 @@ from onnxq.spec import ObserverSpec
 
 def rule(**raw) -> Rule:
     return load_config(None, {"rules": [raw]}).rules[0]
-
-
-CASES = [
-    ("conv*", "conv_1", True),
-    ("conv*", "my_conv_1", False),
-    ("*conv*", "my_conv_1", True),
-    ("Conv", "conv", False),
-    ("/conv$/", "my_conv", True),
-    ("/conv$/", "conv_1", False),
-    ("/^(Conv|Gemm)$/", "Gemm", True),
-    ("/encoder/*", "/encoder/layer.0/MatMul", True),
-    ("/encoder/*", "x/encoder/layer.0", False),
-    ("features[0]", "features[0]", True),
-    ("features[0]", "features0", True),
-    ("conv_?", "conv_1", True),
-]
-
-
-@pytest.mark.parametrize(("pattern", "name", "selected"), CASES)
-def test_globs_cover_the_whole_name_and_regexes_any_part(pattern, name, selected):
-    assert matches(pattern, name) is selected
-
-
-def test_no_pattern_selects_everything_and_several_are_alternatives():
-    assert matches((), "anything")
-    assert matches(("a", "b*"), "bc")
-    assert not matches(("a", "b*"), "c")
-
-
-@given(st.text(min_size=1).filter(lambda s: not (len(s) > 2 and s.startswith("/") and s.endswith("/"))))
-def test_every_name_selects_itself(name):
-    assert matches(name, name)
 
 
 def test_all_selectors_given_must_hold():

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import struct
-import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -15,15 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxq.config import DataConfig
-from onnxq.data import arrays as arrays_module
-from onnxq.data import deflated, load_data
-from onnxq.data.arrays import load_npz
-from onnxq.data.deflated import DeflatedArray
+from onnxq.data import load_data
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 
 X = ValueInfo("x", 1, ("N", 3))
+
+
 ROWS = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
 
 
@@ -126,64 +123,3 @@ def test_polygraphy_json_with_a_damaged_array(tmp_path: Path) -> None:
         (tmp_path / "a.json").write_text(json.dumps([{"x": {"array": encoded, "polygraphy_class": "ndarray"}}]))
         with pytest.raises(DataError, match=r"a\.json"):
             load_data(tmp_path / "a.json", [X])
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if 64 MiB were 1 KiB."""
-    monkeypatch.setattr(arrays_module, "_IN_MEMORY", 2**10)
-    monkeypatch.setattr(deflated, "_BLOCK_BYTES", 2**9)
-    monkeypatch.setattr(deflated, "_CHECKPOINT_BYTES", 2**11)
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_rows_of_a_large_compressed_array_in_any_order(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).standard_normal((300, 7)).astype(np.float32)
-    np.savez_compressed(tmp_path / "a.npz", x=values, y=values.T)
-    for name, whole in (("x", values), ("y", values.T)):
-        for order in (range(len(whole)), reversed(range(len(whole))), np.random.default_rng(1).permutation(len(whole))):
-            array = load_npz(tmp_path / "a.npz")[name]
-            assert (array.shape, array.dtype) == (whole.shape, whole.dtype)
-            for k in map(int, order):
-                np.testing.assert_array_equal(array[k], whole[k])
-            np.testing.assert_array_equal(array[3:9], whole[3:9])
-            np.testing.assert_array_equal(np.asarray(array), whole)
-    assert isinstance(load_npz(tmp_path / "a.npz")["x"], DeflatedArray)
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_a_large_compressed_array_is_checked_as_far_as_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    np.savez_compressed(path, x=np.random.default_rng(0).standard_normal((5000, 3)).astype(np.float32))
-    whole = path.read_bytes()
-    with zipfile.ZipFile(path) as archive:
-        crc = struct.pack("<I", archive.getinfo("x.npy").CRC)
-    path.write_bytes(whole.replace(crc, bytes(byte ^ 255 for byte in crc)))
-    with pytest.raises(DataError, match=r"a\.npz, array 'x': is damaged \(its checksum is wrong\)"):
-        list(load_data(path, [X]).samples())
-    middle = bytearray(whole)
-    middle[len(whole) // 2 : len(whole) // 2 + 40] = bytes(40)
-    path.write_bytes(middle)
-    with pytest.raises(DataError, match="array 'x': is damaged"):
-        list(load_data(path, [X]).samples())
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_of_a_large_array_only_the_samples_that_are_wanted_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save
-) -> None:
-    """36 MB, of which 8 samples of 1.2 kB are wanted; as if 64 MiB were 1 MiB."""
-    monkeypatch.setattr(arrays_module, "_IN_MEMORY", 2**20)
-    values = np.zeros((30_000, 300), np.float32)
-    values[:, 0] = np.arange(len(values))
-    save(tmp_path / "a.npz", x=values)
-    del values
-    wide = ValueInfo("x", 1, ("N", 300))
-    tracemalloc.start()
-    dataset = load_data(tmp_path / "a.npz", [wide], DataConfig(samples=8))
-    firsts = [float(sample["x"][0, 0]) for sample in dataset.samples()]
-    assert firsts == [float(sample["x"][0, 0]) for sample in dataset.samples()]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(set(firsts)) == 8
-    assert peak < 12e6

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
 
 from onnxq.errors import DataError, OutputError
-from onnxq.files import check_free, guarding, note_input, read_input, replacing, saving_into, write_text
+from onnxq.files import check_free, guarding, note_input, read_input, replacing, saving_into, scratch, write_text
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links, devices and pipes")
 
@@ -88,30 +87,6 @@ def test_every_fault_of_a_place_is_told_before_the_work(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["dangling", "file"]
 
 
-def test_devices_are_written_through_and_stay_what_they_are() -> None:
-    check_free("", "/dev/null")
-    write_text(Path("/dev/null"), "text")
-    assert Path("/dev/null").is_char_device()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_device_is_told() -> None:
-    with pytest.raises(OutputError, match="no room left"):
-        write_text(Path("/dev/full"), "text")
-
-
-def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path: Path) -> None:
-    pipe, got = tmp_path / "pipe", []
-    os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
-    reader.start()
-    check_free("", pipe)
-    write_text(pipe, "text")
-    reader.join()
-    assert got == [b"text"]
-    assert pipe.is_fifo()
-
-
 def test_standard_streams_and_block_devices_are_refused(tmp_path: Path) -> None:
     os.symlink("/dev/stdout", tmp_path / "mine")
     for path in ("/dev/stdout", "/dev/fd/2", "/proc/self/fd/1", tmp_path / "mine"):
@@ -126,62 +101,6 @@ def test_standard_streams_and_block_devices_are_refused(tmp_path: Path) -> None:
             check_free("", tmp_path / "disk", force=True)
 
 
-def test_several_files_are_exchanged_together_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    targets = [tmp_path / "q.onnx", tmp_path / "q.onnx.data"]
-    for target in targets:
-        target.write_bytes(b"before")
-    real = os.replace
-
-    def write() -> None:
-        with replacing(targets, overwrite=True) as files:
-            for file in files:
-                file.write(b"after")
-
-    for fails in range(1, 5):
-        left = fails
-
-        def broken(source: Path, target: Path) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise OSError(5, "Input/output error")
-            real(source, target)
-
-        monkeypatch.setattr(os, "replace", broken)
-        with pytest.raises(OutputError, match="Input/output error"):
-            write()
-        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
-            target.name: b"before" for target in targets
-        }
-    monkeypatch.undo()
-    write()
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
-        target.name: b"after" for target in targets
-    }
-
-
-def test_between_two_files_the_one_that_refers_to_the_other_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed there, no model is left beside the weights of another."""
-    model, weights = targets = [tmp_path / "q.onnx", tmp_path / "q.onnx.data"]
-    for target in targets:
-        target.write_bytes(b"before")
-    seen, real = [], os.replace
-
-    def watched(source: Path, target: Path) -> None:
-        real(source, target)
-        seen.append((model.exists() and model.read_bytes(), weights.exists() and weights.read_bytes()))
-
-    monkeypatch.setattr(os, "replace", watched)
-    with replacing(targets, overwrite=True) as files:
-        for file in files:
-            file.write(b"after")
-    assert (b"before", b"after") not in seen
-    assert (b"after", b"before") not in seen
-    assert seen[-1] == (b"after", b"after")
-
-
 def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path: Path) -> None:
     with saving_into(tmp_path / "new", ["a"]):
         pass
@@ -191,3 +110,16 @@ def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "new") == ["a"]
     with pytest.raises(OutputError, match="is read by this command"), saving_into(tmp_path / "new", ["a"]):
         note_input(tmp_path / "new" / "a")
+
+
+def test_every_command_with_outputs_looks_beside_them_and_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, temporary = tmp_path / "out", tmp_path / "tmp"
+    for folder in (out, temporary):
+        (folder / ".onnxq-0123456789abcdef.tmp").mkdir(parents=True)
+        (folder / ".onnxq-0123456789abcdef.tmp" / "inside").write_text("")
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr(scratch, "_looked_through", set())
+    with guarding("", out / "q.onnx"):
+        assert (os.listdir(out), os.listdir(temporary)) == ([], [])

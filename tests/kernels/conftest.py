@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from onnxq.kernels import cache, sources
-from onnxq.kernels.host import _found, build_host
+from onnxq.kernels.host import _find_library, build_host
 from tests.kernels.machines import Machine, on_cpu, on_grid
 
 GXX = shutil.which("g++")
@@ -34,9 +34,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_cache(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The shared folder as this user's cache."""
     monkeypatch.setenv("ONNXQ_CACHE", str(built.parent))
-    _found.cache_clear()
+    _find_library.cache_clear()
     yield built
-    _found.cache_clear()
+    _find_library.cache_clear()
 
 
 Emulation = Callable[..., Path]

@@ -34,13 +34,13 @@ def no_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxq.kernels.device.find_nvrtc", lambda extra=(): None)
     monkeypatch.setattr("onnxq.kernels.build.find_nvrtc", lambda extra=(): None)
     device.nvcc.cache_clear()
-    host._found.cache_clear()
+    host._find_library.cache_clear()
 
 
 @pytest.fixture
 def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("ONNXQ_CACHE", str(tmp_path / "cache"))
-    host._found.cache_clear()
+    host._find_library.cache_clear()
     return tmp_path / "cache" / "kernels"
 
 
@@ -48,7 +48,7 @@ def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def forget() -> object:
     yield
     device.nvcc.cache_clear()
-    host._found.cache_clear()
+    host._find_library.cache_clear()
 
 
 @needs_gxx
@@ -58,7 +58,7 @@ def test_the_host_library_is_built_once_and_speaks_this_interface(own_cache: Pat
     assert host_reason() == ""
     assert library.fq_cpu_abi() == ctypes.sizeof(Call)
     assert library.fq_cpu_forward(ctypes.byref(Call(dtype=9))) == -1
-    host._found.cache_clear()
+    host._find_library.cache_clear()
     before = host_library().stat().st_mtime_ns
     assert not host.build_host().fresh
     assert host_library().stat().st_mtime_ns == before
@@ -74,10 +74,10 @@ def test_a_damaged_library_is_never_loaded(fresh_cache: Path, own_cache: Path, m
     (place / good.name).write_bytes(good.read_bytes()[:5000])
     # No compiler to build it anew with: rather none.
     monkeypatch.setenv("CXX", "no-such-compiler")
-    host._found.cache_clear()
+    host._find_library.cache_clear()
     assert host_library() is None
     shutil.copy(good, place)
-    host._found.cache_clear()
+    host._find_library.cache_clear()
     assert host_library() == place / good.name
 
 
@@ -108,16 +108,16 @@ def test_the_key_tells_machines_and_compilers_apart(monkeypatch: pytest.MonkeyPa
         return cache.Entry(tmp_path, key)
 
     monkeypatch.setattr(cache, "fetch", fetch)
-    monkeypatch.setattr(host, "_compiler", lambda: ("g++", "g++ 12"))
+    monkeypatch.setattr(host, "_find_compiler", lambda: ("g++", "g++ 12"))
     host.build_host(tmp_path)
-    monkeypatch.setattr(host, "_compiler", lambda: ("g++", "g++ 13"))
+    monkeypatch.setattr(host, "_find_compiler", lambda: ("g++", "g++ 13"))
     host.build_host(tmp_path)
-    monkeypatch.setattr(host, "_features", lambda: frozenset({"another"}))
-    host._cpu.cache_clear()
+    monkeypatch.setattr(host, "_read_features", lambda: frozenset({"another"}))
+    host._hash_cpu.cache_clear()
     host.build_host(tmp_path)
     monkeypatch.setattr(sources, "digest", lambda names: "changed")
     host.build_host(tmp_path)
-    host._cpu.cache_clear()
+    host._hash_cpu.cache_clear()
     assert len({json.dumps(key) for key in keys}) == 4
 
 
@@ -141,7 +141,7 @@ def test_an_installed_wheel_finds_its_sources_and_what_was_built_with_them(tmp_p
         ).stdout.split()
 
     assert said() == [str(tmp_path / "onnxq_cuda"), "None"]
-    if host._features() >= host._V3:
+    if host._read_features() >= host._V3:
         place = tmp_path / "onnxq_cuda" / "prebuilt"
         place.mkdir()
         path = host.build_host(place, march=host.PORTABLE).path
@@ -160,7 +160,7 @@ def _nvrtc() -> Nvrtc:
 
 @pytest.mark.parametrize("arch", [75, 90, 120])
 def test_nvrtc_compiles_without_a_driver(arch: int, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_ahead_of_time", lambda number: None)
+    monkeypatch.setattr(device, "_find_prebuilt", lambda number: None)
     compiler = _nvrtc()
     image = device_image(f"sm_{arch}")
     assert image.data.startswith(b"\x7fELF")
@@ -194,8 +194,8 @@ def test_nvcc_compiles_for_every_generation(own_cache: Path) -> None:
     assert version == entry.key["compiler"]
     # A later minor number of the same generation runs it, another generation does not.
     assert device_image("sm_87").data == data
-    assert device._ahead_of_time(75) is not None
-    assert device._ahead_of_time(70) is None
+    assert device._find_prebuilt(75) is not None
+    assert device._find_prebuilt(70) is None
     with pytest.raises(ConfigError, match="knows"):
         device.build_fatbin((3,))
 

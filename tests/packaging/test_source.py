@@ -23,6 +23,8 @@ OWNERS = {
     "pydantic": "onnxq/config/",
     "pydantic_core": "onnxq/config/",
     "click": "onnxq/cli/",
+    "filelock": "onnxq/files/",
+    "threadpoolctl": "onnxq/numerics/",
     "rich": "onnxq/report/",
     "PIL": "onnxq/data/",
     "polygraphy": "onnxq/engines/diff/",

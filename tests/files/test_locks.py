@@ -1,8 +1,7 @@
-"""Temporary files of runs that were killed are removed by the next one; those of living runs are not."""
+"""Temporary files of killed runs are removed by the next one; those of living runs are not."""
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
@@ -10,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.errors import OutputError
-from onnxq.files import ScratchFolder, guarding, scratch
-from onnxq.files.locks import remove_stale
+from onnxq.files.locks import hold_lock, remove_stale
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="locks")
+
 
 _HOLDS = """
 import os, sys
@@ -52,31 +50,24 @@ def test_only_our_own_names_are_ever_removed(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == sorted([*names, ".onnxq-0123456789abcdef.tmp"])
 
 
-def test_every_command_with_outputs_looks_beside_them_and_in_the_temporary_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, temporary = tmp_path / "out", tmp_path / "tmp"
-    for folder in (out, temporary):
-        (folder / ".onnxq-0123456789abcdef.tmp").mkdir(parents=True)
-        (folder / ".onnxq-0123456789abcdef.tmp" / "inside").write_text("")
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    monkeypatch.setattr(scratch, "_looked_through", set())
-    with guarding("", out / "q.onnx"):
-        assert (os.listdir(out), os.listdir(temporary)) == ([], [])
+_WAITS = """
+import sys, time
+from pathlib import Path
+from onnxq.files.locks import hold_lock
+with hold_lock(Path(sys.argv[1])):
+    print("in", flush=True)
+"""
 
 
-def test_a_scratch_folder_goes_with_its_object(tmp_path: Path) -> None:
-    folder = ScratchFolder(tmp_path)
-    (folder.path / "inside").write_text("")
-    assert folder.path.stat().st_mode & 0o777 == 0o700
-    del folder
-    gc.collect()
-    assert os.listdir(tmp_path) == []
-    with ScratchFolder(tmp_path) as path:
-        assert path.is_dir()
-    assert os.listdir(tmp_path) == []
+def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with hold_lock(path):
+        child = subprocess.Popen([sys.executable, "-c", _WAITS, str(path)], stdout=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.communicate(timeout=1)
+    assert child.communicate(timeout=60)[0] == "in\n"
 
 
-def test_no_place_for_scratch_is_told(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="no temporary folder can be made there"):
-        ScratchFolder(tmp_path / "none")
+def test_where_nothing_can_be_locked_the_work_goes_on(tmp_path: Path) -> None:
+    with hold_lock(tmp_path / "none" / "lock"):
+        pass

@@ -1,4 +1,4 @@
-"""A wish, how one kind of tensor should be quantized, and the rules that change it by name."""
+"""The request for one kind of tensor, and the rules that change it by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
+from onnxq.config.faults import list_faults
 from onnxq.config.front_end import Quantizer
 from onnxq.config.values import (
     Bits,
@@ -26,19 +27,17 @@ from onnxq.spec import Granularity, ObserverSpec, PerBlock, PerChannel, PerTenso
 
 
 class QuantWish(Frozen):
-    """How one kind of tensor should be quantized; `spec` turns it into a QuantSpec.
-
-    signed: None takes the scheme's usual type (symmetric: signed, asymmetric: unsigned).
-    storage: "" takes the narrowest whole-byte type; "int4"/"uint4" the packed types of opset 21,
-        "float8e4m3fn" FP8 (opset 19).
-    """
+    """The requested quantization of one kind of tensor; `spec` converts it to a QuantSpec."""
 
     bits: Bits = 8
     scheme: Scheme = "symmetric"
+    # None: the usual type of the scheme (symmetric: signed, asymmetric: unsigned).
     signed: bool | None = None
     narrow_range: bool = False
     granularity: Grain = "tensor"
+    # Elements per block; for granularity "block" only.
     block_size: int | None = Field(default=None, ge=2)
+    # "": the narrowest whole-byte type. "int4", "uint4": the packed types of opset 21. "float8e4m3fn": FP8 (opset 19).
     storage: Storage = ""
     observer: Observer = ObserverSpec()
 
@@ -50,6 +49,7 @@ class QuantWish(Frozen):
             raise ValueError(f"block_size is only for granularity 'block', not {self.granularity!r}")
         if self.narrow_range and not self.is_signed:
             raise ValueError("narrow_range drops the lowest level of a signed type; this one is unsigned")
+        # A trial spec, with any axis: contradictions show here, where file and line are known.
         try:
             self.spec(0)
         except ConfigError as error:
@@ -58,13 +58,13 @@ class QuantWish(Frozen):
 
     @property
     def is_signed(self) -> bool:
-        """The sign asked for, or the scheme's usual one."""
+        """The requested sign, or the usual one of the scheme."""
         return self.scheme == "symmetric" if self.signed is None else self.signed
 
     def spec(self, axis: int | None) -> QuantSpec:
-        """The QuantSpec for a tensor whose channel (or block) axis is `axis`.
+        """Make the QuantSpec of a tensor whose channel (or block) axis is `axis`.
 
-        Raises ConfigError when the granularity needs an axis and the tensor has none.
+        Raises ConfigError if the granularity needs an axis and the tensor has none.
         """
         grain: Granularity = PerTensor()
         if self.granularity != "tensor":
@@ -87,10 +87,7 @@ class QuantWish(Frozen):
 
 
 class RuleSet(Frozen):
-    """What a rule changes: fields of a wish, `float: true` to leave the tensor unquantized, or `quantize: true` to
-    quantize where the target's size rules would leave the node float because it does not get faster.
-    quantizer: the PyTorch front end's; the engine has no use for it.
-    """
+    """The changes of a rule; None leaves a field as it is."""
 
     bits: Bits | None = None
     scheme: Scheme | None = None
@@ -100,8 +97,11 @@ class RuleSet(Frozen):
     block_size: int | None = Field(default=None, ge=2)
     storage: Storage | None = None
     observer: Observer | None = None
+    # For the torch front end only.
     quantizer: Quantizer | None = None
+    # Quantize nodes that the target's size rules would leave float because they do not get faster.
     quantize: bool = False
+    # Leave the tensor unquantized.
     float: bool = False
 
     @model_validator(mode="after")
@@ -117,24 +117,22 @@ class RuleSet(Frozen):
         return self
 
     def given(self) -> dict[str, Any]:
-        """The wish fields this rule sets."""
+        """The tensor fields that this rule sets."""
         return {k: v for k in QuantWish.model_fields if (v := getattr(self, k)) is not None}
 
 
 class Rule(Frozen):
-    """Selectors (all given ones must hold; several patterns of one selector are alternatives) and what they set.
-
-    between: (a, b): every node on a path from tensor-or-node a to tensor-or-node b, both ends included.
-    line: where the rule was written; 0 when it came from Python. source: file or preset it came from.
-    """
+    """Selectors, and the changes for tensors that all of them select. Patterns of one selector are alternatives."""
 
     node: Patterns = ()
     op: Patterns = ()
     tensor: Patterns = ()
     role: Annotated[tuple[Annotated[Role, Field(strict=False)], ...], BeforeValidator(one_or_many)] = ()
     scope: Patterns = ()
+    # (a, b): every node on a path from tensor or node a to tensor or node b, both included.
     between: tuple[str, str] | None = None
     set: RuleSet
+    # Position of the rule: line 0 if it came from Python.
     line: int = 0
     source: str = ""
 
@@ -149,7 +147,7 @@ class Rule(Frozen):
     def selects(
         self, *, node: str = "", op: str = "", tensor: str = "", role: Role | None = None, scope: str = ""
     ) -> bool:
-        """True when every selector given holds for these names; `between` needs the graph and is not looked at."""
+        """True if every selector matches these names. `between` needs the graph and is checked by the planner."""
         return (
             matches(self.node, node)
             and matches(self.op, op)
@@ -158,21 +156,22 @@ class Rule(Frozen):
             and (not self.role or role in self.role)
         )
 
-    def apply(self, wish: QuantWish) -> QuantWish:
-        """The wish with this rule's fields; what no longer fits another field set here falls back to its default.
+    def apply(self, tensor: QuantWish) -> QuantWish:
+        """Change a request; a field that no longer fits one set by this rule gets its default.
 
-        Raises ConfigError naming the rule when the result contradicts itself.
+        Raises ConfigError naming the rule if the result contradicts itself.
         """
         given = self.set.given()
-        fields = {name: getattr(wish, name) for name in QuantWish.model_fields}
+        fields = {name: getattr(tensor, name) for name in QuantWish.model_fields}
         if given.get("granularity", "block") != "block":
             fields["block_size"] = None
+        # The inherited storage was chosen for the inherited width and sign.
         if {"bits", "signed", "scheme"} & frozenset(given):
             fields["storage"] = ""
         try:
             return QuantWish(**{**fields, **given})
         except ValidationError as error:
-            cause = "; ".join(str(e["msg"]).removeprefix("Value error, ") for e in error.errors())
+            cause = "; ".join(fault.cause for fault in list_faults(error, QuantWish))
             raise ConfigError(
                 self.describe(),
                 cause,
@@ -183,7 +182,7 @@ class Rule(Frozen):
             ) from error
 
     def describe(self) -> str:
-        """The rule in one line, with where it was written: what messages and plans call it."""
+        """Format the rule in one line with its position: its name in messages and plans."""
         parts = [
             f"{key}={'|'.join(str(v) for v in value)}"
             for key in ("node", "op", "tensor", "role", "scope")

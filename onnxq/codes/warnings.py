@@ -1,4 +1,4 @@
-"""W: what was done all the same, and what to know of it."""
+"""W: notes on results that were produced all the same."""
 
 from onnxq.codes.base import Code
 

@@ -1,0 +1,56 @@
+"""The presets in configs/."""
+
+import pytest
+
+from onnxq.config import load_config, preset_names, preset_text
+from onnxq.spec import FLOAT8, ObserverSpec, PerBlock, PerChannel, QuantSpec
+
+EXPECTED = {
+    "ort-int8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "ort-int8-percentile": ("static", "percentile", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "ort-int8-mse": ("static", "mse", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "ort-int8-entropy": ("static", "entropy", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "ort-int8-weights": ("weight-only", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "ort-int4-weights": (
+        "weight-only",
+        "minmax",
+        QuantSpec(bits=4, signed=False, symmetric=False, granularity=PerBlock(0, 32), storage="uint4"),
+    ),
+    "ort-w4a8": (
+        "static",
+        "minmax",
+        QuantSpec(bits=4, signed=True, narrow_range=True, granularity=PerChannel(0), storage="int4"),
+    ),
+    "ort-uint16-activations": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "trt-int8": ("static", "percentile", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "trt-fp8": ("static", "minmax", QuantSpec(granularity=PerChannel(0), storage=FLOAT8)),
+    "trt-int4-weights": ("weight-only", "percentile", QuantSpec(bits=4, granularity=PerBlock(0, 128), storage="int4")),
+    "virtual-int8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+}
+
+
+def test_every_preset_is_listed_here():
+    assert set(preset_names()) == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_preset_says_what_its_name_says(name):
+    config = load_config(name)
+    mode, observer, weights = EXPECTED[name]
+    assert (config.mode, config.activations.observer.name, config.weights.spec(0)) == (mode, observer, weights)
+    bits = 16 if name == "ort-uint16-activations" else 8
+    activations = QuantSpec(bits=bits, signed=False, symmetric=False)
+    if name.startswith("trt-"):
+        activations = QuantSpec(storage=FLOAT8 if name == "trt-fp8" else "int8")
+    assert config.activations.spec(None) == activations
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_preset_is_commented_for_a_person(name):
+    assert preset_text(name).startswith("# ")
+
+
+def test_percentile_preset_sets_its_option():
+    assert load_config("ort-int8-percentile").activations.observer == ObserverSpec(
+        "percentile", (("percentile", 99.999),)
+    )

@@ -1,0 +1,76 @@
+"""Datasets: splits and batches."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto
+
+from onnxq.config import DataConfig
+from onnxq.data import load_data
+from onnxq.graph import ValueInfo
+
+X = ValueInfo("x", TensorProto.FLOAT, ("N", 3))
+
+
+FRAMES = ValueInfo("frames", TensorProto.FLOAT, (None, 3))
+
+
+def firsts(dataset: object) -> list[float]:
+    return [float(sample["x"].flat[0]) for sample in dataset.samples()]  # type: ignore[attr-defined]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 12),
+    wanted=st.one_of(st.none(), st.integers(1, 14)),
+    holdout=st.integers(0, 14),
+    seed=st.integers(0, 3),
+)
+def test_splits_are_disjoint_where_they_can_be(count: int, wanted: int | None, holdout: int, seed: int) -> None:
+    dataset = load_data(
+        {"x": np.arange(count * 3, dtype=np.float32).reshape(count, 3)}, [X], DataConfig(samples=wanted)
+    )
+    calibration, held = dataset.split(holdout, seed)
+    mine, theirs = firsts(calibration), firsts(held)
+    everything = firsts(dataset)
+    assert mine
+    assert theirs
+    assert mine == sorted(mine)
+    assert theirs == sorted(theirs)
+    assert set(mine) <= set(everything)
+    if holdout == 0 or count == 1:
+        assert mine == theirs == everything
+        return
+    assert not set(mine) & set(theirs)
+    assert len(theirs) == min(holdout, count - len(mine))
+    spare = count - len(everything)
+    assert len(mine) == max(1, len(everything) - max(0, holdout - spare))
+    again = dataset.split(holdout, seed)
+    assert [firsts(part) for part in again] == [mine, theirs]
+
+
+def test_a_split_of_a_split_takes_only_what_it_was_given() -> None:
+    dataset = load_data({"x": np.arange(60, dtype=np.float32).reshape(20, 3)}, [X], DataConfig(samples=12))
+    calibration, held = dataset.split(4)
+    few, rest = calibration.split(len(calibration) - 3)
+    assert len(calibration) == 12
+    assert len(few) == 3
+    assert len(rest) == 9
+    assert not set(firsts(held)) & (set(firsts(few)) | set(firsts(rest)))
+    assert len(calibration.take(5)) == 5
+    assert set(firsts(calibration.take(5))) <= set(firsts(calibration))
+
+
+def test_batches_are_only_made_of_what_belongs_together() -> None:
+    several = {"x": ValueInfo("x", TensorProto.FLOAT, ("A", 3)), "z": ValueInfo("z", TensorProto.FLOAT, ("B", 3))}
+    arrays = {name: np.ones((4, 3), np.float32) for name in several}
+    assert [b.count for b in load_data(arrays, list(several.values())).batches(4)] == [1] * 4
+    square = ValueInfo("x", TensorProto.FLOAT, ("N", "N"))
+    assert [b.count for b in load_data(np.ones((4, 1), np.float32), [square]).batches(4)] == [1] * 4
+    scalar = ValueInfo("s", TensorProto.FLOAT, ())
+    found = load_data({"x": np.ones((4, 3), np.float32), "s": np.ones(4, np.float32)}, [X, scalar])
+    assert [b.count for b in found.batches(4)] == [1] * 4
+    long = load_data([{"frames": np.ones((5, 3), np.float32)}] * 2, [FRAMES])
+    assert [b.count for b in long.batches(2)] == [1, 1]

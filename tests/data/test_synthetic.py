@@ -1,0 +1,82 @@
+"""Random inputs that fit a model."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import TensorProto
+
+from onnxq.config import DataConfig
+from onnxq.data import load_data, synthetic
+from onnxq.errors import DataError
+from onnxq.graph import ValueInfo
+
+IDS = ValueInfo("ids", TensorProto.INT64, ("N", "L"))
+
+
+def test_synthetic_inputs_fit_and_repeat() -> None:
+    inputs = [
+        ValueInfo("image", TensorProto.FLOAT, ("batch", 3, None, None)),
+        ValueInfo("half", TensorProto.FLOAT16, ("batch", 5)),
+        ValueInfo("ids", TensorProto.INT64, ("batch", "seq")),
+        ValueInfo("attention_mask", TensorProto.INT64, ("batch", "seq")),
+        ValueInfo("flag", TensorProto.BOOL, ()),
+    ]
+    dataset = load_data(None, inputs, DataConfig(samples=3, seed=7))
+    first = dataset[0]
+    assert dataset.synthetic
+    assert len(dataset) == 3
+    assert "SYNTHETIC" in dataset.describe()
+    assert {name: value.shape for name, value in first.items()} == {
+        "image": (1, 3, 224, 224),
+        "half": (1, 5),
+        "ids": (1, 32),
+        "attention_mask": (1, 32),
+        "flag": (),
+    }
+    assert first["half"].dtype == np.float16
+    assert set(np.unique(first["ids"])) <= {0, 1}
+    assert (first["attention_mask"] == 1).all()
+    again = load_data(None, inputs, DataConfig(samples=3, seed=7))
+    for a, b in zip(dataset.samples(), again.samples(), strict=True):
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+    other = load_data(None, inputs, DataConfig(samples=3, seed=8))
+    assert not np.array_equal(other[0]["image"], first["image"])
+    assert not np.array_equal(dataset[1]["image"], first["image"])
+    assert all(part.synthetic for part in dataset.split(1))
+
+
+def test_synthetic_sizes_can_be_given() -> None:
+    dataset = synthetic([IDS, ValueInfo("y", TensorProto.FLOAT, (None, "L"))], samples=1, dims={"L": 9, "y:0": 2})
+    assert {name: value.shape for name, value in dataset[0].items()} == {"ids": (1, 9), "y": (2, 9)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [ValueInfo("s", TensorProto.STRING, (1,)), ValueInfo("u", TensorProto.FLOAT, None), ValueInfo("q", 0, (1,))],
+)
+def test_synthetic_inputs_that_cannot_be_made(value: ValueInfo) -> None:
+    with pytest.raises(DataError, match="give `data="):
+        load_data(None, [value])
+
+
+def test_synthetic_sizes_are_tried_on_the_model() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N,3,H,W] x) => (float[M,3,64,64] y) <int64[4] s = {-1, 3, 64, 64}> { [fit] y = Reshape(x, s) }"""
+    )
+    value = ValueInfo("x", TensorProto.FLOAT, ("N", 3, "H", "W"))
+    assert load_data(None, [value])[0]["x"].shape == (1, 3, 224, 224)
+    assert load_data(None, [value], DataConfig(samples=2), proto)[0]["x"].shape == (1, 3, 64, 64)
+
+
+def test_a_model_no_size_fits_says_so() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N,L] x) => (float[7,11] y) <int64[2] shape = {7, 11}> { [fit] y = Reshape(x, shape) }"""
+    )
+    with pytest.raises(DataError, match=r"none of the sizes tried \(node 'fit'"):
+        load_data(None, [ValueInfo("x", TensorProto.FLOAT, ("N", "L"))], None, proto)

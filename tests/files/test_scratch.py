@@ -1,0 +1,31 @@
+"""Temporary folders go with their object, or with the next run."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from onnxq.errors import OutputError
+from onnxq.files import ScratchFolder
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="locks")
+
+
+def test_a_scratch_folder_goes_with_its_object(tmp_path: Path) -> None:
+    folder = ScratchFolder(tmp_path)
+    (folder.path / "inside").write_text("")
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    del folder
+    gc.collect()
+    assert os.listdir(tmp_path) == []
+    with ScratchFolder(tmp_path) as path:
+        assert path.is_dir()
+    assert os.listdir(tmp_path) == []
+
+
+def test_no_place_for_scratch_is_told(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="no temporary folder can be made there"):
+        ScratchFolder(tmp_path / "none")

@@ -1,0 +1,52 @@
+"""The outcome of a requested accuracy, in a sentence and a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnxq.passes.journal import Promotion, PromotionStep
+from onnxq.report.promotions import describe_promotion, promotion_rows
+from onnxq.report.terminal import show
+from tests.report.kit import shown
+
+STEPS = (
+    PromotionStep(
+        name="/encoder/layer.0/attention/self/MatMul_output_0", to="uint16", nodes=("a",), before=21.3, after=27.94
+    ),
+    PromotionStep(name="logits", to="float", nodes=("b", "c"), before=27.94, after=31.2),
+)
+MET = Promotion(
+    asked="at least 30 dB", unit="dB", met=True, value=30.61, least=30.0, steps=STEPS, operators=3, left=40, samples=8
+)
+
+TABLE = """\
+at least 30 dB: holds with 30.6 dB; 3 operators of 43 promoted
+site                                         to      operators   before    after
+/encoder/layer.0/atte…/self/MatMul_output_0  uint16          1  21.3 dB  27.9 dB
+logits                                       float           2  27.9 dB  31.2 dB
+before and after on 8 samples kept for choosing
+"""
+
+
+def test_the_table_at_80_columns() -> None:
+    assert shown(show, promotion_rows(MET)) == TABLE
+
+
+def test_what_does_not_hold_is_said_with_its_reason() -> None:
+    failed = replace(MET, met=False, value=27.94, steps=STEPS[:1], operators=1, note="the time was used up")
+    assert describe_promotion(failed) == (
+        "at least 30 dB: does NOT hold with 27.9 dB; 1 operator of 41 promoted; the time was used up"
+    )
+
+
+def test_a_metric_has_its_own_figures_and_the_float_models() -> None:
+    metric = Promotion(asked="accuracy drops by at most 0.01", unit="accuracy", met=True, value=0.91234, least=0.9,
+                       float_value=0.92)  # fmt: skip
+    assert describe_promotion(metric) == (
+        "accuracy drops by at most 0.01: holds with 0.9123 (float 0.92); nothing had to be promoted"
+    )
+    assert shown(show, promotion_rows(metric)).strip().replace("\n", " ") == describe_promotion(metric)
+
+
+def test_nothing_promoted_though_the_request_fails() -> None:
+    assert describe_promotion(replace(MET, met=False, steps=(), operators=0)).endswith("; nothing was promoted")

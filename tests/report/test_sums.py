@@ -1,0 +1,112 @@
+"""Weights that can overflow 16-bit sums, as sentences and tables."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from rich.console import Group
+
+from onnxq.annotate import WeightSums
+from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
+from onnxq.report import saturation_summary
+from onnxq.report.sums import cost_lines, saturation_cause, sums_tables
+from onnxq.report.terminal import show
+from onnxq.sites import Refusal
+from tests.report.kit import shown
+
+FIRST = WeightSums(
+    node="/features/features.0/conv/Conv",
+    op="Conv",
+    weight="onnx::Conv_123",
+    data="x",
+    rows=3,
+    all_rows=16,
+    sums=5,
+    all_sums=216,
+)
+EXACT = replace(FIRST, node="Gemm_9", op="Gemm", weight="fc.weight", exact="its data are at most 127")
+SAFE = replace(FIRST, node="Conv_2", weight="w2", rows=0, sums=0)
+COST = Cost(
+    data="8 samples",
+    samples=8,
+    nodes=(NodeCost(node=FIRST.node, saturated=25, sums=20_000),),
+    outputs=(
+        OutputCost(output="y", sqnr_db=31.26, max_abs=0.01234),
+        OutputCost(output="z", sqnr_db=math.inf, max_abs=0.0),
+    ),
+    skipped=(Refusal("Gemm_9", "its data are made inside of a loop", code="R112"),),
+)
+
+PLAIN = """\
+node                            op    weight          rows   sums
+/features/features.0/conv/Conv  Conv  onnx::Conv_123  3/16  5/216
+
+"""
+
+VERBOSE = """\
+node
+  op    weight          rows   sums  saturated  exact
+/features/features.0/conv/Conv
+  Conv  onnx::Conv_123  3/16  5/216     0.125%
+Gemm_9
+  Gemm  fc.weight       3/16  5/216             its data are at most 127
+Conv_2
+  Conv  w2              0/16  0/216
+
+"""
+
+
+def printed(*arguments: object) -> str:
+    return shown(show, Group(*sums_tables(*arguments)))
+
+
+def test_only_what_can_overflow_is_listed() -> None:
+    assert printed([FIRST, EXACT, SAFE], None, False) == PLAIN
+
+
+def test_verbose_lists_all_with_how_often_they_did() -> None:
+    assert printed([FIRST, EXACT, SAFE], COST, True) == VERBOSE
+
+
+def test_nothing_to_list_prints_nothing() -> None:
+    assert printed([EXACT, SAFE], None, False) == ""
+    assert printed([], COST, True) == ""
+
+
+def test_top_counts_what_it_hides() -> None:
+    assert "and 2 more; a larger `top=…` shows them" in printed([FIRST, EXACT, SAFE], None, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ([], ""),
+        ([EXACT, SAFE], ""),
+        ([FIRST], "3 of 16 rows of 1 weight can overflow 16-bit sums on x86 CPUs without VNNI: " + FIRST.node),
+        (
+            [replace(FIRST, node=name) for name in "abcde"],
+            "15 of 80 rows of 5 weights can overflow 16-bit sums on x86 CPUs without VNNI: a, b, c and 2 more",
+        ),
+    ],
+)
+def test_the_summary(weights: list[WeightSums], said: str) -> None:
+    assert saturation_summary(weights) == said
+
+
+def test_the_cause_of_a_divergence() -> None:
+    assert saturation_cause([]) == ""
+    one = replace(FIRST, node="Conv_0", rows=1)
+    assert saturation_cause([one]) == (
+        "saturates: 1 row of the weight of Conv_0 overflow 16-bit sums on x86 CPUs without VNNI"
+    )
+    assert "4 rows of 2 weights (Conv_0, Conv_1)" in saturation_cause([one, replace(FIRST, node="Conv_1")])
+
+
+def test_the_cost_at_each_output() -> None:
+    assert cost_lines(COST) == [
+        "y: 31.3 dB on 8 samples, against exact sums, max abs 0.0123",
+        "z: exact on 8 samples, against exact sums, max abs 0",
+        "[R112] Gemm_9: its data are made inside of a loop",
+    ]

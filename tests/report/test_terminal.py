@@ -1,0 +1,131 @@
+"""Tables, sheets and numbers as people see them, at 80 columns and in a pipe."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.text import Text
+
+from onnxq.report.terminal import decibel, milliseconds, scale_range, seconds, sheet, show, size, table, warning_text
+from onnxq.report.terminal import write as write_text
+from onnxq.sites import Caution
+from onnxq.wording import speaking
+from tests.report.kit import shown
+
+ROWS = [
+    ("/model/layers.0/self_attn/q_proj/MatMul_output_0", "MatMul", "38.2 dB", "a rule of the configuration says so"),
+    ("/model/layers.1/self_attn/q_proj/MatMul_output_0", "MatMul", "exact", ""),
+    ("y", "Softmax", "n/a", "int8 would not pay"),
+]
+COLUMNS = ("tensor", "op", "SQNR", "why it stays")
+
+
+def made() -> object:
+    return table(COLUMNS, ROWS, right=("SQNR",), names=("tensor",), fold=("why it stays",))
+
+
+AT_80 = """\
+tensor                          op          SQNR  why it stays
+/model/layers.0/sel…l_output_0  MatMul   38.2 dB  a rule of the configuration
+                                                  says so
+/model/layers.1/sel…l_output_0  MatMul     exact
+y                               Softmax      n/a  int8 would not pay
+"""
+
+AT_40 = """\
+tensor
+  op          SQNR  why it stays
+/model/layers.0/sel…proj/MatMul_output_0
+  MatMul   38.2 dB  a rule of the
+                    configuration says
+                    so
+/model/layers.1/sel…proj/MatMul_output_0
+  MatMul     exact
+y
+  Softmax      n/a  int8 would not pay
+"""
+
+
+def test_a_table_at_80_columns() -> None:
+    assert shown(show, made()) == AT_80
+
+
+def test_a_narrow_table_puts_names_above_their_rows() -> None:
+    text = shown(show, made(), width=40)
+    assert text == AT_40
+    assert max(map(len, text.splitlines())) <= 40
+
+
+def test_a_pipe_gets_one_line_for_each_row_and_every_letter() -> None:
+    lines = shown(show, made(), width=None).splitlines()
+    assert len(lines) == 1 + len(ROWS)
+    for line, row in zip(lines[1:], ROWS, strict=True):
+        assert all(cell in line for cell in row)
+        assert line == line.rstrip()
+
+
+SHEET = """\
+size    18.6 MB -> 4.8 MB
+passes  one
+        two
+table   a  b
+        1  2
+"""
+
+
+def test_a_sheet_indents_its_contents_as_one_column() -> None:
+    rows = [
+        ("size", Text("18.6 MB -> 4.8 MB")),
+        ("passes", Text("one\ntwo")),
+        ("table", table(("a", "b"), [("1", "2")])),
+    ]
+    assert shown(show, sheet(rows)) == SHEET
+
+
+def test_a_warning_has_its_code_and_the_words_of_its_reader() -> None:
+    warning = Caution("W101", "give `data=…`")
+    assert warning_text(warning).plain == "warning[W101]: give `data=…`"
+    with speaking(lambda text: text.replace("`data=…`", "--data")):
+        assert warning_text(warning).plain == "warning[W101]: give --data"
+
+
+def test_letters_that_a_stream_cannot_encode_become_question_marks() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
+    write_text("names… ×2\n", stream)
+    assert raw.getvalue() == b"names? ?2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (size(0), "0 B"),
+        (size(999), "999 B"),
+        (size(1000), "1.0 kB"),
+        (size(99_940), "99.9 kB"),
+        (size(99_950), "100 kB"),
+        (size(999_499), "999 kB"),
+        (size(18_600_000), "18.6 MB"),
+        (size(2 * 10**12), "2000 GB"),
+        (decibel(16.54), "16.5 dB"),
+        (decibel(-3.0), "-3.0 dB"),
+        (decibel(float("inf")), "exact"),
+        (decibel(float("-inf")), "-inf dB"),
+        (decibel(float("nan")), "n/a"),
+        (milliseconds(0.3051), "0.305 ms"),
+        (milliseconds(5.312), "5.31 ms"),
+        (milliseconds(120.4), "120 ms"),
+        (milliseconds(0.0), "n/a"),
+        (milliseconds(float("nan")), "n/a"),
+        (seconds(0.44), "0.4 s"),
+        (seconds(9.96), "10 s"),
+        (seconds(59.4), "59 s"),
+        (seconds(59.6), "1 min 00 s"),
+        (seconds(185), "3 min 05 s"),
+        (scale_range(0.02, 0.02), "0.02"),
+        (scale_range(2.1e-4, 9.8e-3), "0.00021..0.0098"),
+    ],
+)
+def test_numbers_at_the_edges_of_their_units(text: str, expected: str) -> None:
+    assert text == expected
