@@ -92,7 +92,7 @@ def bisect(
     piece = search.shrink(piece)
     proto, inputs = search.parts.cut_fed(piece, tensor)
     error = search.tried[frozenset(piece)]
-    order = search.parts.sort(piece)
+    order = search.parts.sort_names(piece)
     found = Bisection(
         run=run,
         against=OFF,
@@ -150,7 +150,7 @@ class _Search:
         """Leave out nodes, many at a time at first, until none can go: farthest from the output first."""
         size = max(1, len(piece) // 2)
         while True:
-            order = self.parts.sort(piece)
+            order = self.parts.sort_names(piece)
             smaller = None
             for at in range(0, len(order), size):
                 rest = set(self.parts.list_needed([self._tensor], piece - set(order[at : at + size])))

@@ -67,9 +67,9 @@ class Cutter(Generic[M]):
                 continue
             found.add(name)
             waiting.extend(tensor for tensor in reads(self.nodes[name]) if tensor not in given)
-        return self.sort(found)
+        return self.sort_names(found)
 
-    def sort(self, names: Collection[str]) -> list[str]:
+    def sort_names(self, names: Collection[str]) -> list[str]:
         """The names in the order the nodes run in."""
         wanted = set(names)
         return [name for name in self.nodes if name in wanted]
@@ -114,7 +114,7 @@ class Cutter(Generic[M]):
                 if name is not None and name in self.constants and name not in chosen:
                     chosen.add(name)
                     waiting.append(name)
-        return [self.nodes[name] for name in self.sort(chosen)]
+        return [self.nodes[name] for name in self.sort_names(chosen)]
 
 
 def assemble_model(

@@ -138,7 +138,7 @@ def _prepared(
         reports.append(PassReport(_WIDEN, ("float16 is computed in float32",), ()))
     result = prepare(typed, skip=left_out - {_WIDEN} - _LATER, target=target)
     reports.extend(result.reports)
-    return PreparedModel(model, GraphIndex(named), named, infer_shapes(strip_weights(result.proto)), tuple(reports))
+    return PreparedModel(model, index_of(named), named, infer_shapes(strip_weights(result.proto)), tuple(reports))
 
 
 def prove_equal(
