@@ -2,8 +2,8 @@
 
 `strip_weights` makes a LightModel of a ModelProto: in its graph a large initializer is a stub (name, type and dims, and
 the key of an array in the model's WeightStore). Models made from it share its arrays; an array is freed with the last
-model or session that uses it. `attach_weights` writes the bytes back: whatever leaves onnxq goes through it. Stubs are
-external data to every other tool, and those here leave external data alone.
+model or session that uses it. `attach_weights` writes the bytes back: every model that leaves onnxq goes through it.
+Stubs are external data to every other tool, and those here leave external data alone.
 """
 
 from __future__ import annotations
