@@ -1,6 +1,6 @@
 """Models as files and graphs: load and save, names, an index by identity, edits, rewrites, verification.
 
-The only user of onnx-graphsurgeon. ModelProto is what stages hand to each other.
+The only user of onnx-graphsurgeon. Stages hand each other light models (see light.py), files and callers ModelProtos.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def computes_in_half(proto: ModelLike) -> bool:
 
 
 def widen_half(model: M) -> M:
-    """A copy that computes in float32 what `model` computes in float16; inputs and outputs keep their types.
+    """A copy that computes in float32 wherever `model` computes in float16; inputs and outputs keep their types.
 
     Graph inputs and outputs of type float16 get a Cast named `<tensor>/Cast`.
     """

@@ -67,7 +67,7 @@ def structural_ids(model: ModelLike | GraphIndex) -> dict[TensorId, str]:
 
 
 def graph_digest(model: LightModel) -> str:
-    """Hash what the graph computes under its own names, without the values of floating-point weights.
+    """Hash the computation under its own names, without the values of floating-point weights.
 
     Much cheaper than a fingerprint, and for models of one run only.
     """

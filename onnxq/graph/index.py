@@ -87,7 +87,7 @@ class GraphIndex:
         self._captured: set[TensorId] = set()
         self._initializers: dict[TensorId, TensorProto | SparseTensorProto] = {}
         self._types: dict[TensorId, tuple[int, Dims | None]] = {}
-        # Set by identity.py: what a tensor is made of and becomes, computed once for all who ask.
+        # Set by identity.py: structural ids, which cost several passes over the graph.
         self.colours: dict[TensorId, str] | None = None
         self._decoded: dict[TensorId, NDArray[Any]] = {}
         self._visit(proto.graph, "")

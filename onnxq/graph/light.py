@@ -2,8 +2,8 @@
 
 `strip_weights` makes a LightModel of a ModelProto: in its graph a large initializer is a stub (name, type and dims, and
 the key of an array in the model's WeightStore). Models made from it share its arrays; an array is freed with the last
-model or session that uses it. `attach_weights` writes the bytes back: whatever leaves onnxq goes through it. Stubs are
-external data to every other tool, and those here leave external data alone.
+model or session that uses it. `attach_weights` writes the bytes back: every model that leaves onnxq goes through it.
+Stubs are external data to every other tool, and those here leave external data alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Union
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import onnx
@@ -124,8 +124,7 @@ class LightModel:
         return self if proto is self.proto else LightModel(proto, (store or self.weights).copy_for(proto))
 
 
-# Union: `ModelProto | LightModel` fails at run time where protobuf's metaclass defines no `|` (Python 3.10).
-ModelLike = Union[ModelProto, LightModel]  # noqa: UP007
+ModelLike = ModelProto | LightModel
 M = TypeVar("M", bound=ModelLike)
 P = ParamSpec("P")
 

@@ -30,7 +30,7 @@ class Model:
     """A model read from a file (or copied from a ModelProto), with everything it needs in memory.
 
     path: None for a ModelProto. size_bytes: the file and its external data. external: it had external data.
-    notes: what was changed while reading, one sentence each. files: those that were read.
+    notes: changes made while reading, one sentence each. files: those that were read.
     """
 
     proto: ModelProto
@@ -46,7 +46,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
 
     Initializers that are graph inputs too become plain ones, and nodes that stand before their producers are sorted,
     with a note each. check=False leaves out onnx.checker, which refuses attributes that no operator schema knows.
-    Raises ModelError for whatever is missing, damaged, unsafe or not supported.
+    Raises ModelError for anything missing, damaged, unsafe or not supported.
     """
     files: tuple[Path, ...] = ()
     if isinstance(source, ModelProto):

@@ -18,7 +18,7 @@ from onnxq.graph.weights import copy_fields, omit_weights, restore_weights
 
 @keep_weights
 def at_opset(proto: ModelProto, minimum: int) -> ModelProto:
-    """The model itself when it is as new as `minimum`, else upgraded; raises what `upgrade_opset` raises."""
+    """The model itself when it is as new as `minimum`, else upgraded; raises as `upgrade_opset` does."""
     return proto if opset_of(proto) >= minimum else upgrade_opset(proto, minimum)
 
 
@@ -64,7 +64,7 @@ def _imports(proto: ModelProto, minimum: int) -> list[onnx.OperatorSetIdProto]:
 
 
 def _reattach(before: ModelProto, after: ModelProto) -> None:
-    """Put back what the converter drops: names, metadata, doc strings, annotations, declared types, sparse weights."""
+    """Put back the parts the converter drops: names, metadata, doc strings, annotations, types, sparse weights."""
     graphs = dict(walk(before.graph))
     for scope, graph in walk(after.graph):
         source = graphs[scope]

@@ -1,4 +1,4 @@
-"""Writing a model so that a failure, a full disk or Ctrl-C leaves what was there before untouched."""
+"""Writing a model so that a failure, a full disk or Ctrl-C leaves the old file untouched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxq.graph.light import ModelLike, attach_weights
 from onnxq.graph.values import decode_tensor, encode_tensor
 from onnxq.graph.weights import is_large, locate_initializers, model_bytes, omit_weights, restore_weights
 
-# protobuf's limit on one message, less what names and nodes may take.
+# protobuf's limit on one message, less the room for names and nodes.
 _ONE_FILE = 2**31 - 2**24
 # Engines map the file into memory page by page.
 _ALIGNMENT = 4096

@@ -12,9 +12,9 @@ from onnxq.graph.weights import omit_weights
 
 @keep_weights
 def infer_shapes(proto: ModelProto) -> ModelProto:
-    """A copy with value_info for what onnx.shape_inference (with data propagation) finds out.
+    """A copy with value_info from onnx.shape_inference with data propagation.
 
-    The main graph's inputs and outputs stay as declared. Never fails: what cannot be inferred stays unknown.
+    The main graph's inputs and outputs stay as declared. Never fails: types that cannot be inferred stay unknown.
     """
     result = ModelProto()
     result.CopyFrom(proto)

@@ -20,7 +20,7 @@ Stored = TensorProto | SparseTensorProto
 class Cutter(Generic[M]):
     """Cuts parts out of the main graph of one model whose nodes are named.
 
-    nodes: by name, in an order that runs. constants: names of the nodes that go along with whoever reads them: those of
+    nodes: by name, in an order that runs. constants: names of the nodes that go along with their readers: those of
     operator Constant, and with `computed` all that depend on stored tensors alone (weights behind DequantizeLinear).
     """
 
@@ -39,7 +39,7 @@ class Cutter(Generic[M]):
                 self.constants.add(name)
 
     def is_constant(self, tensor: str) -> bool:
-        """True for a stored tensor and for what one of `constants` makes."""
+        """True for a stored tensor and for an output of one of `constants`."""
         return tensor in self._stored or self._producer.get(tensor) in self.constants
 
     def producer(self, tensor: str) -> str | None:
@@ -67,9 +67,9 @@ class Cutter(Generic[M]):
                 continue
             found.add(name)
             waiting.extend(tensor for tensor in reads(self.nodes[name]) if tensor not in given)
-        return self.sort(found)
+        return self.sort_names(found)
 
-    def sort(self, names: Collection[str]) -> list[str]:
+    def sort_names(self, names: Collection[str]) -> list[str]:
         """The names in the order the nodes run in."""
         wanted = set(names)
         return [name for name in self.nodes if name in wanted]
@@ -89,8 +89,8 @@ class Cutter(Generic[M]):
     ) -> M:
         """These nodes as a model, with types of inner tensors as the model declares them.
 
-        inputs: one for each of `list_inputs`, and any other to be given in place of what the nodes make or the model
-        stores. outputs: of these nodes. changed: nodes to take in place of the model's, by name. tensors: stored
+        inputs: one for each of `list_inputs`, and any other to be given in place of a tensor that the nodes make or the
+        model stores. outputs: of these nodes. changed: nodes to take in place of the model's, by name. tensors: stored
         tensors that they read.
         """
         given = list(inputs)
@@ -114,7 +114,7 @@ class Cutter(Generic[M]):
                 if name is not None and name in self.constants and name not in chosen:
                     chosen.add(name)
                     waiting.append(name)
-        return [self.nodes[name] for name in self.sort(chosen)]
+        return [self.nodes[name] for name in self.sort_names(chosen)]
 
 
 def assemble_model(

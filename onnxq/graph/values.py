@@ -164,14 +164,14 @@ def constant_type(node: NodeProto) -> tuple[int, Dims] | None:
 
 
 def declared_type(value: ValueInfoProto) -> tuple[int, Dims | None]:
-    """(dtype, shape) a ValueInfoProto declares; dtype 0 for what is not a dense tensor, shape None when unknown."""
+    """(dtype, shape) a ValueInfoProto declares; dtype 0 unless it is a dense tensor, shape None when unknown."""
     if value.type.WhichOneof("value") != "tensor_type":
         return 0, None
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return tensor.elem_type, None
     return tensor.elem_type, tuple(
-        # Exporters write -1 for what they do not know, which the checker lets pass.
+        # Exporters write -1 for unknown dims, which the checker lets pass.
         (dim.dim_value if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else _symbol(dim.dim_param)
         for dim in tensor.shape.dim
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from onnxq.graph import GraphIndex, Model, ModelLike
+from onnxq.graph import GraphIndex, Model, ModelLike, index_of
 from onnxq.passes.journal import Promotion
 from onnxq.plan import Plan, Scaling
 from onnxq.planner import Draft
@@ -37,7 +37,7 @@ class State:
     @cached_property
     def before(self) -> GraphIndex:
         """The index of the model as loaded."""
-        return GraphIndex(self.named)
+        return index_of(self.named)
 
     @property
     def planned(self) -> Plan:

@@ -11,7 +11,7 @@ from onnxq.errors import ConfigError, MissingDependencyError
 from onnxq.nearest import did_you_mean
 
 CPU = "CPUExecutionProvider"
-# Only FATAL reaches stderr: what ORT logs below that it also raises, and we translate what it raises.
+# Only FATAL reaches stderr: lesser errors ORT also raises, and we translate those.
 _QUIET = 4
 
 
@@ -76,7 +76,7 @@ def session_options(
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if not arena:
-        # Buffers go back to the system as soon as they are free: the peak is what is alive, not what ever was.
+        # Buffers go back to the system as soon as they are free: the peak is of live tensors only.
         options.enable_cpu_mem_arena = False
         options.enable_mem_pattern = False
     if shapes_first:

@@ -1,4 +1,4 @@
-"""ORT's messages, turned into ours: which node or input, what is wrong, what to do."""
+"""ORT's messages, turned into ours: the node or input, the fault, the remedy."""
 
 from __future__ import annotations
 

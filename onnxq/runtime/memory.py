@@ -9,7 +9,7 @@ from functools import lru_cache
 
 
 def trim() -> None:
-    """Hand back what the C library keeps of freed memory; does nothing where it has no such call.
+    """Return the freed memory that the C library keeps to the system; does nothing where it has no such call.
 
     glibc learns from large freed buffers to keep their like, and fragmentation then makes the peak of the next run
     add to that of the last (measured: 208 MiB in place of 143 for 52 MB of taps).

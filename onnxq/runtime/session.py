@@ -42,7 +42,7 @@ _DTYPES = {
     "bool": onnx.TensorProto.BOOL,
     "string": onnx.TensorProto.STRING,
 }
-# protobuf stops at 2 GiB; what is near it goes through files.
+# protobuf stops at 2 GiB; models near it go through files.
 _LARGE = 2**31 - 2**24
 
 

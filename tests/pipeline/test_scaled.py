@@ -12,6 +12,7 @@ from onnx import numpy_helper, parser
 import onnxq
 from onnxq.config import Config, QuantWish, Rule
 from onnxq.errors import PlanError
+from onnxq.graph import ModelLike, attach_weights
 from onnxq.graph.values import decode_tensor
 from onnxq.passes.equalization import passes, replay
 from onnxq.plan import from_json, to_json
@@ -166,8 +167,8 @@ def test_factors_that_harm_are_rolled_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_rewrite_that_changes_the_function_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(proto: onnx.ModelProto, factors: object) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-        copy = onnx.ModelProto.FromString(proto.SerializeToString())
+    def wrong(model: ModelLike, factors: object) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+        copy = onnx.ModelProto.FromString(attach_weights(model).SerializeToString())
         tensor = copy.graph.initializer[0]
         tensor.CopyFrom(numpy_helper.from_array(decode_tensor(tensor) * F(1.1), tensor.name))
         return copy, ("changed",)

@@ -97,7 +97,11 @@ def test_verbose_lists_fused_pairs_and_kernels() -> None:
 
 def test_a_refused_build_says_why_and_shows_the_last_lines() -> None:
     build = replace(
-        PROOF.build, state=BuildState.REFUSED, reason="no plugin Foo", node="Foo_1", log=tuple(f"line {k}" for k in range(9))
+        PROOF.build,
+        state=BuildState.REFUSED,
+        reason="no plugin Foo",
+        node="Foo_1",
+        log=tuple(f"line {k}" for k in range(9)),
     )
     text = shown(show_proof, Proof(source="m.onnx", build=build))
     assert "refused     node Foo_1: no plugin Foo" in text

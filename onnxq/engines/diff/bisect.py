@@ -96,7 +96,7 @@ def bisect_divergence(
     piece = search.grow()
     if piece is None:
         return None
-    order = leave_out_nodes(parts.sort(piece), lambda names: search.fails(set(names)), search.connect)
+    order = leave_out_nodes(parts.sort_names(piece), lambda names: search.fails(set(names)), search.connect)
     proto, inputs = parts.cut_fed(order, counterpart.tensor)
     error = search.tried[frozenset(order)]
     found = Bisection(

@@ -36,7 +36,7 @@ class Parts:
     def cut(self, names: Sequence[str]) -> ModelProto | None:
         """The nodes as a model; None when a tensor that would become an input has no known type or rank."""
         inputs = [self._declare(name) for name in self._cutter.list_inputs(names)]
-        nodes = [self._cutter.nodes[name] for name in self._cutter.sort(names)]
+        nodes = [self._cutter.nodes[name] for name in self._cutter.sort_names(names)]
         read = {name for node in nodes for name in reads(node)}
         ends = {value.name for value in self._index.proto.graph.output}
         given = [name for node in nodes for name in node.output if name and (name not in read or name in ends)]

@@ -1,6 +1,6 @@
 """Editor: the one place where a model is changed. Import once, edit by name, export once.
 
-Every method raises ModelError with the name when what it is asked to change is not there.
+Every method raises ModelError with the name of a node, tensor or scope that does not exist.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Editor(Generic[M]):
         self._metadata: dict[str, str] = {}
 
     def export(self) -> M:
-        """The edited model, of the kind that was given; what no edit touched is as it was, in the order it had.
+        """The edited model, of the kind that was given; untouched parts are as they were, in the same order.
 
         Raises ModelError for a node that reads, or an output that is, a tensor nothing makes, and for a cycle.
         """
@@ -138,7 +138,7 @@ class Editor(Generic[M]):
             target.order.append(name)
 
     def remove_node(self, name: str) -> None:
-        """Take out a node with its subgraphs. Whoever reads its outputs must be rewired before export."""
+        """Take out a node with its subgraphs. Readers of its outputs must be rewired before export."""
         record = self._node(name)
         for subgraph in record.subgraphs.values():
             for inner in [key for key, value in self._wiring.nodes.items() if value.scope == subgraph]:
@@ -334,7 +334,7 @@ def _attribute(name: str, value: Any) -> AttributeProto:
             raise ModelError(name, "is a body, which cannot be put into a node", "build the model with it", code="Q117")
         return value
     if isinstance(value, (list, tuple)) and not value:
-        # An empty list has no type of its own; integers (axes, pads …) are what ONNX lists mostly are.
+        # An empty list has no type of its own; most lists of ONNX are of integers (axes, pads …).
         return AttributeProto(name=name, type=AttributeProto.INTS)
     attribute: AttributeProto = helper.make_attribute(name, value)
     return attribute

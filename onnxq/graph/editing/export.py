@@ -38,7 +38,7 @@ def export_wiring(
 
 
 def _sorted_nodes(wiring: Wiring, scope: Scope, before: Anchors, after: Anchors) -> list[Held]:
-    """The scope's nodes: base order with insertions at their anchors, then whatever must move so that it can run."""
+    """The scope's nodes: base order with insertions at their anchors, then moved as far as running asks."""
     names: list[str] = []
     stack = [(name, False) for name in reversed(scope.order)]
     while stack:

@@ -26,7 +26,7 @@ BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 
 @dataclass(eq=False)
 class Held:
-    """One node: its graphsurgeon twin and what graphsurgeon does not carry. subgraphs: label -> scope."""
+    """One node: its graphsurgeon twin, and the parts that graphsurgeon does not carry. subgraphs: label -> scope."""
 
     node: Any
     scope: str

@@ -1,4 +1,4 @@
-"""Constants computed once: Constant nodes, what follows from constants or static shapes, wrapped weights."""
+"""Constants computed once: Constant nodes, nodes that read only constants or static shapes, wrapped weights."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _ROUNDS = 10
 
 
 def fold_constants(model: M) -> M:
-    """A copy in which whatever does not depend on the inputs is an initializer under its own tensor's name.
+    """A copy in which all that does not depend on the inputs is an initializer under its own tensor's name.
 
     All scopes; subgraphs that unpack one weight share the result, in the scope around them. Constant nodes become
     initializers; readers of Identity(constant) read the constant itself; chains of shape arithmetic fold as far as
     dims are static, by inference from the inputs (value_info in the file may be stale and is not believed). Nodes that
-    make a graph or subgraph output stay, as do Q/DQ, random operators, functions, and whatever would grow the model.
+    make a graph or subgraph output stay, as do Q/DQ, random operators, functions, and nodes that would grow the model.
     Raises MissingDependencyError without onnxruntime.
     """
     model = name_nodes(model)
@@ -63,7 +63,7 @@ def fold_constants(model: M) -> M:
 
 @dataclass(eq=False)
 class _Plan:
-    """nodes: they go. tensors: initializers for what is still read. same: Identity outputs and what they stand for."""
+    """nodes: to remove. tensors: initializers that are still read. same: Identity outputs and their sources."""
 
     nodes: dict[str, NodeRef]
     tensors: dict[TensorId, TensorProto]
@@ -92,7 +92,7 @@ class _Folding:
         self.bytes: dict[TensorId, int] = {}
 
     def plan(self) -> _Plan:
-        """Find what can be folded now; nodes that fail or grow too much are left out with what depends on them."""
+        """Find what can be folded now; nodes that fail or grow too much are left out with all that depends on them."""
         refused: set[str] = set()
         computed: dict[TensorId, TensorProto] = {}
         while True:
@@ -289,7 +289,7 @@ def _apply(index: GraphIndex, plan: _Plan, model: M) -> M:
 
 
 def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
-    """Take out what only the folded nodes read: weights, and Shape nodes of which every static entry was taken."""
+    """Take out sources that only the folded nodes read: weights, and Shape nodes that nobody needs."""
     waiting = list(plan.nodes.values())
     removed = set(plan.nodes)
     while waiting:

@@ -1,4 +1,4 @@
-"""Weights unwrapped without an engine: what only moves or widens values, for which ORT would copy them five times.
+"""Weights moved or widened without an engine: ORT would copy them five times for it.
 
 It also serves types that ORT cannot hand back to numpy (bfloat16, float8, sub-byte integers).
 """
@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from onnxq.graph.index import NodeRef
 
-# Casts in which no value changes: what is read -> what it may become.
+# Casts in which no value changes: source type -> target types.
 _WIDER: dict[int, tuple[int, ...]] = {
     TensorProto.FLOAT16: (TensorProto.FLOAT, TensorProto.DOUBLE),
     TensorProto.BFLOAT16: (TensorProto.FLOAT, TensorProto.DOUBLE),

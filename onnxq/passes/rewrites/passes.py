@@ -25,7 +25,7 @@ from onnxq.passes.state import State
 
 def compute_constants(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Compute what can be computed now: weights behind Cast or Transpose, shape chains, Pad amounts."""
-    folded = infer_shapes(strip_weights(fold_constants(proto)))
+    folded = infer_shapes(fold_constants(proto))
     left = {node.name for node in GraphIndex(folded).nodes}
     gone = [node for node in GraphIndex(proto).nodes if node.name not in left]
     return folded, PassReport("constants", tuple(f"{node.name}: {node.op_type} computed" for node in gone))
