@@ -35,7 +35,7 @@ STEPS = {
     "apply": [*COMMON, "making the quantized model", "checking the quantized model", "writing"],
     "prove": [
         "reading the model", "reading samples", "building with ONNX Runtime, for at most 600 s",
-        "reading what was built", "telling kernels from nodes and pairs", "counting sums that saturate",
+        "reading the engine", "finding the kernels of nodes and pairs", "counting sums that saturate",
     ],
     "diff": [
         "reading the models", "reading samples", "indexing both models", "loading the float model into ONNX Runtime",
