@@ -211,7 +211,7 @@ def _site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
         rule=RULE,
         reason=f"quantizer {', '.join(group.sites)}",
         consumers=placed.consumers,
-        tensor=str(placed.tensor),
+        tensor=placed.tensor,
     )
 
 

@@ -57,7 +57,7 @@ def match(cache: Cache, plan: Plan, before: GraphIndex, prepared: GraphIndex) ->
     found: dict[Site, tuple[Entry, str]] = {}
     missing = []
     for site in _ranged(plan):
-        taken = kin.nearest(_tensor(site), known)
+        taken = kin.nearest(site.quantized_tensor, known)
         if taken is None:
             missing.append(site)
         else:
@@ -79,7 +79,11 @@ def match(cache: Cache, plan: Plan, before: GraphIndex, prepared: GraphIndex) ->
         unused=unused,
         missing=tuple(missing),
         absent=tuple(
-            Absent(site=str(site.site), tensor=_tensor(site).name, nearest=nearest(_tensor(site).name, known, 2))
+            Absent(
+                site=str(site.site),
+                tensor=site.quantized_tensor.name,
+                nearest=nearest(site.quantized_tensor.name, known, 2),
+            )
             for site in missing
         ),
         notes=notes,
@@ -95,13 +99,6 @@ def with_scales(plan: Plan, entries: Mapping[Site, Entry]) -> Plan:
 
 def _ranged(plan: Plan) -> Iterator[SitePlan]:
     return (site for site in plan.sites if site.role in _RANGED)
-
-
-def _tensor(site: SitePlan) -> TensorId:
-    if isinstance(site.site, TensorId):
-        return site.site
-    scope, _, name = site.tensor.rpartition("::")
-    return TensorId(name, scope)
 
 
 def _check_fits(site: SitePlan, entry: Entry) -> None:
@@ -251,7 +248,7 @@ def consumers_of(sites: Iterable[SitePlan], index: GraphIndex) -> dict[str, str]
     """Nodes that make a site's pair necessary -> its tensor: its readers, and its maker where the pair sits there."""
     found: dict[str, str] = {}
     for site in sites:
-        tensor = _tensor(site)
+        tensor = site.quantized_tensor
         edges = index.consumers(tensor) if site.consumers is None else site.consumers
         maker = index.producer(tensor) if site.consumers is None else None
         for name in [edge.node for edge in edges] + ([maker.name] if maker is not None else []):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnxq.errors import CalibrationError
 from onnxq.files import read_input
 from onnxq.plan import Plan
-from onnxq.sites import Role, TensorId
+from onnxq.sites import Role
 
 ORIGIN = "TensorRT calibration cache"
 HEADER = "TRT-8601-EntropyCalibration2"
@@ -131,8 +131,7 @@ def cache_of(plan: Plan) -> dict[str, np.float32]:
         numbers = site.qparams
         if site.role in (Role.WEIGHT, Role.BIAS) or numbers is None or numbers.zero_point.any():
             continue
-        name = site.site.name if isinstance(site.site, TensorId) else site.tensor.rpartition("::")[2]
-        found.setdefault(name, np.float32(numbers.scale))
+        found.setdefault(site.quantized_tensor.name, np.float32(numbers.scale))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,11 +16,22 @@ from onnxq.config.schema import JsonText, Path, shorten
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.files import readable
 from onnxq.plan.arrays import read_array, read_mark, write_array, write_mark
+from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice, PlacementMethod
 from onnxq.plan.model import SCHEMA, BiasPlan, Plan, SitePlan
 from onnxq.plan.scalings import Scaling, check_scaling, scaling_dict
-from onnxq.plan.schema import BiasRow, PlanFile, ScalingRow, SiteRef, SiteRow, SpecRow
+from onnxq.plan.schema import AttentionRow, BiasRow, PlacementRow, PlanFile, ScalingRow, SiteRef, SiteRow, SpecRow
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId, Unquantized
-from onnxq.spec import GRAIN_NAMES, Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import (
+    GRAIN_NAMES,
+    Granularity,
+    ObserverSpec,
+    PerBlock,
+    PerChannel,
+    PerTensor,
+    QParams,
+    QuantSpec,
+    find_element_type,
+)
 
 
 def to_json(plan: Plan) -> str:
@@ -63,7 +75,8 @@ def _read_plan(text: str, source: str) -> Plan:
         kept=row.kept,
         warnings=tuple(Caution(one.code, one.text) for one in row.warnings),
         data=row.data,
-        choice=row.choice,
+        placement=_read_placement(row.placement),
+        attention=_read_attention(row.attention),
         nodes=row.nodes,
         scalings=tuple(_read_scaling(read, k, entry) for k, entry in enumerate(row.scalings)),
         biases=tuple(_read_bias(read, k, entry) for k, entry in enumerate(row.biases)),
@@ -87,7 +100,8 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "opset": plan.opset,
         "prepare": list(plan.prepare),
         "data": plan.data,
-        "choice": dict(plan.choice),
+        **({"placement": _placement_dict(plan.placement)} if plan.placement is not None else {}),
+        **({"attention": _attention_dict(plan.attention)} if plan.attention is not None else {}),
         "warnings": [{"code": warning.code, "text": str(warning)} for warning in plan.warnings],
         "kept": list(plan.kept),
         "float_nodes": list(plan.float_nodes),
@@ -105,6 +119,38 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         **({"saturation": plan.saturation} if plan.saturation != "avoid" else {}),
         **({"existing": [_site_dict(site) for site in plan.existing]} if plan.existing else {}),
     }
+
+
+def _placement_dict(choice: PlacementChoice) -> dict[str, Any]:
+    fields = {**vars(choice), "method": str(choice.method), "speedups": dict(choice.speedups)}
+    return {key: value for key, value in fields.items() if value}
+
+
+def _attention_dict(choice: AttentionChoice) -> dict[str, Any]:
+    fields = {**vars(choice), "kind": str(choice.kind)}
+    # JSON has no infinity, and a figure is infinite where the outputs are exact.
+    return {key: value for key, value in fields.items() if value != math.inf}
+
+
+def _read_placement(row: PlacementRow | None) -> PlacementChoice | None:
+    if row is None:
+        return None
+    return PlacementChoice(
+        method=PlacementMethod(row.method),
+        cpu=row.cpu,
+        candidate=row.candidate,
+        threads=row.threads,
+        speedups=row.speedups or {},
+    )
+
+
+def _read_attention(row: AttentionRow | None) -> AttentionChoice | None:
+    if row is None:
+        return None
+    float_db, quantized_db = (math.inf if db is None else db for db in (row.float_db, row.quantized_db))
+    return AttentionChoice(
+        kind=AttentionKind(row.kind), float_db=float_db, quantized_db=quantized_db, samples=row.samples
+    )
 
 
 def _reason_dict(one: Unquantized) -> dict[str, str]:
@@ -129,7 +175,9 @@ def _site_dict(site: SitePlan) -> dict[str, Any]:
         out["bound"] = list(site.bound)
     if site.derived is not None:
         out["derived"] = [_site_name(part) for part in site.derived]
-    out |= {key: value for key in ("group", "tensor", "anchor", "dequantize") if (value := getattr(site, key))}
+    if site.tensor is not None:
+        out |= {"tensor": site.tensor.name, **({"tensor_scope": site.tensor.scope} if site.tensor.scope else {})}
+    out |= {key: value for key in ("group", "anchor", "dequantize") if (value := getattr(site, key))}
     out |= {"sum_orders": [list(order) for order in site.sum_orders]} if site.sum_orders else {}
     return out if site.values is None else out | {"values": write_array(site.values)}
 
@@ -184,7 +232,7 @@ def _read_entry(read: JsonText, path: Path, row: SiteRow) -> SitePlan:
         bound=row.bound,
         derived=None if row.derived is None else (_read_site(row.derived[0]), _read_site(row.derived[1])),
         group=row.group,
-        tensor=row.tensor,
+        tensor=TensorId(row.tensor, row.tensor_scope) if row.tensor else None,
         anchor=row.anchor,
         dequantize=row.dequantize,
         values=values,
@@ -248,7 +296,7 @@ def _make_spec(row: SpecRow) -> QuantSpec:
         grain = PerBlock(row.axis or 0, row.block_size)
     return QuantSpec(
         bits=row.bits,
-        signed=not row.type.startswith("u"),
+        signed=find_element_type(row.type).signed,
         symmetric=row.scheme == "symmetric",
         narrow_range=row.narrow_range,
         granularity=grain,
@@ -259,4 +307,4 @@ def _make_spec(row: SpecRow) -> QuantSpec:
 def _integers(spec: QuantSpec) -> np.dtype[Any]:
     if spec.is_float:
         raise ValueError(f"{spec.storage} has no integers: take them out")
-    return np.dtype(spec.storage.replace("int4", "int8"))
+    return np.dtype(spec.numpy_storage)

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.numerics import SumOrder
+from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice
 from onnxq.plan.scalings import Scaling
-from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site
+from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 
-SCHEMA = 1
+SCHEMA = 2
 
 Bound = tuple[float | None, float | None]
 Saturation = Literal["avoid", "allow"]
@@ -50,11 +51,20 @@ class SitePlan:
     bound: Bound = (None, None)
     derived: tuple[Site, Site] | None = None
     group: str = ""
-    tensor: str = ""
+    tensor: TensorId | None = None
     anchor: str = ""
     values: NDArray[Any] | None = field(default=None, hash=False)
     sum_orders: tuple[SumOrder, ...] = ()
     dequantize: str = ""
+
+    @property
+    def quantized_tensor(self) -> TensorId:
+        """The tensor that the site quantizes. Raises PlanError for an input whose plan names no tensor."""
+        if isinstance(self.site, TensorId):
+            return self.site
+        if self.tensor is None:
+            raise PlanError(str(self.site), "the plan does not name its tensor", "plan the model again", code="Q403")
+        return self.tensor
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SitePlan):
@@ -111,7 +121,8 @@ class Plan:
     kept: tuple[str, ...] = ()
     warnings: tuple[Caution, ...] = ()
     data: str = ""
-    choice: Mapping[str, str] = field(default_factory=dict)
+    placement: PlacementChoice | None = None
+    attention: AttentionChoice | None = None
     nodes: Mapping[str, str] = field(default_factory=dict)
     scalings: tuple[Scaling, ...] = ()
     biases: tuple[BiasPlan, ...] = ()
@@ -135,6 +146,11 @@ class Plan:
     def calibrated(self) -> bool:
         """True when every site has its numbers."""
         return all(site.qparams is not None for site in self.sites)
+
+    @property
+    def quantizes_attention(self) -> bool:
+        """True when attention was tried both ways and is quantized."""
+        return self.attention is not None and self.attention.kind is AttentionKind.QUANTIZED
 
     def with_sites(self, sites: tuple[SitePlan, ...]) -> Plan:
         """The same plan with other sites."""

@@ -47,6 +47,7 @@ class SiteRow(Frozen):
     derived: tuple[SiteRef, SiteRef] | None = None
     group: str = ""
     tensor: str = ""
+    tensor_scope: str = ""
     anchor: str = ""
     dequantize: str = ""
     values: Any = None
@@ -97,6 +98,25 @@ class BiasRow(Frozen):
     values: Any
 
 
+class PlacementRow(Frozen):
+    """A PlacementChoice."""
+
+    method: Literal["rules", "measured"]
+    cpu: str = ""
+    candidate: str = ""
+    threads: Natural = 0
+    speedups: dict[str, Finite] | None = None
+
+
+class AttentionRow(Frozen):
+    """An AttentionChoice; a figure that is not there is infinite, which JSON cannot say."""
+
+    kind: Literal["float", "quantized"]
+    float_db: Finite | None = None
+    quantized_db: Finite | None = None
+    samples: Natural
+
+
 class PlanFile(Frozen):
     """The whole plan."""
 
@@ -108,7 +128,8 @@ class PlanFile(Frozen):
     opset: Opset = 13
     prepare: tuple[str, ...] = ()
     data: str = ""
-    choice: Words
+    placement: PlacementRow | None = None
+    attention: AttentionRow | None = None
     warnings: tuple[WarningRow, ...] = ()
     kept: tuple[str, ...] = ()
     float_nodes: tuple[str, ...] = ()

@@ -123,6 +123,7 @@ class PlacementRule:
     joins: bool = False
     follow: Callable[[Candidate, frozenset[str]], bool] = lambda _, __: True
     opt_in: str = ""
+    attention: bool = False
     together: Callable[[Candidate], tuple[str, ...]] = lambda _: ()
 
 
@@ -181,6 +182,11 @@ class Target:
     no_kernel: Mapping[str, str] = field(default_factory=dict)
     no_gain: Mapping[str, str] = field(default_factory=dict)
     sum_order: Callable[[NodeRef, Shape], SumOrder | None] = _exact
+
+    @property
+    def attention_rules(self) -> frozenset[str]:
+        """Names of the rules for the products of attention."""
+        return frozenset(rule.name for rule in self.rules if rule.attention)
 
     @property
     def saturates(self) -> bool:

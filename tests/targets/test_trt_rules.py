@@ -11,6 +11,7 @@ from onnx import TensorProto, numpy_helper
 
 import onnxq
 from onnxq.config import load_config
+from onnxq.plan import AttentionKind
 from onnxq.sites import Role
 from onnxq.targets.trt import RULES
 from tests.targets.graphs import model
@@ -190,7 +191,7 @@ def test_attention_stays_float_unless_forced() -> None:
 
 def test_attention_is_quantized_where_it_keeps_the_answers() -> None:
     result = attention(load_config(CONFIG, {"attention": "auto"}))
-    assert result.plan.choice["attention"].startswith("quantized (")
+    assert result.plan.quantizes_attention
     assert pairs(result) == {"x", "o", "q", "k", "p", "v", "o0"}
     assert "attention quantized" in result.report.placement
 
@@ -204,7 +205,9 @@ def test_attention_stays_float_where_it_does_not() -> None:
             wide[:, :2] *= 400.0 if tensor.name == "wk" else 0.0025
             tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
     result = onnxq.quantize(proto, samples(proto), load_config(CONFIG, {"attention": "auto"}))
-    assert result.plan.choice["attention"].startswith("float (")
+    assert result.plan.attention is not None
+    assert result.plan.attention.kind is AttentionKind.FLOAT
+    assert result.plan.attention.quantized_db < result.plan.attention.float_db
     assert pairs(result) == {"x", "o"}
     assert result.plan.calibrated
     assert {one.subject for one in result.report.left_float} == {"matmul9", "matmul13"}
