@@ -8,8 +8,9 @@ from dataclasses import replace
 from onnxq.data import Dataset
 from onnxq.pipeline.judging import plan_errors
 from onnxq.pipeline.prepared import PreparedModel
-from onnxq.plan import Plan
+from onnxq.plan import AttentionChoice, AttentionKind, Plan
 from onnxq.progress import Progress, silent
+from onnxq.targets import target
 
 # What integers in attention may cost in SQNR. A decibel is well inside the spread of a few held-back samples.
 _MAY_COST_DB = 1.0
@@ -45,13 +46,21 @@ def settle_attention(
         b.sqnr_db >= min(a.sqnr_db - _MAY_COST_DB, _GOOD_DB)
         for a, b in zip(found["float"], found["quantized"], strict=True)
     ]
-    said = f"{worst['quantized']:.1f} dB quantized, {worst['float']:.1f} dB in float, on {len(held)} held-back samples"
-    if all(kept):
-        return replace(whole, choice={**whole.choice, "attention": f"quantized ({said})"})
-    reason = f"attention stays float: quantized it costs more than {_MAY_COST_DB:g} dB ({said})"
-    names = {edge.node for site in whole.sites for edge in site.consumers or () if site.rule.startswith("attention")}
-    left_float = tuple(
-        replace(one, reason=reason) if one.rule.startswith("attention") and one.subject in names else one
-        for one in plain.left_float
+    choice = AttentionChoice(
+        kind=AttentionKind.FLOAT,
+        float_db=round(worst["float"], 1),
+        quantized_db=round(worst["quantized"], 1),
+        samples=len(held),
     )
-    return replace(plain, left_float=left_float, choice={**plain.choice, "attention": f"float ({said})"})
+    if all(kept):
+        return replace(whole, attention=replace(choice, kind=AttentionKind.QUANTIZED))
+    reason = (
+        f"attention stays float: quantized it costs more than {_MAY_COST_DB:g} dB ({worst['quantized']:.1f} dB "
+        f"quantized, {worst['float']:.1f} dB in float, on {len(held)} held-back samples)"
+    )
+    rules = target(plain.target).attention_rules
+    names = {edge.node for site in whole.sites for edge in site.consumers or () if site.rule in rules}
+    left_float = tuple(
+        replace(one, reason=reason) if one.rule in rules and one.subject in names else one for one in plain.left_float
+    )
+    return replace(plain, left_float=left_float, attention=choice)

@@ -18,9 +18,9 @@ from onnxq.pipeline.inputs import Inputs
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.stages import Stages
-from onnxq.plan import Plan
+from onnxq.plan import PlacementMethod, Plan
 from onnxq.progress import counted
-from onnxq.report import Promotion, Report, duration, saturation_summary, site_line
+from onnxq.report import Promotion, Report, duration, placement_text, saturation_summary, site_line
 from onnxq.report.model import DRIFT_DB
 from onnxq.runtime import cpu_kind
 from onnxq.sites import Caution
@@ -64,8 +64,8 @@ def finish(
         source=str(source) if isinstance(source, (str, Path)) else "",
         target=plan.target,
         config=config.source,
-        placement=_placement(plan),
-        cpu=plan.choice.get("cpu", ""),
+        placement=placement_text(plan),
+        cpu=plan.placement.cpu if plan.placement is not None else "",
         data=plan.data,
         synthetic=inputs is not None and inputs.synthetic,
         source_bytes=prepared.source.size_bytes,
@@ -116,11 +116,12 @@ def _gather_warnings(prepared: PreparedModel, plan: Plan, trial: check.Trial | N
 
 def unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
     """A warning where the plan was placed by costs of other kinds of CPU than this machine's, of `runtime.cpu_kind`."""
-    if kind != "arm64" or plan.choice.get("placement") != "rules" or "cpu" not in plan.choice:
+    how = plan.placement
+    if kind != "arm64" or how is None or how.method is not PlacementMethod.RULES or not how.cpu:
         return ()
     warning = (
         "this machine is an ARM, and nobody has measured what int8 costs there: the placement "
-        f"(cpu: {plan.choice['cpu']}) goes by times of x86. `placement='measured'` times placements on this machine"
+        f"(cpu: {how.cpu}) goes by times of x86. `placement='measured'` times placements on this machine"
     )
     return (Caution("W115", warning),)
 
@@ -129,12 +130,6 @@ def _saturating(model: onnx.ModelProto, trial: check.Trial | None) -> str:
     """Which weights can explain that ONNX Runtime's optimizations change the answers; "" where they do not."""
     drifted = any(one.sqnr_db[1] < one.sqnr_db[0] - DRIFT_DB for one in (trial.outputs if trial else ()))
     return saturation_summary(find_saturating(index_of(name_nodes(model)))) if drifted else ""
-
-
-def _placement(plan: Plan) -> str:
-    chosen, attention = plan.choice.get("chosen"), plan.choice.get("attention")
-    how = plan.choice.get("placement", "rules")
-    return (f"{how}: {chosen}" if chosen else how) + (f"; attention {attention}" if attention else "")
 
 
 def _decided(promotion: Promotion, trial: check.Trial | None, optimized: bool) -> Promotion:

@@ -61,12 +61,16 @@ def improved(
     before = prepared
     plan = bare = _settled(before, plan, plain, scene)
     prepared, plan = _swept(prepared, plan, scene, "sweep")
-    if plan is not bare and plain is not None and plan.choice.get("attention", "").startswith("quantized"):
+    if plan is not bare and plain is not None and plan.quantizes_attention:
         # The sweep makes other errors smaller, and so those of attention larger beside them; never the other way.
         plan = _settled(before, plan, plain, scene)
-        if not plan.choice["attention"].startswith("quantized"):
+        if not plan.quantizes_attention:
             bare = replace(
-                without_attention(bare, plain), refusals=plan.refusals, left_float=plan.left_float, choice=plan.choice
+                without_attention(bare, plain),
+                refusals=plan.refusals,
+                left_float=plan.left_float,
+                placement=plan.placement,
+                attention=plan.attention,
             )
             prepared, plan = _best(before, (prepared, plan), bare, scene, "sweep without attention")
     outcome = _promoted(prepared, plan, draft, scene)
@@ -206,7 +210,7 @@ def _ground(prepared: PreparedModel, plan: Plan, draft: Draft, scene: Improving,
         calibration=scene.inputs.calibration,
         trial=scene.inputs.trial,
         progress=progress,
-        attention=config.attention == "quantized" or plan.choice.get("attention", "").startswith("quantized"),
+        attention=config.attention == "quantized" or plan.quantizes_attention,
         threads=config.verify.threads,
         seed=config.data.seed,
         batch=config.data.batch,
