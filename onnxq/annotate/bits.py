@@ -7,7 +7,6 @@ Clip, the levels a stored weight uses, and at last the width of the container.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from onnxq.annotate.model import Origin
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.numerics import quantize
 from onnxq.sites import TensorId
-from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import ElementType, Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, find_element_type
 
 # Fewer values say nothing about the width that was meant.
 ENOUGH_VALUES = 16
@@ -39,6 +38,11 @@ class Numbers:
     storage: str
     granularity: Granularity
 
+    @property
+    def element_type(self) -> ElementType:
+        """The width and the sign of the type."""
+        return find_element_type(self.storage)
+
 
 def numbers_of(index: GraphIndex, chain: Chain) -> Numbers:
     """Read scale, zero point, type and granularity of a chain."""
@@ -53,17 +57,6 @@ def numbers_of(index: GraphIndex, chain: Chain) -> Numbers:
     )
 
 
-def type_width(storage: str) -> int:
-    """Bits of a type's name: int8 -> 8, float8e4m3fn -> 8; 8 when unknown."""
-    found = re.search(r"\d+", storage)
-    return int(found[0]) if found else 8
-
-
-def is_signed(storage: str) -> bool:
-    """False for uint types."""
-    return not storage.startswith("u")
-
-
 def read_bits(
     index: GraphIndex,
     chain: Chain,
@@ -76,7 +69,7 @@ def read_bits(
 
     noted: what onnxq wrote down, if it did. levels: as `levels_used` gives them.
     """
-    width = type_width(numbers.storage)
+    width = numbers.element_type.bits
     if noted is not None and noted[0] <= width:
         return noted
     written = [node.attrs["bits"] for node in chain.nodes if isinstance(node.attrs.get("bits"), int)]
@@ -88,7 +81,7 @@ def read_bits(
     if clipped is not None and clipped < width:
         return clipped, Origin.CLIP
     if levels is not None and _count(index, chain) >= ENOUGH_VALUES:
-        used = bits_for(*levels, signed=is_signed(numbers.storage))
+        used = bits_for(*levels, signed=numbers.element_type.signed)
         if used < width:
             return used, Origin.VALUES
     return width, Origin.TYPE
@@ -121,7 +114,7 @@ def _float_clip_bits(index: GraphIndex, clip: NodeRef, numbers: Numbers) -> int 
     low, high = (bound / float(scale.flat[0]) + zero for bound in bounds)
     if not all(math.isfinite(x) and abs(x - round(x)) <= _LEVEL_TOLERANCE * max(16, abs(x)) for x in (low, high)):
         return None
-    width, signed = type_width(numbers.storage), is_signed(numbers.storage)
+    width, signed = numbers.element_type.bits, numbers.element_type.signed
     for bits in range(2, width + 1):
         bottom, top = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
         narrow = signed and round(low) == bottom + 1
@@ -132,7 +125,7 @@ def _float_clip_bits(index: GraphIndex, clip: NodeRef, numbers: Numbers) -> int 
 
 def levels_used(index: GraphIndex, chain: Chain, numbers: Numbers) -> tuple[int, int] | None:
     """Lowest and highest integer level of a constant; None for anything else (FP8 too), or only zeros."""
-    if numbers.storage.startswith("float") or chain.source is None or not index.is_constant(chain.source):
+    if numbers.element_type.is_float or chain.source is None or not index.is_constant(chain.source):
         return None
     value = index.constant(chain.source)
     if value is None:
@@ -161,7 +154,7 @@ def _quantized(value: NDArray[Any], numbers: Numbers) -> NDArray[np.int64] | Non
     """Levels of a float constant in front of a quantize node."""
     if numbers.scale is None or not (numbers.scale > 0).all() or not np.isfinite(value).all():
         return None
-    width, signed = type_width(numbers.storage), is_signed(numbers.storage)
+    width, signed = numbers.element_type.bits, numbers.element_type.signed
     spec = QuantSpec(bits=width, signed=signed, symmetric=False, granularity=numbers.granularity)
     zero = np.zeros(numbers.scale.shape, np.int32) if numbers.zero_point is None else numbers.zero_point
     qparams = QParams(numbers.scale.astype(np.float32), zero.astype(np.int32))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import ModelProto
 
-from onnxq.annotate.bits import Numbers, is_quantizer_clip, is_signed, numbers_of
+from onnxq.annotate.bits import Numbers, is_quantizer_clip, numbers_of
 from onnxq.annotate.find import Chain, chains, is_dequantize, is_quantize
 from onnxq.annotate.notes import Notes, read_notes
 from onnxq.annotate.read import pair_info, without_clip
@@ -146,7 +146,7 @@ class _Finder:
         try:
             spec = QuantSpec(
                 bits=info.bits,
-                signed=is_signed(numbers.storage),
+                signed=numbers.element_type.signed,
                 symmetric=info.symmetric,
                 narrow_range=known is not None and known.spec.narrow_range,
                 granularity=numbers.granularity,

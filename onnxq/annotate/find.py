@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
-from onnxq.sites import Edge, Role, Site, TensorId
+from onnxq.sites import Edge, Role, Site, TensorId, split_scope
 
 _DOMAINS = ("", "com.microsoft")
 # How tools call the dequantize node and the stored integers of a weight, ours first.
@@ -192,10 +192,7 @@ def _stored_name(chain: Chain) -> str:
 
 
 def _parse(index: GraphIndex, text: str) -> Site:
-    scope, parted, name = text.partition("::")
-    # Tensor names may hold "::" themselves ("onnx::Conv_497").
-    if not parted or scope not in index.scopes:
-        scope, name = "", text
+    scope, name = split_scope(text, index.scopes)
     edge = _EDGE.fullmatch(name)
     if edge is not None and any(node.name == edge[1] for node in index.nodes):
         return Edge(edge[1], int(edge[2]), scope)

@@ -10,7 +10,7 @@ from onnx import ModelProto
 from onnxq.annotate.operators import OperatorInfo
 from onnxq.annotate.saturation import WeightSums
 from onnxq.sites import Caution, Role, Site
-from onnxq.spec import Granularity
+from onnxq.spec import ElementType, Granularity, find_element_type
 
 
 class Origin(str, Enum):
@@ -60,6 +60,11 @@ class PairInfo:
     def nodes(self) -> tuple[str, ...]:
         """The pair's nodes that there are, in the order in which they run."""
         return tuple(name for name in (self.clip, self.quantize, self.dequantize) if name)
+
+    @property
+    def element_type(self) -> ElementType:
+        """The width and the sign of the storage type."""
+        return find_element_type(self.storage)
 
     @property
     def scheme(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from onnxq.annotate.bits import Numbers, is_quantizer_clip, is_signed, levels_used, numbers_of, read_bits
+from onnxq.annotate.bits import Numbers, is_quantizer_clip, levels_used, numbers_of, read_bits
 from onnxq.annotate.files import read_model
 from onnxq.annotate.find import Chain, chains, operators, role_of, site_of
 from onnxq.annotate.model import Inspection, PairInfo
@@ -112,6 +112,6 @@ def _noted_role(record: Mapping[str, Any]) -> Role | None:
 def _symmetric(record: Mapping[str, Any], numbers: Numbers, bits: int) -> bool:
     if record.get("scheme") in ("symmetric", "asymmetric"):
         return bool(record["scheme"] == "symmetric")
-    middle = 0 if is_signed(numbers.storage) else 2 ** (bits - 1)
+    middle = 0 if numbers.element_type.signed else 2 ** (bits - 1)
     zero = numbers.zero_point
     return bool((zero == middle).all()) if zero is not None else middle == 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, StringStringEntryProto
 
-from onnxq.annotate.bits import bits_for, is_signed, type_width
+from onnxq.annotate.bits import bits_for
 from onnxq.annotate.files import ATTRIBUTE, drop_attribute, pair_nodes, set_attribute
 from onnxq.annotate.model import Inspection, Origin, PairInfo
 from onnxq.annotate.notes import NODE_PREFIX, specs_by_node
@@ -217,11 +217,11 @@ def _from_plan(pairs: tuple[PairInfo, ...], plan: Plan) -> tuple[PairInfo, ...]:
 
 
 def _contradiction(pair: PairInfo, bits: int) -> str:
-    width = type_width(pair.storage)
+    width = pair.element_type.bits
     if not 1 <= bits <= width:
         return f"{pair.site} is stored as {pair.storage}, which is not {bits} bits wide"
     levels = pair.levels
-    if levels is not None and bits_for(*levels, signed=is_signed(pair.storage)) > bits:
+    if levels is not None and bits_for(*levels, signed=pair.element_type.signed) > bits:
         return f"{pair.site} uses the levels {levels[0]} to {levels[1]}, which {bits} bits cannot hold"
     return ""
 
@@ -230,7 +230,7 @@ def _unbound(pairs: tuple[PairInfo, ...]) -> tuple[Caution, ...]:
     loose = [
         str(pair.site)
         for pair in pairs
-        if pair.origin is Origin.GIVEN and pair.quantize and not pair.clip and pair.bits < type_width(pair.storage)
+        if pair.origin is Origin.GIVEN and pair.quantize and not pair.clip and pair.bits < pair.element_type.bits
         and pair.role is not Role.WEIGHT
     ]  # fmt: skip
     if not loose:

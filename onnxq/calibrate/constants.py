@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from onnxq.errors import OnnxqError, PlanError
+from onnxq.errors import ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
 from onnxq.plan import SitePlan
@@ -44,17 +44,17 @@ def weight_numbers(
     found: dict[Site, QParams] = {}
     for site in missing:
         if site.role is Role.WEIGHT:
+            value = _constant(index, site)
             with _about(site):
-                found[site.site] = weight_qparams(
-                    _constant(index, site), site.spec, observer=site.observer, orders=site.sum_orders
-                )
+                found[site.site] = weight_qparams(value, site.spec, observer=site.observer, orders=site.sum_orders)
     for bias in biases:
         if bias.derived is None:
             continue
         x, w = bias.derived
         if w in found and x in numbers:
+            value = _constant(index, bias)
             with _about(bias):
-                scale = floor_weight_scale(found[w].scale, numbers[x].scale, _constant(index, bias))
+                scale = floor_weight_scale(found[w].scale, numbers[x].scale, value)
             found[w] = replace(found[w], scale=scale)
     return found
 
@@ -71,8 +71,9 @@ def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], numbers: Number
             )
         x, w = site.derived
         if x in numbers and w in numbers:
+            count = _constant(index, site).size
             with _about(site):
-                found[site.site] = bias_qparams(numbers[x], numbers[w], _constant(index, site).size)
+                found[site.site] = bias_qparams(numbers[x], numbers[w], count)
     return found
 
 
@@ -87,12 +88,11 @@ def _constant(index: GraphIndex, site: SitePlan) -> NDArray[Any]:
 
 @contextmanager
 def _about(site: SitePlan) -> Iterator[None]:
-    """Name the site in what numerics, which only sees arrays, has to say."""
+    """Name the site in an error of numerics, which sees arrays only."""
     try:
         yield
+    except ConfigError as error:
+        # Its subject is the setting at fault.
+        raise error.replace_text(subject=f"{site.site}: {error.subject}") from error
     except OnnxqError as error:
-        if error.subject == str(site.site) or error.subject.startswith(f"{site.site}:"):
-            raise
-        if error.subject in ("weight", "bias"):
-            raise error.replace_text(subject=str(site.site)) from error
-        raise type(error)(f"{site.site}: {error.subject}", error.cause, error.fix) from error
+        raise error.replace_text(subject=str(site.site)) from error
