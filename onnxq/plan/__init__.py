@@ -1,4 +1,4 @@
-"""The plan, the one artefact between deciding and doing."""
+"""The plan: the one artefact between deciding and writing, with its JSON."""
 
 from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice, PlacementMethod
 from onnxq.plan.codec import from_json, spec_dict, to_json
