@@ -271,7 +271,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     ),
 )
 
-# MatMul: DequantizeLinear and MatMul become MatMulNBits where the weight is 4 bits in blocks.
+# Only a MatMul has a weight-only kernel: it and the DequantizeLinear of its weight become MatMulNBits.
 WEIGHT_ONLY: tuple[Capability, ...] = (
     Capability(
         role=Role.WEIGHT,
