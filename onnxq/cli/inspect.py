@@ -1,4 +1,4 @@
-"""onnxq inspect."""
+"""`onnxq inspect`: the pairs of a model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from onnxq.cli import options
 @options.showing
 @options.top
 @options.quiet
-def command(model: str, as_json: bool, verbose: bool, top: int | None, quiet: bool) -> None:
-    """List every quantize/dequantize pair of MODEL: its site, bits and scale, and what the bits were read from.
+def run_command(model: str, as_json: bool, verbose: bool, top: int | None, quiet: bool) -> None:
+    """List every quantize/dequantize pair of MODEL: its site, bits and scale, and the origin of the bits.
 
     The model may come from any tool.
     """

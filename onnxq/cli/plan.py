@@ -1,4 +1,4 @@
-"""onnxq plan."""
+"""`onnxq plan`: a dry run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import click
 from onnxq.cli import options
 
 
-@click.command("plan", short_help="Show what would be quantized, how and why; a dry run.")
+@click.command("plan", short_help="Show the tensors that would be quantized, how and why; a dry run.")
 @click.argument("model")
-@options.wishes
+@options.config_options
 @options.data
 @options.library
 @click.option(
@@ -21,11 +21,11 @@ from onnxq.cli import options
 @options.showing
 @options.top
 @options.quiet
-def command(
+def run_command(
     model: str, plan_out: str | None, force: bool, as_json: bool, verbose: bool, top: int | None, quiet: bool,
     **wanted: Any,
 ) -> None:  # fmt: skip
-    """Show what would be quantized in MODEL, how, by which rule, and what would stay float and why.
+    """Show the tensors of MODEL that would be quantized, how and by which rule, and the nodes that would stay float.
 
     A dry run: nothing is calibrated and no model is written. --json prints the plan itself.
 
