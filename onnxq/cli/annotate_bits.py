@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from onnxq.cli import options
+from onnxq.cli.group import ModelCommand
 from onnxq.cli.outputs import name_beside
 
 # Digits of a number of bits; the widest integers have 64.
@@ -24,7 +25,7 @@ def _parse_given(ctx: click.Context, param: click.Parameter, values: tuple[str, 
     return tuple(out)
 
 
-@click.command("annotate-bits", short_help="Write the bits of every Q/DQ pair into the model.")
+@click.command("annotate-bits", cls=ModelCommand, short_help="Write the bits of every Q/DQ pair into the model.")
 @click.argument("model")
 @click.option(
     "--bits",

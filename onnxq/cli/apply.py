@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from onnxq.cli import options
-from onnxq.cli.group import REFUSED
+from onnxq.cli.group import REFUSED, ModelCommand
 from onnxq.cli.outputs import name_beside
 
 
-@click.command("apply", short_help="Carry out a plan on its model or on a re-export of it.")
+@click.command("apply", cls=ModelCommand, short_help="Carry out a plan on its model or on a re-export of it.")
 @click.argument("model")
 @click.argument("plan")
 @options.data

@@ -8,6 +8,7 @@ import click
 
 from onnxq.cli import options
 from onnxq.cli.errors import error_fields, print_error
+from onnxq.cli.group import ModelCommand
 from onnxq.errors import VerificationError
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def _parse_engines(ctx: click.Context, param: click.Parameter, value: str | None
 _FLOAT = options.FiniteFloat()
 
 
-@click.command("diff", short_help="Compare a quantized model with its float one, and engines with each other.")
+@click.command(
+    "diff", cls=ModelCommand, short_help="Compare a quantized model with its float one, and engines with each other."
+)
 @click.argument("model", metavar="FLOAT")
 @click.argument("quantized", metavar="QUANT")
 @options.data

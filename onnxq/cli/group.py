@@ -16,7 +16,7 @@ import click
 from onnxq.cli.errors import error_document, error_fields, print_error, print_line
 from onnxq.cli.signals import catch_signals
 from onnxq.cli.wording import name_options
-from onnxq.errors import OnnxqError
+from onnxq.errors import ModelError, OnnxqError
 from onnxq.nearest import did_you_mean
 from onnxq.wording import speaking
 
@@ -24,6 +24,20 @@ from onnxq.wording import speaking
 DONE, USAGE, REFUSED, UNMET, DEFECT = 0, 2, 3, 4, 70
 # Exit code of a command that a signal stopped: this plus the signal's number, as shells have it.
 SIGNALLED = 128
+
+
+class ModelCommand(click.Command):
+    """A command on one model, MODEL or --model: errors about that model name its file."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. A ModelError without a file, e.g. of a node, gets that of the model."""
+        try:
+            return super().invoke(ctx)
+        except ModelError as error:
+            # NOTE: of two models it is not known which one the error is about.
+            if error.file or ctx.params.get("quantized") is not None:
+                raise
+            raise error.name_file(ctx.params["model"]) from error
 
 
 class LazyGroup(click.Group):

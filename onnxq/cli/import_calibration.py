@@ -7,10 +7,13 @@ from typing import Any
 import click
 
 from onnxq.cli import options
+from onnxq.cli.group import ModelCommand
 from onnxq.files import guarding
 
 
-@click.command("import-calibration", short_help="Turn a TensorRT calibration cache into a plan with its scales.")
+@click.command(
+    "import-calibration", cls=ModelCommand, short_help="Turn a TensorRT calibration cache into a plan with its scales."
+)
 @click.argument("cache")
 @click.option("--model", required=True, metavar="MODEL", help="The ONNX file that TensorRT was calibrated with.")
 @click.option("--target", type=click.Choice(["trt", "ort"]), help="The engine that will run the result. [default: trt]")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from onnxq.cli import options
+from onnxq.cli.group import ModelCommand
 
 
-@click.command("inspect", short_help="List the Q/DQ pairs of any model, with their bits.")
+@click.command("inspect", cls=ModelCommand, short_help="List the Q/DQ pairs of any model, with their bits.")
 @click.argument("model")
 @options.showing
 @options.top

@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from onnxq.cli import options
+from onnxq.cli.group import ModelCommand
 
 
-@click.command("plan", short_help="Show the tensors that would be quantized, how and why; a dry run.")
+@click.command("plan", cls=ModelCommand, short_help="Show the tensors that would be quantized, how and why; a dry run.")
 @click.argument("model")
 @options.config_options
 @options.data

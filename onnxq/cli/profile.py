@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from onnxq.cli import options
+from onnxq.cli.group import ModelCommand
 
 # Groups of sites that are switched together.
 _KINDS = ("node", "stretch", "site")
@@ -21,7 +22,7 @@ def _parse_groupings(ctx: click.Context, param: click.Parameter, value: str | No
     return names or _KINDS
 
 
-@click.command("profile", short_help="Measure the cost of each quantized site at the outputs.")
+@click.command("profile", cls=ModelCommand, short_help="Measure the cost of each quantized site at the outputs.")
 @click.argument("model", metavar="FLOAT")
 @click.argument("quantized", metavar="[QUANT]", required=False)
 @click.option("--plan", metavar="PLAN.json", help="A plan with its numbers, in the place of QUANT.")

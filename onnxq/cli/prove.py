@@ -8,6 +8,7 @@ import click
 
 from onnxq.cli import options
 from onnxq.cli.errors import error_fields, print_error
+from onnxq.cli.group import ModelCommand
 from onnxq.errors import VerificationError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _NAMED = 5
 
 
-@click.command("prove", short_help="Build the engine and tell which kernels run in int8.")
+@click.command("prove", cls=ModelCommand, short_help="Build the engine and tell which kernels run in int8.")
 @click.argument("model")
 @click.option(
     "--engine",

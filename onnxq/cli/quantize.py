@@ -8,7 +8,7 @@ import click
 
 from onnxq.cli import options
 from onnxq.cli.errors import error_fields, print_error
-from onnxq.cli.group import REFUSED, UNMET
+from onnxq.cli.group import REFUSED, UNMET, ModelCommand
 from onnxq.cli.outputs import name_beside
 from onnxq.errors import VerificationError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onnxq.report import Promotion
 
 
-@click.command("quantize", short_help="Quantize a model, check the result, report each step.")
+@click.command("quantize", cls=ModelCommand, short_help="Quantize a model, check the result, report each step.")
 @click.argument("model")
 @options.data
 @options.config_options
