@@ -57,11 +57,9 @@ def split_scope(text: str, scopes: Container[str]) -> tuple[str, str]:
     scopes: the scopes of the model. Names and scopes hold "::" themselves ("onnx::MatMul_12"), so that only a prefix
     that is a scope of the model is one; the longest holds.
     """
-    parts = text.split("::")
-    for count in range(len(parts) - 1, 0, -1):
-        scope = "::".join(parts[:count])
-        if scope and scope in scopes:
-            return scope, "::".join(parts[count:])
+    for end in range(len(text) - 3, 0, -1):
+        if text[end : end + 2] == "::" and text[:end] in scopes:
+            return text[:end], text[end + 2 :]
     return "", text
 
 
