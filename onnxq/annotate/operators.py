@@ -15,6 +15,8 @@ _NAMES = re.compile(
     r"(QLinear|QOrdered|DynamicQuantize|MatMulInteger|ConvInteger|MatMulNBits|MatMulBnb4|GatherBlockQuantized).*"
     r"|QGemm|QAttention|QMoE|QEmbedLayerNormalization"
 )
+# Operators that quantize their data themselves, always to uint8.
+_DYNAMIC = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"})
 # Bits of the types that count; int32 and wider are accumulators, shapes and indices.
 _INTEGERS: dict[int, int] = {
     TensorProto.INT8: 8, TensorProto.UINT8: 8, TensorProto.INT16: 16, TensorProto.UINT16: 16,
@@ -56,7 +58,6 @@ def _describe_operator(index: GraphIndex, node: NodeRef) -> OperatorInfo:
         op=node.op_type,
         domain=node.domain,
         scope=node.scope,
-        # The kernel quantizes its data itself, always to uint8.
-        bits=width or (8 if node.op_type.startswith("DynamicQuantize") else 0),
+        bits=width or (8 if node.op_type in _DYNAMIC else 0),
         types=tuple(TensorProto.DataType.Name(kind).lower() for kind in kinds),
     )

@@ -313,7 +313,7 @@ _NO_GAIN = {"AveragePool": "ORT's quantized AveragePool is slower than the float
 
 # Operators that u8 x s8 kernels compute in a Q/DQ file, and those kernels as nodes of their own, by the shape of their
 # weight: [M, C / group, *taps]; [K, N], or [N, K] with transB; [K, N].
-_CONVS = frozenset({"Conv", "QLinearConv"})
+CONVS = frozenset({"Conv", "QLinearConv"})
 _GEMMS = frozenset({"Gemm", "QGemm"})
 _MATRICES = frozenset(
     {"MatMul", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QAttention"}
@@ -327,7 +327,7 @@ def sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
     channel per group has an exact kernel, and other operators' weights are multiplied as float or uint8. Measured on
     onnxruntime 1.31.
     """
-    if node.op_type in _CONVS and len(shape) > 2:
+    if node.op_type in CONVS and len(shape) > 2:
         exact = shape[1] == 1 and shape[0] == int(node.attrs.get("group", 1))
         return None if exact else (0, *range(2, len(shape)), 1)
     if node.op_type in _GEMMS and len(shape) == 2:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from onnxq.graph import NodeRef
 from onnxq.numerics import neighbours
-from onnxq.targets.ort import sum_order
+from onnxq.targets.ort import CONVS, sum_order
 
 _MICROSOFT = "com.microsoft"
 
@@ -70,7 +70,7 @@ def weight_sums(node: NodeRef, weight: NDArray[Any]) -> NDArray[Any] | None:
     A vector is one row; of a stack of matrices [..., K, N] (recurrent weights, batched MatMul) each column is one.
     """
     # Batched and recurrent weights are no case of `sum_order`: each [K, N] in them is multiplied as one matrix.
-    if "Conv" not in node.op_type and weight.ndim != 2:
+    if node.op_type not in CONVS and weight.ndim != 2:
         if weight.ndim < 1:
             return None
         rows = weight[None] if weight.ndim == 1 else np.swapaxes(weight, -1, -2).reshape(-1, weight.shape[-2])
