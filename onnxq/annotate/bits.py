@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto
 
-from onnxq.annotate.find import Chain
+from onnxq.annotate.find import Chain, name_type, read_constant
 from onnxq.annotate.model import Origin
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.numerics import quantize
@@ -49,8 +48,8 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
     """The scale, zero point, type and granularity of a chain."""
     # Readers see the numbers of the dequantize node.
     node = chain.dequantize or chain.last
-    scale = _read_constant(index, node, 1)
-    zero = _read_constant(index, node, 2)
+    scale = read_constant(index, node, 1)
+    zero = read_constant(index, node, 2)
     return Numbers(
         scale=None if scale is None else np.asarray(scale, np.float64),
         zero_point=None if zero is None else _to_int64(zero),
@@ -169,19 +168,12 @@ def _quantize_constant(value: NDArray[Any], numbers: Numbers) -> NDArray[np.int6
 def _read_bounds(index: GraphIndex, clip: NodeRef) -> tuple[float, float] | None:
     found = []
     for position, name in ((1, "min"), (2, "max")):
-        value = _read_constant(index, clip, position)
+        value = read_constant(index, clip, position)
         held = clip.attrs.get(name) if value is None else value
         if held is None or np.size(held) != 1:
             return None
         found.append(float(np.asarray(held).reshape(())))
     return (found[0], found[1]) if found[0] < found[1] else None
-
-
-def _read_constant(index: GraphIndex, node: NodeRef, position: int) -> NDArray[Any] | None:
-    if position >= len(node.inputs) or not node.inputs[position]:
-        return None
-    tensor = index.resolve(node.inputs[position], node.scope)
-    return None if tensor is None else index.constant(tensor)
 
 
 def _to_int64(array: NDArray[Any]) -> NDArray[np.int64]:
@@ -201,17 +193,13 @@ def _find_storage(index: GraphIndex, chain: Chain) -> str:
                 return found
     if chain.quantize is not None:
         wanted = int(chain.quantize.attrs.get("output_dtype", 0))
-        return _name_type(wanted) if wanted else "uint8"
+        return name_type(wanted) if wanted else "uint8"
     return _find_type_name(index, chain.source) or "uint8"
 
 
 def _find_type_name(index: GraphIndex, tensor: TensorId | None) -> str:
     number = 0 if tensor is None else index.dtype(tensor)
-    return _name_type(number) if number else ""
-
-
-def _name_type(number: int) -> str:
-    return TensorProto.DataType.Name(number).lower() if number in TensorProto.DataType.values() else f"type{number}"
+    return name_type(number) if number else ""
 
 
 def _find_granularity(index: GraphIndex, node: NodeRef, scale: NDArray[Any] | None) -> Granularity:

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxq.annotate.bits import Numbers, is_quantizer_clip, read_numbers
-from onnxq.annotate.find import Chain, chains, is_dequantize, is_quantize
+from onnxq.annotate.find import Chain, chains, find_input, is_dequantize, is_quantize
 from onnxq.annotate.notes import Notes, read_notes
 from onnxq.annotate.read import drop_clip, pair_info
 from onnxq.emit import PLAN_KEY
@@ -196,16 +196,13 @@ class _Finder:
 
     def _same_numbers(self, quantizer: NodeRef, dequantizer: NodeRef) -> bool:
         for k in (1, 2):
-            first, second = (self._input(node, k) for node in (quantizer, dequantizer))
+            first, second = (find_input(self.index, node, k) for node in (quantizer, dequantizer))
             if first == second:
                 continue
             one, two = (None if t is None else self.index.constant(t) for t in (first, second))
             if one is None or two is None or not np.array_equal(one, two):
                 return False
         return True
-
-    def _input(self, node: NodeRef, k: int) -> TensorId | None:
-        return self.index.resolve(node.inputs[k], node.scope) if k < len(node.inputs) and node.inputs[k] else None
 
     def _multiplying(self, edges: Iterable[Edge]) -> set[str]:
         """Names of the nodes that read a dequantized constant, also through nodes that only move it."""

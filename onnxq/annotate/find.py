@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.graph import GraphIndex, NodeRef
@@ -75,13 +77,13 @@ def chains(index: GraphIndex) -> Iterator[Chain]:
             lone.append(node)
         if not is_dequantize(node):
             continue
-        at = _find_input(index, node, 0)
+        at = find_input(index, node, 0)
         inner = _find_producer(index, at, "Clip")
-        at = _find_input(index, inner, 0) if inner is not None else at
+        at = find_input(index, inner, 0) if inner is not None else at
         quantize = _find_producer(index, at, QUANTIZE)
         # A Clip in front of a DequantizeLinear is the pair's only behind a QuantizeLinear or a constant.
         if inner is not None and quantize is None and (at is None or not index.is_constant(at)):
-            inner, at = None, _find_input(index, node, 0)
+            inner, at = None, find_input(index, node, 0)
         if inner is None and quantize is None:
             inner, at = _find_packed(index, at)
         if quantize is not None:
@@ -100,26 +102,38 @@ def _make_chain(
 ) -> Chain:
     if quantize is None:
         return Chain(stored, None, None, inner, dequantize)
-    source = _find_input(index, quantize, 0)
+    source = find_input(index, quantize, 0)
     # A Clip with other list_readers belongs to the network.
     outer = _find_producer(index, source, "Clip")
     if outer is not None and source is not None and len(index.consumers(source)) == 1 and not index.is_output(source):
-        return Chain(_find_input(index, outer, 0), outer, quantize, inner, dequantize)
+        return Chain(find_input(index, outer, 0), outer, quantize, inner, dequantize)
     return Chain(source, None, quantize, inner, dequantize)
 
 
 def _find_packed(index: GraphIndex, at: TensorId | None) -> tuple[NodeRef | None, TensorId | None]:
     """(Cast, constant) for a constant of 4 bits behind a Cast; (None, the tensor itself) for any other."""
     cast = _find_producer(index, at, "Cast")
-    packed = _find_input(index, cast, 0)
+    packed = find_input(index, cast, 0)
     held = packed is not None and index.is_constant(packed) and index.dtype(packed) in _PACKED
     return (cast, packed) if held else (None, at)
 
 
-def _find_input(index: GraphIndex, node: NodeRef | None, position: int) -> TensorId | None:
-    if node is None or position >= len(node.inputs):
+def find_input(index: GraphIndex, node: NodeRef | None, position: int) -> TensorId | None:
+    """The tensor that a node reads at `position`; None without one."""
+    if node is None or position >= len(node.inputs) or not node.inputs[position]:
         return None
     return index.resolve(node.inputs[position], node.scope)
+
+
+def read_constant(index: GraphIndex, node: NodeRef, position: int) -> NDArray[Any] | None:
+    """The value of a constant input; None for other inputs and absent ones."""
+    tensor = find_input(index, node, position)
+    return None if tensor is None else index.constant(tensor)
+
+
+def name_type(number: int) -> str:
+    """The name of a type of `TensorProto`, in lower case; "type99" for one that this onnx does not know."""
+    return TensorProto.DataType.Name(number).lower() if number in TensorProto.DataType.values() else f"type{number}"
 
 
 def _find_producer(index: GraphIndex, tensor: TensorId | None, op_type: str) -> NodeRef | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
+from onnxq.annotate.find import name_type
 from onnxq.graph import GraphIndex, NodeRef
 
 # ONNX, and the domains of ONNX Runtime, those of its optimized graphs included.
@@ -59,5 +60,5 @@ def _describe_operator(index: GraphIndex, node: NodeRef) -> OperatorInfo:
         domain=node.domain,
         scope=node.scope,
         bits=width or (8 if node.op_type in _DYNAMIC else 0),
-        types=tuple(TensorProto.DataType.Name(kind).lower() for kind in kinds),
+        types=tuple(name_type(kind) for kind in kinds),
     )

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxq.annotate.find import is_dequantize, is_quantize
+from onnxq.annotate.find import is_dequantize, is_quantize, name_type, read_constant
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.numerics import quantize, saturating_sums
 from onnxq.sites import TensorId
@@ -175,7 +174,7 @@ def _find_weight(index: GraphIndex, name: str, scope: str) -> tuple[str, NDArray
 def _quantize_weight(index: GraphIndex, maker: NodeRef, node: NodeRef) -> tuple[str, NDArray[np.int8], NodeRef] | None:
     """The same for a weight that the file holds as float, with a whole pair behind it."""
     tensor = index.resolve(maker.inputs[0], maker.scope)
-    value, scale, zero = (_read_constant(index, maker, k) for k in range(3))
+    value, scale, zero = (read_constant(index, maker, k) for k in range(3))
     if tensor is None or value is None or scale is None or zero is None or zero.dtype != np.int8:
         return None
     grain: Granularity = PerTensor() if scale.size == 1 else PerChannel(int(maker.attrs.get("axis", 1)))
@@ -224,7 +223,7 @@ def _explain_float_result(index: GraphIndex, product: IntegerProduct, node: Node
 
 def _starts_at_zero(index: GraphIndex, quantizer: NodeRef) -> bool:
     """True when every quantized value stands for 0 or more, so that the optimizer removes a Relu in front."""
-    zero = _read_constant(index, quantizer, 2)
+    zero = read_constant(index, quantizer, 2)
     return zero is None or zero.dtype.kind not in "iu" or int(zero.flat[0]) == np.iinfo(zero.dtype).min
 
 
@@ -236,10 +235,10 @@ def _find_stored_type(index: GraphIndex, tensor: TensorId | None, reader: NodeRe
     if 0 <= zero < len(reader.inputs) and reader.inputs[zero]:
         found = _find_type(index, reader, zero)
         if found:
-            return _name_type(found)
+            return name_type(found)
     while tensor is not None:
         if index.dtype(tensor):
-            return _name_type(index.dtype(tensor))
+            return name_type(index.dtype(tensor))
         maker = index.producer(tensor)
         if maker is None:
             return ""
@@ -249,15 +248,11 @@ def _find_stored_type(index: GraphIndex, tensor: TensorId | None, reader: NodeRe
             # Inputs that hold the zero point of the result.
             zero = 2 if is_quantize(maker) else 7
             kind = _find_type(index, maker, zero) if zero < len(maker.inputs) and maker.inputs[zero] else 0
-            return _name_type(kind or int(maker.attrs.get("output_dtype", 0)) or TensorProto.UINT8)
+            return name_type(kind or int(maker.attrs.get("output_dtype", 0)) or TensorProto.UINT8)
         if maker.op_type not in _MOVES:
             return ""
         tensor = index.resolve(maker.inputs[0], maker.scope)
     return ""
-
-
-def _name_type(kind: int) -> str:
-    return str(TensorProto.DataType.Name(kind)).lower()
 
 
 def _find_type(index: GraphIndex, node: NodeRef, position: int) -> int:
@@ -273,10 +268,3 @@ def _find_type(index: GraphIndex, node: NodeRef, position: int) -> int:
 def _find_producer(index: GraphIndex, name: str, scope: str) -> NodeRef | None:
     tensor = index.resolve(name, scope)
     return None if tensor is None else index.producer(tensor)
-
-
-def _read_constant(index: GraphIndex, node: NodeRef, position: int) -> NDArray[Any] | None:
-    if position >= len(node.inputs) or not node.inputs[position]:
-        return None
-    tensor = index.resolve(node.inputs[position], node.scope)
-    return None if tensor is None else index.constant(tensor)

@@ -60,6 +60,7 @@ def run_command(
       onnxq annotate-bits model.qdq.onnx --bits '/encoder/*=4' --bits '*=8'
     """
     target = out if out is not None else str(name_beside(model, ".bits.onnx"))
+    # Imported here, since --help and usage errors need none of it.
     from onnxq import report
 
     with report.watched(f"annotating {model}", model, quiet=quiet) as progress:

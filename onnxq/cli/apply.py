@@ -38,11 +38,14 @@ def run_command(
     from onnxq import report
 
     with report.watched(f"applying {plan} to {model}", model, plan, quiet=quiet) as progress:
+        # Loading the engine takes about a second, which is part of the progress shown.
         from onnxq import pipeline
 
+        # latency None: as the configuration says.
         result = pipeline.apply(
             model, plan, out=target, plan_out=plan_out, force=force, latency=False if no_latency else None,
             progress=progress, **wanted,
         )  # fmt: skip
     report.show_report(result.report, as_json=as_json, verbose=verbose, quiet=quiet)
+    # Refusals fail the command only on request: the file that is written is right without them.
     return REFUSED if strict and result.report.refusals else 0

@@ -45,6 +45,7 @@ def run_command(
     from onnxq import report
 
     applied = None
+    # Inputs and both outputs are checked before anything is written, since the plan is written first.
     with (
         guarding(model, plan_out, out, force=force),
         report.watched(f"importing {cache}", model, quiet=quiet) as progress,
@@ -57,6 +58,7 @@ def run_command(
         if out is not None:
             # The options of the import, so that both steps read the same samples.
             same = {key: wanted[key] for key in ("samples", "seed", "batch", "memory_limit", "ort_library")}
+            # A configuration that was not given follows the plan's target.
             config = wanted["config"] or f"{found.plan.target}-int8"
             applied = pipeline.apply(
                 model, found.plan, data, config, latency=False, out=out, force=force, progress=progress, **same

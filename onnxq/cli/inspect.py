@@ -18,6 +18,7 @@ def run_command(model: str, as_json: bool, verbose: bool, top: int | None, quiet
 
     The model may come from any tool.
     """
+    # Imported here, since --help and usage errors need none of it.
     from onnxq import report
 
     with report.watched(f"inspecting {model}", model, quiet=quiet) as progress:

@@ -35,6 +35,7 @@ def run_command(
       onnxq plan model.onnx
       onnxq plan model.onnx --config my.yaml -o plan.json
     """
+    # Imported here, since --help and usage errors need none of it.
     from onnxq import report
 
     with report.watched(f"planning {model}", model, quiet=quiet) as progress:

@@ -85,6 +85,8 @@ def run_command(
 
     with report.watched(f"proving {model}", model, quiet=quiet) as progress:
         from onnxq import pipeline
+
+        # A wrong shape is an error of the library, with a code, not of click.
         from onnxq.engines.profiles import parse_shapes
 
         proof = pipeline.prove(model, shapes=parse_shapes(shapes), progress=progress, **wanted)

@@ -53,8 +53,10 @@ def run_command(
     # Promotion also runs unasked; only a requirement of the user's can fail the command.
     wished = any(wanted[name] is not None for name in ("min_sqnr", "metric"))
     with report.watched(f"quantizing {model}", model, quiet=quiet) as progress:
+        # Loading the engine takes about a second, which is part of the progress shown.
         from onnxq import pipeline
 
+        # latency None: as the configuration says.
         result = pipeline.quantize(
             model, out=target, plan_out=plan_out, force=force, latency=False if no_latency else None,
             progress=progress, **wanted,
@@ -64,6 +66,7 @@ def run_command(
     report.show_report(result.report, as_json=as_json, verbose=verbose, quiet=quiet, error=fields)
     if unmet is not None:
         return print_error(unmet, UNMET)
+    # Refusals fail the command only on request: the file that is written is right without them.
     return REFUSED if strict and result.report.refusals else 0
 
 
