@@ -12,8 +12,10 @@ def test_the_choice_is_written_down_and_reproducible() -> None:
     choice = result.plan.placement
     assert choice is not None
     assert choice.method is PlacementMethod.MEASURED
-    assert choice.candidate in choice.speedups
-    assert choice.threads == 1
+    assert choice.speedups
+    # On a busy machine none may win; then no site is quantized, and the plan says so.
+    assert choice.candidate in ("", *choice.speedups)
+    assert choice.threads == (1 if choice.candidate else 0)
     again = onnxq.apply(residual(), result.plan)
     assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
 
