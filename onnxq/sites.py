@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -44,6 +44,23 @@ class Edge:
 
 
 Site = TensorId | Edge
+
+
+def is_within(scope: str, outer: str) -> bool:
+    """True when `scope` is `outer` or lies inside it; every scope lies in the main graph, ""."""
+    return not outer or scope == outer or scope.startswith(f"{outer}/")
+
+
+def split_scope(text: str, scopes: Container[str]) -> tuple[str, str]:
+    """Scope and name of a site's text, `str(site)`; scope "" for one of the main graph.
+
+    scopes: the scopes of the model. Names and scopes hold "::" themselves ("onnx::MatMul_12"), so that only a prefix
+    that is a scope of the model is one; the longest holds.
+    """
+    for end in range(len(text) - 3, 0, -1):
+        if text[end : end + 2] == "::" and text[:end] in scopes:
+            return text[:end], text[end + 2 :]
+    return "", text
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,42 @@ FLOAT8 = "float8e4m3fn"
 _FLOAT8_MAX = 448
 
 
+@dataclass(frozen=True)
+class ElementType:
+    """A type of tensor elements: its width in bits, whether it has negative values, whether it is a float."""
+
+    bits: int
+    signed: bool = True
+    is_float: bool = False
+
+
+# ONNX's types by their names in lower case: those of QuantSpec, then those that files of other tools hold as well.
+ELEMENT_TYPES: dict[str, ElementType] = {
+    **{name: ElementType(bits, signed, name == FLOAT8) for name, (bits, signed) in STORAGE_BITS.items()},
+    "int2": ElementType(2),
+    "uint2": ElementType(2, signed=False),
+    "uint32": ElementType(32, signed=False),
+    "int64": ElementType(64),
+    "uint64": ElementType(64, signed=False),
+    "float4e2m1": ElementType(4, is_float=True),
+    "float6e2m3": ElementType(6, is_float=True),
+    "float6e3m2": ElementType(6, is_float=True),
+    "float8e4m3fnuz": ElementType(8, is_float=True),
+    "float8e5m2": ElementType(8, is_float=True),
+    "float8e5m2fnuz": ElementType(8, is_float=True),
+    "float8e8m0": ElementType(8, signed=False, is_float=True),
+    "float16": ElementType(16, is_float=True),
+    "bfloat16": ElementType(16, is_float=True),
+    "float": ElementType(32, is_float=True),
+    "double": ElementType(64, is_float=True),
+}
+
+
+def find_element_type(name: str) -> ElementType:
+    """The type of this name, in lower case; a signed byte for a name that ONNX does not know, or "" for none."""
+    return ELEMENT_TYPES.get(name, ElementType(8))
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuantSpec:
     """Bits, sign, scheme and granularity of one quantized tensor."""
@@ -138,6 +174,11 @@ class QuantSpec:
     def storage_bits(self) -> int:
         """Width of the container in bits."""
         return STORAGE_BITS[self.storage][0]
+
+    @property
+    def numpy_storage(self) -> str:
+        """The integer type that numpy holds the values in: a byte for the 4-bit types."""
+        return {"int4": "int8", "uint4": "uint8"}.get(self.storage, self.storage)
 
     @property
     def fills_storage(self) -> bool:

@@ -1,4 +1,4 @@
-"""Bits and plan <-> model: finds every Q/DQ pair of any tool, names its site, reads its bits and writes them back."""
+"""The Q/DQ pairs of a model of any tool: found, named by site, their bits read and written."""
 
 from onnxq.annotate.existing import already_quantized, find_existing, read_plan_note
 from onnxq.annotate.files import read_model

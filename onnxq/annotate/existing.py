@@ -1,4 +1,4 @@
-"""The pairs that a model came with, as planning needs them: numbers, readers, and the model without them."""
+"""The pairs that a model came with, for planning: their numbers, their readers, and the model without them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from onnxq.annotate.bits import Numbers, is_quantizer_clip, is_signed, numbers_of
-from onnxq.annotate.find import Chain, chains, is_dequantize, is_quantize
+from onnxq.annotate.bits import Numbers, is_quantizer_clip, read_numbers
+from onnxq.annotate.find import Chain, chains, find_input, is_dequantize, is_quantize
 from onnxq.annotate.notes import Notes, read_notes
-from onnxq.annotate.read import pair_info, without_clip
+from onnxq.annotate.read import drop_clip, pair_info
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import OnnxqError
 from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, index_of
@@ -20,28 +20,28 @@ from onnxq.sites import Edge, Site, TensorId
 from onnxq.spec import PerTensor, QParams, QuantSpec
 
 _REASON = "the model came with this pair"
-# What may stand between a weight's DequantizeLinear and the node that multiplies by it.
+# Nodes that may stand between a weight's DequantizeLinear and the node that multiplies by it.
 _MOVES = frozenset({"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Cast"})
 
 
 def find_existing(proto: ModelLike) -> Existing:
-    """The pairs of a prepared model whose numbers are constants, and the model without them.
+    """The pairs of a prepared model whose scales are constants, and the model without them (the view).
 
-    Half a pair, at an operator that computes on integers itself, counts as one. Left in the view, and out of the
-    result, is what no reader could share: scales computed at run time or per channel of an activation, a QuantizeLinear
-    and a DequantizeLinear that differ.
+    Half a pair, at an operator that computes on integers itself, counts as one. Pairs that no other reader could share
+    stay in the view and out of the result: those with scales computed at run time or per channel of an activation, and
+    those whose QuantizeLinear and DequantizeLinear differ.
     """
     index = index_of(proto)
     if not any(is_dequantize(node) or is_quantize(node) for node in index.nodes):
         return NOTHING
-    finder = _Finder(index, read_notes(proto), _planned(proto))
+    finder = _Finder(index, read_notes(proto), _list_planned(proto))
     for chain in chains(index):
         finder.add(chain)
     return finder.result()
 
 
 def read_plan_note(proto: ModelLike) -> Plan | None:
-    """The plan in the model's metadata; None where there is none that can be read."""
+    """The plan in the model's metadata; None without one, and for one that cannot be read."""
     text = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), None)
     try:
         return None if text is None else from_json(text, source=PLAN_KEY)
@@ -49,32 +49,38 @@ def read_plan_note(proto: ModelLike) -> Plan | None:
         return None
 
 
-def _planned(proto: ModelLike) -> dict[Site, SitePlan]:
-    """The sites of the plan that the model was written from."""
+def _list_planned(proto: ModelLike) -> dict[Site, SitePlan]:
+    """The sites of the plan that the model was written from; {} without one."""
     plan = read_plan_note(proto)
     return {} if plan is None else {site.site: site for site in plan.all_sites}
 
 
 @dataclass(eq=False)
 class _Finder:
+    """Collects pairs chain by chain."""
+
     index: GraphIndex
     notes: Notes
     planned: Mapping[Site, SitePlan]
     sites: dict[Site, SitePlan] = field(default_factory=dict)
+    # Float tensor, and input, -> the site of the pair that it has.
     by_tensor: dict[TensorId, Site] = field(default_factory=dict)
     by_edge: dict[Edge, Site] = field(default_factory=dict)
     constants: list[SitePlan] = field(default_factory=list)
+    # Inputs that read a dequantized tensor, and nodes that multiply by a dequantized constant.
     direct: set[Edge] = field(default_factory=set)
     weighted: set[str] = field(default_factory=set)
+    # Dequantized tensor -> the tensor that its readers read in the view.
     taken_out: dict[TensorId, TensorId] = field(default_factory=dict)
+    # Nodes of half pairs, which stay in the view as Identity.
     halves: list[NodeRef] = field(default_factory=list)
 
     def add(self, chain: Chain) -> None:
-        """Note one chain, if it is a pair that can be taken out of the view."""
+        """Add one chain to the result, if it is a pair that can be taken out of the view."""
         node = chain.last
-        numbers = numbers_of(self.index, chain)
+        numbers = read_numbers(self.index, chain)
         if not is_quantizer_clip(self.index, chain, numbers):
-            chain = without_clip(self.index, chain)
+            chain = drop_clip(self.index, chain)
         if chain.source is None or numbers.scale is None:
             return
         made = TensorId(node.outputs[0], node.scope)
@@ -92,9 +98,9 @@ class _Finder:
         self.direct.update(edges)
 
     def _add_half(self, chain: Chain, numbers: Numbers, made: TensorId, edges: tuple[Edge, ...]) -> None:
-        """Note a node that stands alone between float and an operator on integers: what is float ends or begins there.
+        """Add a node that stands alone between float and an operator on integers.
 
-        Of a QuantizeLinear other readers get a DequantizeLinear when the plan is carried out.
+        Other readers of a QuantizeLinear get a DequantizeLinear when the pairs are written.
         """
         begins = chain.quantize is None
         tensor = made if begins else chain.source
@@ -112,7 +118,7 @@ class _Finder:
             self.direct.update(edges)
 
     def _shareable(self, chain: Chain, numbers: Numbers, made: TensorId, edges: tuple[Edge, ...]) -> bool:
-        """Note the pair of a computed tensor. False for one that stays in the view."""
+        """Add the pair of a computed tensor. False for one that stays in the view."""
         quantizer, source = chain.quantize, chain.source
         if quantizer is None or source is None or not isinstance(numbers.granularity, PerTensor):
             return False
@@ -122,7 +128,7 @@ class _Finder:
         if site is None:
             return False
         alike = self.sites.get(self.by_tensor.get(source, made))
-        if alike is not None and alike.site.scope == made.scope and _equal(alike, site):
+        if alike is not None and alike.site.scope == made.scope and _match_numbers(alike, site):
             # A second DequantizeLinear, or a second pair with the same numbers: one site.
             site = replace(alike, consumers=(*(alike.consumers or ()), *edges))
         self.sites[site.site] = site
@@ -131,6 +137,7 @@ class _Finder:
         for edge in edges:
             self.by_edge[edge] = site.site
             guard = self.index.node(edge.node)
+            # A guard hands the same values on, so its readers read this pair too.
             if is_guard(guard):
                 behind = TensorId(guard.outputs[0], guard.scope)
                 self.taken_out[behind] = source
@@ -138,15 +145,16 @@ class _Finder:
         return True
 
     def _site(self, chain: Chain, numbers: Numbers, edges: tuple[Edge, ...]) -> SitePlan | None:
-        """The pair as a site with its numbers; None where no QuantSpec says what it is."""
+        """The pair as a site with its numbers; None where no QuantSpec describes it."""
         info = pair_info(self.index, chain, self.notes)
         made = TensorId(chain.last.outputs[0], chain.last.scope)
         known = self.planned.get(info.site)
         try:
             spec = QuantSpec(
                 bits=info.bits,
-                signed=is_signed(numbers.storage),
+                signed=numbers.element_type.signed,
                 symmetric=info.symmetric,
+                # The file does not tell it apart; only onnxq's own plan does.
                 narrow_range=known is not None and known.spec.narrow_range,
                 granularity=numbers.granularity,
                 storage=numbers.storage,
@@ -156,6 +164,7 @@ class _Finder:
         scale = np.asarray(numbers.scale, np.float32)
         zero = np.zeros(scale.shape, np.int32) if numbers.zero_point is None else numbers.zero_point.astype(np.int32)
         alike = isinstance(numbers.granularity, PerTensor)
+        # Tools write the one scale of a tensor with shape [] or [1].
         if not (scale.size == zero.size == 1 if alike else scale.shape == zero.shape):
             return None
         if alike:
@@ -170,6 +179,7 @@ class _Finder:
             rule=base.rule or KEPT,
             consumers=edges,
             group="",
+            # The integers are in the file and do not change, so nothing has to be kept for them.
             values=None,
             sum_orders=(),
             dequantize=chain.last.name,
@@ -185,7 +195,7 @@ class _Finder:
 
     def _same_numbers(self, quantizer: NodeRef, dequantizer: NodeRef) -> bool:
         for k in (1, 2):
-            first, second = (self._input(node, k) for node in (quantizer, dequantizer))
+            first, second = (find_input(self.index, node, k) for node in (quantizer, dequantizer))
             if first == second:
                 continue
             one, two = (None if t is None else self.index.constant(t) for t in (first, second))
@@ -193,11 +203,8 @@ class _Finder:
                 return False
         return True
 
-    def _input(self, node: NodeRef, k: int) -> TensorId | None:
-        return self.index.resolve(node.inputs[k], node.scope) if k < len(node.inputs) and node.inputs[k] else None
-
     def _multiplying(self, edges: Iterable[Edge]) -> set[str]:
-        """The nodes that read a dequantized constant, also through what only moves it."""
+        """Names of the nodes that read a dequantized constant, also through nodes that only move it."""
         found: set[str] = set()
         pending = list(edges)
         while pending:
@@ -213,11 +220,12 @@ class _Finder:
         return not tensor.scope and self.index.is_output(tensor)
 
     def result(self) -> Existing:
-        """All that was noted, with the view."""
+        """The pairs found, with the view."""
+        # A model output must keep its name, so the node that makes it stays, as Identity.
         makers = [self.index.producer(made) for made in self.taken_out if self._is_given_out(made)]
         stand_ins = [*self.halves, *(node for node in makers if node is not None)]
         return Existing(
-            view=_without(self.index, self.taken_out, stand_ins),
+            view=_build_view(self.index, self.taken_out, stand_ins),
             stand_ins=frozenset(node.name for node in stand_ins),
             by_tensor={tensor: self.sites[site] for tensor, site in self.by_tensor.items()},
             by_edge={edge: self.sites[site] for edge, site in self.by_edge.items()},
@@ -228,39 +236,42 @@ class _Finder:
 
 
 def is_guard(node: NodeRef) -> bool:
-    """True for a Clip without bounds: it changes nothing, and keeps engines from fusing its reader."""
+    """True for a Clip without bounds, which changes no value and keeps engines from fusing its reader."""
     bounded = any(node.inputs[1:]) or "min" in node.attrs or "max" in node.attrs
     return node.op_type == "Clip" and not node.domain and not bounded
 
 
-def _equal(one: SitePlan, other: SitePlan) -> bool:
+def _match_numbers(one: SitePlan, other: SitePlan) -> bool:
     return one.spec == other.spec and one.qparams == other.qparams
 
 
-def _without(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand_ins: Iterable[NodeRef]) -> ModelLike:
-    """The model in which readers of these tensors read what each was made from; never run, only looked at.
+def _build_view(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand_ins: Iterable[NodeRef]) -> ModelLike:
+    """The model in which readers of dequantized tensors read the float ones; for planning only, it is never run.
 
-    stand_ins: nodes that hand on what they read; those that make outputs, which keep their names, are among them.
+    taken_out: dequantized tensor -> tensor that its readers get. stand_ins: nodes that become Identity; those that make
+    outputs of the model are among them.
     """
     editor = Editor(index.model)
     for made, source in taken_out.items():
-        editor.rewire(made, _trace(taken_out, source).name, consumers=editor.consumers(made), outputs=bool(made.scope))
+        editor.rewire(
+            made, _trace_source(taken_out, source).name, consumers=editor.consumers(made), outputs=bool(made.scope)
+        )
     for node in stand_ins:
         made = TensorId(node.outputs[0], node.scope)
-        _pass_on(editor, node, _trace(taken_out, made).name if made in taken_out else node.inputs[0])
+        _make_identity(editor, node, _trace_source(taken_out, made).name if made in taken_out else node.inputs[0])
     editor.remove_unused()
     return editor.export()
 
 
-def _trace(taken_out: Mapping[TensorId, TensorId], tensor: TensorId) -> TensorId:
-    """What is left of a tensor when pairs that follow each other are out."""
+def _trace_source(taken_out: Mapping[TensorId, TensorId], tensor: TensorId) -> TensorId:
+    """The tensor in front of a row of pairs that follow each other."""
     while tensor in taken_out:
         tensor = taken_out[tensor]
     return tensor
 
 
-def _pass_on(editor: Editor[ModelLike], node: NodeRef, source: str) -> None:
-    """Make the node one that hands `source` on."""
+def _make_identity(editor: Editor[ModelLike], node: NodeRef, source: str) -> None:
+    """Make the node an Identity on `source`."""
     editor.set_op(node.name, "Identity")
     editor.replace_input(Edge(node.name, 0, node.scope), source)
     for k in range(1, len(node.inputs)):
@@ -268,7 +279,7 @@ def _pass_on(editor: Editor[ModelLike], node: NodeRef, source: str) -> None:
 
 
 def already_quantized(pairs: int, operators: int) -> str:
-    """The sentence for a model with so many pairs and integer operators; "" for a float one."""
+    """The message for a model with so many pairs and integer operators; "" for a float one."""
     counts = [(pairs, "pair"), (operators, "operator")]
     told = " and ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count)
     return f"already quantized: {told} kept" if told else ""

@@ -1,4 +1,4 @@
-"""Reading models with the attribute `bits`, which onnx.checker refuses: it waits in metadata during the check."""
+"""Models with the attribute `bits`, which onnx.checker refuses: it is moved to metadata for the check, and back."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from onnxq.graph.external import load_external
 from onnxq.graph.scopes import all_graphs
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 
+# Sparsebit's attribute on Q and DQ nodes.
 ATTRIBUTE = "bits"
+# Key of the node metadata that holds its value during the check.
 _WAITING = "onnxq.waiting-attribute-bits"
 
 
 def read_model(source: str | Path | ModelProto) -> Model:
-    """As load_model, but Q/DQ nodes may carry an integer attribute `bits`; it is still there afterwards."""
+    """The model as `load_model` reads it; its Q/DQ nodes may have an integer attribute `bits`, which they keep.
+
+    Raises ModelError as `load_model` does.
+    """
+    # Most models have no such attribute, so the ordinary way is tried first.
     try:
         return load_model(source)
     except ModelError:
-        proto = _raw(source)
-        if proto is None or not _put_aside(proto):
+        proto = _parse_unchecked(source)
+        if proto is None or not _hide_attributes(proto):
             raise
     size, external = proto.ByteSize(), False
     files: tuple[Path, ...] = ()
@@ -33,36 +39,37 @@ def read_model(source: str | Path | ModelProto) -> Model:
         more, files = sum(read.values()), (Path(source), *read)
         size, external = Path(source).stat().st_size + more, more > 0
     model = load_model(proto)
-    _bring_back(model.proto)
+    _restore_attributes(model.proto)
     path = None if isinstance(source, ModelProto) else Path(source)
     return replace(model, path=path, size_bytes=size, external=external, files=files)
 
 
-def _raw(source: str | Path | ModelProto) -> ModelProto | None:
+def _parse_unchecked(source: str | Path | ModelProto) -> ModelProto | None:
     proto = ModelProto()
     if isinstance(source, ModelProto):
         proto.CopyFrom(source)
         return proto
     try:
         proto.ParseFromString(Path(source).read_bytes())
-    except Exception:  # also protobuf's DecodeError, whose package has no types; load_model has told what is wrong
+    except Exception:
+        # Also protobuf's DecodeError, whose package has no types. load_model has raised an error that says more.
         return None
     return proto
 
 
-def pair_nodes(proto: ModelProto) -> list[NodeProto]:
-    """Every quantize and dequantize node, functions and bodies included."""
+def list_pair_nodes(proto: ModelProto) -> list[NodeProto]:
+    """Every QuantizeLinear and DequantizeLinear node, in functions and bodies too."""
     return [node for _, graph in all_graphs(proto) for node in graph.node if node.op_type in (QUANTIZE, DEQUANTIZE)]
 
 
 def set_attribute(node: NodeProto, bits: int) -> None:
-    """Write the attribute `bits` in place of the one there may be."""
+    """Set the attribute `bits` of a node."""
     drop_attribute(node)
     node.attribute.append(onnx.helper.make_attribute(ATTRIBUTE, bits))
 
 
 def drop_attribute(node: NodeProto) -> int | None:
-    """Take the attribute `bits` away; its value, None when there was none."""
+    """Remove the attribute `bits`; returns its value, None without one."""
     for position, attribute in enumerate(node.attribute):
         if attribute.name == ATTRIBUTE:
             value = int(attribute.i)
@@ -71,9 +78,10 @@ def drop_attribute(node: NodeProto) -> int | None:
     return None
 
 
-def _put_aside(proto: ModelProto) -> bool:
+def _hide_attributes(proto: ModelProto) -> bool:
+    """Move every attribute `bits` to metadata; True when there was one."""
     found = False
-    for node in pair_nodes(proto):
+    for node in list_pair_nodes(proto):
         value = drop_attribute(node)
         if value is not None:
             node.metadata_props.add(key=_WAITING, value=str(value))
@@ -81,8 +89,8 @@ def _put_aside(proto: ModelProto) -> bool:
     return found
 
 
-def _bring_back(proto: ModelProto) -> None:
-    for node in pair_nodes(proto):
+def _restore_attributes(proto: ModelProto) -> None:
+    for node in list_pair_nodes(proto):
         for position, entry in enumerate(node.metadata_props):
             if entry.key == _WAITING:
                 set_attribute(node, int(entry.value))

@@ -1,4 +1,4 @@
-"""Finding every quantize/dequantize pair in every scope, whatever tool wrote it, and naming its site.
+"""Every quantize/dequantize pair of every scope, of any tool, and the name of its site.
 
 x -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear       (the second Clip on integers: QCDQ)
 constant -> [Clip ->] DequantizeLinear
@@ -10,18 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
-from onnxq.sites import Edge, Role, Site, TensorId
+from onnxq.sites import Edge, Role, Site, TensorId, split_scope
 
+# ONNX Runtime has list_operators of these names in a domain of its own.
 _DOMAINS = ("", "com.microsoft")
-# How tools call the dequantize node and the stored integers of a weight, ours first.
+# Endings that tools give to the names of a dequantize node and of a weight's stored integers, those of onnxq first.
 _NODE_ENDINGS = (f"/{DEQUANTIZE}", f"_{DEQUANTIZE}")
 _STORED_ENDINGS = ("/quantized", "_quantized", "/packed")
 _PACKED = (TensorProto.INT4, TensorProto.UINT4)
+# An input as a site: node, number of the input.
 _EDGE = re.compile(r"(.+)/in(\d+)")
 
 
@@ -49,7 +53,7 @@ class Chain:
 
     @property
     def nodes(self) -> tuple[NodeRef, ...]:
-        """Those there are, in the order in which they run."""
+        """The nodes of the pair, in the order in which they run."""
         return tuple(node for node in (self.outer, self.quantize, self.inner, self.dequantize) if node is not None)
 
 
@@ -64,7 +68,7 @@ def is_dequantize(node: NodeRef | None) -> bool:
 
 
 def chains(index: GraphIndex) -> Iterator[Chain]:
-    """One chain per dequantize node and one per quantize node that none reads, in the order the model runs in."""
+    """One chain for each dequantize node, and for each quantize node without one, in the order of execution."""
     seen: set[str] = set()
     lone: list[NodeRef] = []
     found: list[Chain] = []
@@ -73,22 +77,23 @@ def chains(index: GraphIndex) -> Iterator[Chain]:
             lone.append(node)
         if not is_dequantize(node):
             continue
-        at = _input(index, node, 0)
-        inner = _made_by(index, at, "Clip")
-        at = _input(index, inner, 0) if inner is not None else at
-        quantize = _made_by(index, at, QUANTIZE)
+        at = find_input(index, node, 0)
+        inner = _find_producer(index, at, "Clip")
+        at = find_input(index, inner, 0) if inner is not None else at
+        quantize = _find_producer(index, at, QUANTIZE)
+        # A Clip in front of a DequantizeLinear is the pair's only behind a QuantizeLinear or a constant.
         if inner is not None and quantize is None and (at is None or not index.is_constant(at)):
-            inner, at = None, _input(index, node, 0)
+            inner, at = None, find_input(index, node, 0)
         if inner is None and quantize is None:
-            inner, at = _unpacked(index, at)
+            inner, at = _find_packed(index, at)
         if quantize is not None:
             seen.add(quantize.name)
-        found.append(_chain(index, quantize, inner, node, at))
-    found += [_chain(index, node, None, None, None) for node in lone if node.name not in seen]
+        found.append(_make_chain(index, quantize, inner, node, at))
+    found += [_make_chain(index, node, None, None, None) for node in lone if node.name not in seen]
     yield from sorted(found, key=lambda chain: (chain.quantize or chain.last).order)
 
 
-def _chain(
+def _make_chain(
     index: GraphIndex,
     quantize: NodeRef | None,
     inner: NodeRef | None,
@@ -97,48 +102,62 @@ def _chain(
 ) -> Chain:
     if quantize is None:
         return Chain(stored, None, None, inner, dequantize)
-    source = _input(index, quantize, 0)
-    outer = _made_by(index, source, "Clip")
+    source = find_input(index, quantize, 0)
+    # A Clip with other list_readers belongs to the network.
+    outer = _find_producer(index, source, "Clip")
     if outer is not None and source is not None and len(index.consumers(source)) == 1 and not index.is_output(source):
-        return Chain(_input(index, outer, 0), outer, quantize, inner, dequantize)
+        return Chain(find_input(index, outer, 0), outer, quantize, inner, dequantize)
     return Chain(source, None, quantize, inner, dequantize)
 
 
-def _unpacked(index: GraphIndex, at: TensorId | None) -> tuple[NodeRef | None, TensorId | None]:
-    """The Cast of a packed constant, and the constant; else nothing, and the tensor itself."""
-    cast = _made_by(index, at, "Cast")
-    packed = _input(index, cast, 0)
+def _find_packed(index: GraphIndex, at: TensorId | None) -> tuple[NodeRef | None, TensorId | None]:
+    """(Cast, constant) for a constant of 4 bits behind a Cast; (None, the tensor itself) for any other."""
+    cast = _find_producer(index, at, "Cast")
+    packed = find_input(index, cast, 0)
     held = packed is not None and index.is_constant(packed) and index.dtype(packed) in _PACKED
     return (cast, packed) if held else (None, at)
 
 
-def _input(index: GraphIndex, node: NodeRef | None, position: int) -> TensorId | None:
-    if node is None or position >= len(node.inputs):
+def find_input(index: GraphIndex, node: NodeRef | None, position: int) -> TensorId | None:
+    """The tensor that a node reads at `position`; None without one."""
+    if node is None or position >= len(node.inputs) or not node.inputs[position]:
         return None
     return index.resolve(node.inputs[position], node.scope)
 
 
-def _made_by(index: GraphIndex, tensor: TensorId | None, op_type: str) -> NodeRef | None:
+def read_constant(index: GraphIndex, node: NodeRef, position: int) -> NDArray[Any] | None:
+    """The value of a constant input; None for other inputs and absent ones."""
+    tensor = find_input(index, node, position)
+    return None if tensor is None else index.constant(tensor)
+
+
+def name_type(number: int) -> str:
+    """The name of a type of `TensorProto`, in lower case; "type99" for one that this onnx does not know."""
+    return TensorProto.DataType.Name(number).lower() if number in TensorProto.DataType.values() else f"type{number}"
+
+
+def _find_producer(index: GraphIndex, tensor: TensorId | None, op_type: str) -> NodeRef | None:
     node = None if tensor is None else index.producer(tensor)
     return node if node is not None and node.op_type == op_type and node.domain in _DOMAINS else None
 
 
-def readers(index: GraphIndex, chain: Chain) -> tuple[Edge, ...]:
-    """The inputs that read what the chain makes."""
+def list_readers(index: GraphIndex, chain: Chain) -> tuple[Edge, ...]:
+    """The inputs that read the result of the chain."""
     return index.consumers(TensorId(chain.last.outputs[0], chain.last.scope))
 
 
-def operators(index: GraphIndex, chain: Chain) -> tuple[str, ...]:
-    """Operators that read the dequantized tensor, each once; where none does, the one that made the tensor."""
-    ops = dict.fromkeys(index.node(edge.node).op_type for edge in readers(index, chain))
+def list_operators(index: GraphIndex, chain: Chain) -> tuple[str, ...]:
+    """Operators that read the dequantized tensor, each once; without list_readers, the one that makes it."""
+    ops = dict.fromkeys(index.node(edge.node).op_type for edge in list_readers(index, chain))
     if not ops and chain.source is not None:
         producer = index.producer(chain.source)
         ops = dict.fromkeys([producer.op_type] if producer is not None else ())
     return tuple(ops)
 
 
-def role_of(index: GraphIndex, chain: Chain, storage: str) -> Role:
-    """Bias, weight (any constant), model output or activation."""
+def find_role(index: GraphIndex, chain: Chain, storage: str) -> Role:
+    """The role of the chain's tensor; any constant but an int32 one is a weight."""
+    # Integers of 32 bits are only ever biases, in the units of an accumulator.
     if storage == "int32":
         return Role.BIAS
     if chain.source is not None and index.is_constant(chain.source):
@@ -147,28 +166,30 @@ def role_of(index: GraphIndex, chain: Chain, storage: str) -> Role:
     return Role.OUTPUT if chain.dequantize is not None and index.is_output(made) else Role.ACTIVATION
 
 
-def site_of(index: GraphIndex, chain: Chain, noted: str | None) -> Site:
-    """The site's identity: as noted by onnxq, else found from the graph.
+def find_site(index: GraphIndex, chain: Chain, noted: str | None) -> Site:
+    """The identity of the chain's site: as noted by onnxq, else found from the graph.
 
-    A pair that only one reader uses, beside other pairs of the same tensor, is that reader's edge. A model output keeps
-    its name on the dequantize node. The float name of a stored weight is gone; tools keep it in other names.
+    noted: the text of the site in a note, None without one. A pair with one reader, beside other pairs of the same
+    tensor, is that reader's edge. A model output is called by the name of the dequantized tensor. The float name of a
+    stored weight is not in the file; it is guessed from the names of its node and its integers.
     """
     if noted:
-        return _parse(index, noted)
+        return _parse_site(index, noted)
     made = TensorId(chain.last.outputs[0], chain.last.scope)
     if chain.quantize is None:
-        return TensorId(_stored_name(chain), chain.last.scope)
+        return TensorId(_guess_site_name(chain), chain.last.scope)
     if chain.dequantize is not None and index.is_output(made):
         return made
     if chain.source is None:
         return TensorId(chain.quantize.inputs[0], chain.quantize.scope)
-    edges = readers(index, chain)
-    if len(edges) == 1 and _rivals(index, chain.source) > 1:
+    edges = list_readers(index, chain)
+    if len(edges) == 1 and _count_pairs(index, chain.source) > 1:
         return edges[0]
     return chain.source
 
 
-def _rivals(index: GraphIndex, tensor: TensorId) -> int:
+def _count_pairs(index: GraphIndex, tensor: TensorId) -> int:
+    """Number of quantize nodes that read the tensor, also through a Clip."""
     count = 0
     for edge in index.consumers(tensor):
         node = index.node(edge.node)
@@ -179,7 +200,7 @@ def _rivals(index: GraphIndex, tensor: TensorId) -> int:
     return count
 
 
-def _stored_name(chain: Chain) -> str:
+def _guess_site_name(chain: Chain) -> str:
     node = chain.last
     for ending in _NODE_ENDINGS:
         # A node that had no name got one from its own output, which says nothing of the site.
@@ -191,11 +212,8 @@ def _stored_name(chain: Chain) -> str:
     return name
 
 
-def _parse(index: GraphIndex, text: str) -> Site:
-    scope, parted, name = text.partition("::")
-    # Tensor names may hold "::" themselves ("onnx::Conv_497").
-    if not parted or scope not in index.scopes:
-        scope, name = "", text
+def _parse_site(index: GraphIndex, text: str) -> Site:
+    scope, name = split_scope(text, index.scopes)
     edge = _EDGE.fullmatch(name)
     if edge is not None and any(node.name == edge[1] for node in index.nodes):
         return Edge(edge[1], int(edge[2]), scope)

@@ -1,4 +1,4 @@
-"""What annotate finds and writes: quantize/dequantize pairs and their bits, as frozen values."""
+"""Quantize/dequantize pairs of a model and their bits, as frozen values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from onnx import ModelProto
 from onnxq.annotate.operators import OperatorInfo
 from onnxq.annotate.saturation import WeightSums
 from onnxq.sites import Caution, Role, Site
-from onnxq.spec import Granularity
+from onnxq.spec import ElementType, Granularity, find_element_type
 
 
 class Origin(str, Enum):
-    """Where the number of bits was read; the order is the order of trust."""
+    """The sign that a number of bits was read from, in the order of trust."""
 
     GIVEN = "given"
     PLAN = "plan"
@@ -30,56 +30,58 @@ class Origin(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class PairInfo:
-    """One quantized site as the file shows it.
-
-    quantize, dequantize, clip: node names, "" where the pair has none (a stored integer weight has no quantize).
-    ops: the operators that read the dequantized tensor; for a model output, the one that makes it.
-    storage: the integer (or float8) type of the file. bits: how many of it are meant.
-    scales: how many there are, 0 when they are computed at run time; scale_min, scale_max are nan then.
-    levels: lowest and highest level that a constant uses; None for anything else.
-    """
+    """One quantized site as the file shows it."""
 
     site: Site
     role: Role
     scope: str = ""
+    # Names of the pair's nodes; "" for one that it lacks, as a stored integer weight has no quantize node.
     quantize: str = ""
     dequantize: str = ""
     clip: str = ""
+    # Operators that read the dequantized tensor; for a model output, the one that makes it.
     ops: tuple[str, ...] = ()
+    # Bits that are meant, of those that the type has.
     bits: int
     origin: Origin
+    # ONNX type of the quantized values, in lower case.
     storage: str
     symmetric: bool
     granularity: Granularity
+    # Number of scales, 0 where they are computed at run time; their smallest and largest are NaN then.
     scales: int
     scale_min: float
     scale_max: float
+    # Lowest and highest quantized value of a constant; None for other tensors.
     levels: tuple[int, int] | None = None
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The pair's nodes that there are, in the order in which they run."""
+        """Names of the pair's nodes, in the order in which they run."""
         return tuple(name for name in (self.clip, self.quantize, self.dequantize) if name)
 
     @property
+    def element_type(self) -> ElementType:
+        """The width and the sign of the storage type."""
+        return find_element_type(self.storage)
+
+    @property
     def scheme(self) -> str:
-        """symmetric or asymmetric."""
+        """The scheme in the words of the configuration."""
         return "symmetric" if self.symmetric else "asymmetric"
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """A model's pairs, and the model with every node named (and annotated, when that was asked for).
-
-    source: its path, "" in memory. output: the file written. warnings: what a person must know.
-    operators: nodes that compute on integers themselves, without pairs.
-    weights: int8 weights that 8-bit data meets, with what can overflow; () where that was not looked for.
-    """
+    """The pairs of a model, and the model with every node named (and annotated, when that was asked for)."""
 
     model: ModelProto
     pairs: tuple[PairInfo, ...]
+    # Path of the file that was read, "" for a model in memory; path of the file that was written, "" without one.
     source: str = ""
     output: str = ""
     warnings: tuple[Caution, ...] = ()
+    # Nodes that compute on integers themselves, without pairs.
     operators: tuple[OperatorInfo, ...] = ()
+    # int8 weights of nodes with 8-bit data, with the sums that can overflow; () where that was not looked for.
     weights: tuple[WeightSums, ...] = ()

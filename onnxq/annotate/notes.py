@@ -1,4 +1,4 @@
-"""What onnxq itself wrote into a model about its pairs, read back with patience: a damaged note is told, not fatal."""
+"""Notes of onnxq in a model about its pairs, read back; a damaged note gives a warning, not an error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxq.annotate.bits import noted_bits
+from onnxq.annotate.bits import read_noted_bits
 from onnxq.annotate.find import Chain
 from onnxq.annotate.model import Origin
 from onnxq.config.schema import JsonText
@@ -19,20 +19,25 @@ from onnxq.plan.names import part
 from onnxq.sites import Caution, Site
 from onnxq.spec import QuantSpec
 
+# In front of the keys of node metadata.
 NODE_PREFIX = "onnxq."
 
 
 @dataclass(frozen=True, eq=False)
 class Notes:
-    """by_node: records of the model's `onnxq.bits`; own: metadata of each node; plan: specs by node name."""
+    """The notes of a model, by the names of nodes."""
 
+    # Records of the model's `onnxq.bits` metadata.
     by_node: Mapping[str, Mapping[str, Any]]
+    # `onnxq.*` metadata of the nodes themselves, which some tools drop.
     own: Mapping[str, Mapping[str, str]]
+    # Specs of the plan in the model's metadata.
     plan: Mapping[str, QuantSpec]
+    # Notes that could not be read.
     problems: tuple[Caution, ...] = field(default=())
 
     def record(self, chain: Chain) -> Mapping[str, Any]:
-        """What was noted for the first node of the chain that has a note; {} without any."""
+        """The note of the last node of the chain that has one; {} without any."""
         for source in (self.by_node, self.own):
             for node in reversed(chain.nodes):
                 if source.get(node.name):
@@ -46,21 +51,21 @@ class Notes:
         """
         names = [node.name for node in reversed(chain.nodes)]
         for name in names:
-            found = noted_bits(self.by_node.get(name))
+            found = read_noted_bits(self.by_node.get(name))
             if found is not None:
                 return found, Origin.METADATA
         for name in names:
             if name in self.plan:
                 return self.plan[name].bits, Origin.PLAN
         for name in names:
-            found = noted_bits(self.own.get(name))
+            found = read_noted_bits(self.own.get(name))
             if found is not None:
                 return found, Origin.METADATA
         return None
 
 
 def read_notes(proto: ModelLike) -> Notes:
-    """Everything onnxq noted in the model; `problems` says what could not be read."""
+    """The notes of onnxq in the model; `problems` names those that cannot be read."""
     held = {entry.key: entry.value for entry in proto.metadata_props}
     problems: list[Caution] = []
     by_node: dict[str, Mapping[str, Any]] = {}
@@ -70,28 +75,28 @@ def read_notes(proto: ModelLike) -> Notes:
             if not isinstance(raw, dict):
                 raise PlanError(BITS_KEY, f"is {type(raw).__name__}, not an object", code="Q403")
             records = raw.items()
-            by_node = {name: _plain_record(record) for name, record in records if isinstance(record, dict)}
+            by_node = {name: _filter_record(record) for name, record in records if isinstance(record, dict)}
         except PlanError as error:
             text = f"the model's {BITS_KEY} metadata cannot be read ({error.cause}); it is left out of account"
             problems.append(Caution("W106", text))
     plan: dict[str, QuantSpec] = {}
     if PLAN_KEY in held:
         try:
-            plan = specs_by_node(from_json(held[PLAN_KEY], source=PLAN_KEY))
+            plan = list_specs(from_json(held[PLAN_KEY], source=PLAN_KEY))
         except PlanError as error:
             text = f"the model's {PLAN_KEY} metadata cannot be read ({error.cause}); it is left out of account"
             problems.append(Caution("W106", text))
-    return Notes(by_node, _own(proto), plan, tuple(problems))
+    return Notes(by_node, _read_node_notes(proto), plan, tuple(problems))
 
 
-def _plain_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Words and whole numbers of a record; what onnxq never wrote is left out."""
+def _filter_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a record whose types onnxq writes: bits are a number or its text, all others are text."""
     fits = {"bits": (int, str)}
     return {key: value for key, value in record.items() if isinstance(value, fits.get(key, (str,)))}
 
 
-def specs_by_node(plan: Plan) -> dict[str, QuantSpec]:
-    """The plan's specs by the names that emit gives to a site's nodes."""
+def list_specs(plan: Plan) -> dict[str, QuantSpec]:
+    """The plan's specs by the names of the nodes that `emit` writes for a site."""
     return {name: site.spec for site in plan.all_sites for name in node_names(site.site)}
 
 
@@ -100,7 +105,7 @@ def node_names(site: Site) -> tuple[str, str]:
     return part(site, "q_node"), part(site, "dq_node")
 
 
-def _own(proto: ModelLike) -> dict[str, dict[str, str]]:
+def _read_node_notes(proto: ModelLike) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for _, graph in walk(proto.graph):
         for node in graph.node:

@@ -1,4 +1,4 @@
-"""A model in, its pairs out."""
+"""The pairs of a model, with everything the file says about them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from onnx import ModelProto
 
-from onnxq.annotate.bits import Numbers, is_quantizer_clip, is_signed, levels_used, numbers_of, read_bits
+from onnxq.annotate.bits import Numbers, find_used_levels, is_quantizer_clip, read_bits, read_numbers
 from onnxq.annotate.files import read_model
-from onnxq.annotate.find import Chain, chains, operators, role_of, site_of
+from onnxq.annotate.find import Chain, chains, find_role, find_site, list_operators
 from onnxq.annotate.model import Inspection, PairInfo
 from onnxq.annotate.notes import Notes, read_notes
 from onnxq.annotate.operators import find_operators
@@ -26,7 +26,7 @@ _PAIR_OPS = (QUANTIZE, DEQUANTIZE)
 
 
 def inspect_model(source: str | Path | ModelProto) -> Inspection:
-    """Read a model and list its pairs, its integer operators and what its weights can overflow.
+    """Read a model and list its pairs, its integer list_operators and the weights that can overflow 16-bit sums.
 
     Raises ModelError for a file that cannot be read.
     """
@@ -44,9 +44,9 @@ def inspect_model(source: str | Path | ModelProto) -> Inspection:
 
 
 def find_pairs(proto: ModelProto) -> tuple[PairInfo, ...]:
-    """Every pair of every scope, in the order the model runs in, each with the bits the file says it has.
+    """Every pair of every scope, in the order of execution, each with its bits.
 
-    Nodes without a name of their own are called as `name_nodes` would call them.
+    Nodes without a name of their own get the one that `name_nodes` gives them.
     """
     named = name_nodes(proto)
     index, notes = GraphIndex(named), read_notes(named)
@@ -54,10 +54,11 @@ def find_pairs(proto: ModelProto) -> tuple[PairInfo, ...]:
 
 
 def prepare(source: str | Path | ModelProto) -> tuple[ModelProto, tuple[Caution, ...]]:
-    """The model with every node named and, when functions hold pairs, those inlined; and what must be said of it."""
+    """The model with every node named and functions that hold pairs inlined; and the warnings about it."""
     model = read_model(source)
     proto = name_nodes(model.proto)
     notes = (*model.notes, *read_notes(proto).problems)
+    # Pairs in a function have one name however often it is called, so calls are inlined first.
     holders = [f for f in proto.functions if any(n.op_type in _PAIR_OPS for n in f.node)]
     if not holders:
         return proto, notes
@@ -67,27 +68,28 @@ def prepare(source: str | Path | ModelProto) -> tuple[ModelProto, tuple[Caution,
 
 
 def pair_info(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
-    """All that the file says of one chain."""
-    numbers = numbers_of(index, chain)
-    levels = levels_used(index, chain, numbers)
+    """The pair of one chain, as the file describes it."""
+    numbers = read_numbers(index, chain)
+    levels = find_used_levels(index, chain, numbers)
     bits, origin = read_bits(index, chain, numbers, noted=notes.bits(chain), levels=levels)
     if not is_quantizer_clip(index, chain, numbers):
-        chain = without_clip(index, chain)
+        chain = drop_clip(index, chain)
     record = notes.record(chain)
+    # The inner node may also be the Cast of a packed constant.
     clip = chain.outer or chain.inner
     scale = numbers.scale
     return PairInfo(
-        site=site_of(index, chain, record.get("site")),
-        role=_noted_role(record) or role_of(index, chain, numbers.storage),
+        site=find_site(index, chain, record.get("site")),
+        role=_read_role(record) or find_role(index, chain, numbers.storage),
         scope=chain.last.scope,
         quantize=chain.quantize.name if chain.quantize is not None else "",
         dequantize=chain.dequantize.name if chain.dequantize is not None else "",
         clip=clip.name if clip is not None and clip.op_type == "Clip" else "",
-        ops=operators(index, chain),
+        ops=list_operators(index, chain),
         bits=bits,
         origin=origin,
         storage=numbers.storage,
-        symmetric=_symmetric(record, numbers, bits),
+        symmetric=_find_scheme(record, numbers, bits),
         granularity=numbers.granularity,
         scales=0 if scale is None else int(scale.size),
         scale_min=math.nan if scale is None or not scale.size else float(scale.min()),
@@ -96,22 +98,23 @@ def pair_info(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
     )
 
 
-def without_clip(index: GraphIndex, chain: Chain) -> Chain:
-    """The chain beginning at its quantize node: the Clip in front is the network's own."""
+def drop_clip(index: GraphIndex, chain: Chain) -> Chain:
+    """The chain from its quantize node on, for one whose Clip in front belongs to the network."""
     if chain.outer is None or chain.quantize is None:
         return chain
     source = index.resolve(chain.quantize.inputs[0], chain.quantize.scope)
     return replace(chain, source=source, outer=None)
 
 
-def _noted_role(record: Mapping[str, Any]) -> Role | None:
+def _read_role(record: Mapping[str, Any]) -> Role | None:
     text = record.get("role")
     return Role(text) if text in {role.value for role in Role} else None
 
 
-def _symmetric(record: Mapping[str, Any], numbers: Numbers, bits: int) -> bool:
+def _find_scheme(record: Mapping[str, Any], numbers: Numbers, bits: int) -> bool:
     if record.get("scheme") in ("symmetric", "asymmetric"):
         return bool(record["scheme"] == "symmetric")
-    middle = 0 if is_signed(numbers.storage) else 2 ** (bits - 1)
+    # The zero point of a symmetric scheme: 0, or the middle of an unsigned range.
+    middle = 0 if numbers.element_type.signed else 2 ** (bits - 1)
     zero = numbers.zero_point
     return bool((zero == middle).all()) if zero is not None else middle == 0

@@ -1,34 +1,34 @@
-"""Which weights of a file, of any tool, can overflow the 16-bit sums of x86 CPUs without VNNI; from the weights alone.
+"""Weights of a file of any tool that can overflow the 16-bit sums of x86 CPUs without VNNI, from the weights alone.
 
-The rule is that of `numerics.saturation`, the operators are those of `targets.ort_sums`. Of a Q/DQ file those count
-that ONNX Runtime turns into an integer kernel: int8 weights whose data is uint8, or int8 that its optimizer makes
-uint8, which it does, on any x86 CPU, where QuantizeLinear, DequantizeLinear and node follow each other without a second
-reader.
+The sums are those of `numerics.saturation`, the operators those of `targets.ort_sums`. Of a Q/DQ file those weights
+count that ONNX Runtime reads in an integer kernel: int8 weights with uint8 data, or with int8 data that its optimizer
+turns into uint8. It does so on any x86 CPU where QuantizeLinear, DequantizeLinear and node follow each other without a
+second reader.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxq.annotate.find import is_dequantize, is_quantize
+from onnxq.annotate.find import is_dequantize, is_quantize, name_type, read_constant
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.numerics import quantize, saturating_sums
 from onnxq.sites import TensorId
 from onnxq.spec import Granularity, PerChannel, PerTensor, QParams, QuantSpec
 from onnxq.targets.ort_sums import Data, IntegerProduct, integer_product, weight_sums
 
-# Operators that only move data: ONNX Runtime carries the pair in front of them across.
+# Operators that only move data: ONNX Runtime moves the pair in front of them behind them.
 _MOVES = frozenset(
     {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "MaxPool", "Expand", "Gather"}
 )
-# What may stand between a product and its QuantizeLinear.
+# Operators that may stand between a product and its QuantizeLinear.
 _FOLDED = _MOVES | {"Relu", "Clip"}
+# Reasons why a weight that could overflow is exact all the same.
 _SHARED_INT8 = "computed in float: its int8 data has other readers, so it is not made uint8"
 _NO_RESULT = "computed in float: its result is not quantized"
 _FLOAT_BIAS = "computed in float: neither its bias nor its result is quantized"
@@ -37,42 +37,39 @@ _RELU = "computed in float: the levels behind its Relu reach below 0, so the Rel
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSums:
-    """One int8 weight of an operator that reads 8-bit data.
-
-    rows: output channels in which some input overflows a sum, of all_rows; sums: how many do, of all_sums for one
-    position of the output. exact: why it cannot happen all the same, "" if it can.
-    """
+    """One int8 weight of an operator that reads 8-bit data."""
 
     node: str
     op: str
     weight: str
     data: str
+    # Output channels in which some input overflows a sum.
     rows: int
     all_rows: int
+    # Sums that some input overflows, for one position of the output.
     sums: int
     all_sums: int
+    # Why none overflows all the same; "" where one can.
     exact: str = ""
 
     @property
     def saturates(self) -> bool:
-        """True when some input makes a CPU without VNNI compute something else."""
+        """True when some input gives other results on a CPU without VNNI."""
         return self.rows > 0 and not self.exact
 
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """A weight with its integers.
-
-    values: int8, as the operator reads them. sums: the same as [rows, sums, 2]. dequantize, source: the nodes that make
-    weight and data float, None where the integers are the operator's own inputs.
-    """
+    """A weight with its quantized values."""
 
     product: IntegerProduct
     node: NodeRef
     weight: str
     data: str
+    # As the operator reads them, and the same values as [rows, sums, 2].
     values: NDArray[np.int8]
     sums: NDArray[np.int8]
+    # The nodes that make weight and data float; None where the integers are the operator's own inputs.
     dequantize: NodeRef | None = None
     source: NodeRef | None = None
     exact: str = ""
@@ -83,7 +80,7 @@ class Operand:
         return saturating_sums(self.sums.reshape(len(self.sums), -1), (0, 1))
 
     def count(self) -> WeightSums:
-        """Rows and sums that can overflow."""
+        """The weight with the numbers of rows and sums that can overflow."""
         over = self.over
         return WeightSums(
             node=self.node.name,
@@ -99,61 +96,65 @@ class Operand:
 
 
 def find_saturating(index: GraphIndex) -> tuple[WeightSums, ...]:
-    """Every int8 weight that meets 8-bit data in an inexact kernel, in the order the model runs in; safe ones too."""
+    """Every int8 weight that an inexact kernel multiplies by 8-bit data, in the order of execution; safe ones too."""
     return tuple(operand.count() for operand in operands(index))
 
 
 def operands(index: GraphIndex) -> Iterator[Operand]:
-    """Those weights with their integers; none for weights computed at run time."""
+    """The same weights with their quantized values; weights computed at run time are left out."""
     for node in index.nodes:
         product = integer_product(node)
         for k in product.weights if product is not None else ():
             if product is not None and max(k, product.data) < len(node.inputs):
                 found = (
-                    _pair(index, node, product, k) if product.reads is Data.PAIR else _stored(index, node, product, k)
+                    _read_pair_operand(index, node, product, k)
+                    if product.reads is Data.PAIR
+                    else _read_stored_operand(index, node, product, k)
                 )
                 if found is not None:
                     yield found
 
 
-def _stored(index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int) -> Operand | None:
+def _read_stored_operand(index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int) -> Operand | None:
     tensor = index.resolve(node.inputs[k], node.scope)
     values = None if tensor is None else index.constant(tensor)
     if tensor is None or values is None or values.dtype != np.int8:
         return None
     data = "uint8"
     if product.reads is Data.STORED:
-        data = _stored_type(index, index.resolve(node.inputs[product.data], node.scope), node, product.zero)
+        data = _find_stored_type(index, index.resolve(node.inputs[product.data], node.scope), node, product.zero)
         if data != "uint8":
             return None
     sums = weight_sums(node, values)
     return None if sums is None else Operand(product, node, str(tensor), data, values, sums)
 
 
-def _pair(index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int) -> Operand | None:
-    found = _weight(index, node.inputs[k], node.scope)
+def _read_pair_operand(index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int) -> Operand | None:
+    found = _find_weight(index, node.inputs[k], node.scope)
     if found is None:
         return None
     weight, values, dequantize = found
-    source = _source(index, node.inputs[product.data], node.scope)
-    # ONNX Runtime's kernels are for float32 graphs only.
-    if source is None or not {_type(index, node, 1) for node in (source, dequantize)} <= {0, TensorProto.FLOAT}:
+    source = _find_data_source(index, node.inputs[product.data], node.scope)
+    # ONNX Runtime's integer kernels are for float32 graphs only. 0: the type is not declared.
+    if source is None or not {_find_type(index, node, 1) for node in (source, dequantize)} <= {0, TensorProto.FLOAT}:
         return None
-    data = _stored_type(index, index.resolve(source.inputs[0], source.scope), source, 2)
+    data = _find_stored_type(index, index.resolve(source.inputs[0], source.scope), source, 2)
     sums = weight_sums(node, values) if data in ("uint8", "int8") else None
     if sums is None:
         return None
     exact = (
-        _SHARED_INT8 if data == "int8" and not _becomes_uint8(index, source) else _float_result(index, product, node)
+        _SHARED_INT8
+        if data == "int8" and not _turns_uint8(index, source)
+        else _explain_float_result(index, product, node)
     )
     return Operand(product, node, weight, data, values, sums, dequantize, source, exact)
 
 
-def _weight(index: GraphIndex, name: str, scope: str) -> tuple[str, NDArray[np.int8], NodeRef] | None:
-    """An int8 weight's name, its integers as the operator reads them, and the DequantizeLinear behind them."""
-    node = _producer(index, name, scope)
+def _find_weight(index: GraphIndex, name: str, scope: str) -> tuple[str, NDArray[np.int8], NodeRef] | None:
+    """Name, quantized values (as the operator reads them) and DequantizeLinear of an int8 weight; None for others."""
+    node = _find_producer(index, name, scope)
     if node is not None and node.op_type == "Transpose" and not node.domain:
-        found = _weight(index, node.inputs[0], node.scope)
+        found = _find_weight(index, node.inputs[0], node.scope)
         if found is None:
             return None
         axes = node.attrs.get("perm") or tuple(reversed(range(found[1].ndim)))
@@ -167,13 +168,13 @@ def _weight(index: GraphIndex, name: str, scope: str) -> tuple[str, NDArray[np.i
         held = index.constant(stored)
         return (str(stored), held, node) if held is not None and held.dtype == np.int8 else None
     maker = index.producer(stored)
-    return _rounded(index, maker, node) if maker is not None and is_quantize(maker) else None
+    return _quantize_weight(index, maker, node) if maker is not None and is_quantize(maker) else None
 
 
-def _rounded(index: GraphIndex, maker: NodeRef, node: NodeRef) -> tuple[str, NDArray[np.int8], NodeRef] | None:
-    """A weight that the file holds as float, with a whole pair behind it."""
+def _quantize_weight(index: GraphIndex, maker: NodeRef, node: NodeRef) -> tuple[str, NDArray[np.int8], NodeRef] | None:
+    """The same for a weight that the file holds as float, with a whole pair behind it."""
     tensor = index.resolve(maker.inputs[0], maker.scope)
-    value, scale, zero = (_constant(index, maker, k) for k in range(3))
+    value, scale, zero = (read_constant(index, maker, k) for k in range(3))
     if tensor is None or value is None or scale is None or zero is None or zero.dtype != np.int8:
         return None
     grain: Granularity = PerTensor() if scale.size == 1 else PerChannel(int(maker.attrs.get("axis", 1)))
@@ -184,16 +185,16 @@ def _rounded(index: GraphIndex, maker: NodeRef, node: NodeRef) -> tuple[str, NDA
     return str(tensor), np.asarray(quantize(value, qparams, spec)).astype(np.int8), node
 
 
-def _source(index: GraphIndex, name: str, scope: str) -> NodeRef | None:
-    """The DequantizeLinear that makes the data, seen through what only moves it."""
-    node = _producer(index, name, scope)
+def _find_data_source(index: GraphIndex, name: str, scope: str) -> NodeRef | None:
+    """The DequantizeLinear of the data, also through nodes that only move it."""
+    node = _find_producer(index, name, scope)
     while node is not None and node.op_type in _MOVES and not node.domain:
-        node = _producer(index, node.inputs[0], node.scope)
+        node = _find_producer(index, node.inputs[0], node.scope)
     return node if is_dequantize(node) else None
 
 
-def _becomes_uint8(index: GraphIndex, source: NodeRef) -> bool:
-    """True when the optimizer turns the pair of an int8 tensor into a uint8 one: nobody else reads its parts."""
+def _turns_uint8(index: GraphIndex, source: NodeRef) -> bool:
+    """True when the optimizer turns the pair of an int8 tensor into a uint8 one: its tensors have no other reader."""
     stored = index.resolve(source.inputs[0], source.scope)
     maker = None if stored is None else index.producer(stored)
     if stored is None or not is_quantize(maker) or index.is_output(stored):
@@ -202,8 +203,8 @@ def _becomes_uint8(index: GraphIndex, source: NodeRef) -> bool:
     return len(index.consumers(stored)) == 1 and len(index.consumers(made)) == 1 and not index.is_output(made)
 
 
-def _float_result(index: GraphIndex, product: IntegerProduct, node: NodeRef) -> str:
-    """Why the operator stays float for what stands behind it, "" if it does not."""
+def _explain_float_result(index: GraphIndex, product: IntegerProduct, node: NodeRef) -> str:
+    """Why the nodes behind keep the operator float; "" where they do not."""
     at, relu = TensorId(node.outputs[0], node.scope), False
     while True:
         readers = [index.node(edge.node) for edge in index.consumers(at)]
@@ -217,45 +218,46 @@ def _float_result(index: GraphIndex, product: IntegerProduct, node: NodeRef) -> 
     if product.result:
         return _NO_RESULT
     bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else ""
-    return _FLOAT_BIAS if bias and not is_dequantize(_producer(index, bias, node.scope)) else ""
+    return _FLOAT_BIAS if bias and not is_dequantize(_find_producer(index, bias, node.scope)) else ""
 
 
 def _starts_at_zero(index: GraphIndex, quantizer: NodeRef) -> bool:
-    """True when no level stands for less than 0: a Relu in front changes nothing, and goes."""
-    zero = _constant(index, quantizer, 2)
+    """True when every quantized value stands for 0 or more, so that the optimizer removes a Relu in front."""
+    zero = read_constant(index, quantizer, 2)
     return zero is None or zero.dtype.kind not in "iu" or int(zero.flat[0]) == np.iinfo(zero.dtype).min
 
 
-def _stored_type(index: GraphIndex, tensor: TensorId | None, reader: NodeRef, zero: int) -> str:
-    """The integer type of a tensor: that of its reader's zero point, declared, or what its maker gives by default."""
+def _find_stored_type(index: GraphIndex, tensor: TensorId | None, reader: NodeRef, zero: int) -> str:
+    """The type of an integer tensor: of its reader's zero point, else declared, else its producer's default.
+
+    zero: the input of `reader` with the zero point, -1 without one. "" where the type is not known.
+    """
     if 0 <= zero < len(reader.inputs) and reader.inputs[zero]:
-        found = _type(index, reader, zero)
+        found = _find_type(index, reader, zero)
         if found:
-            return _name(found)
+            return name_type(found)
     while tensor is not None:
         if index.dtype(tensor):
-            return _name(index.dtype(tensor))
+            return name_type(index.dtype(tensor))
         maker = index.producer(tensor)
         if maker is None:
             return ""
         if maker.op_type == "DynamicQuantizeLinear":
             return "uint8"
         if is_quantize(maker) or maker.op_type in ("QLinearConv", "QLinearMatMul"):
+            # Inputs that hold the zero point of the result.
             zero = 2 if is_quantize(maker) else 7
-            kind = _type(index, maker, zero) if zero < len(maker.inputs) and maker.inputs[zero] else 0
-            return _name(kind or int(maker.attrs.get("output_dtype", 0)) or TensorProto.UINT8)
+            kind = _find_type(index, maker, zero) if zero < len(maker.inputs) and maker.inputs[zero] else 0
+            return name_type(kind or int(maker.attrs.get("output_dtype", 0)) or TensorProto.UINT8)
         if maker.op_type not in _MOVES:
             return ""
         tensor = index.resolve(maker.inputs[0], maker.scope)
     return ""
 
 
-def _name(kind: int) -> str:
-    return str(TensorProto.DataType.Name(kind)).lower()
-
-
-def _type(index: GraphIndex, node: NodeRef, position: int) -> int:
-    """Type of an input; DynamicQuantizeLinear's scale is float32 though nobody may have declared it."""
+def _find_type(index: GraphIndex, node: NodeRef, position: int) -> int:
+    """The type of an input, as TensorProto numbers it; 0 where it is not declared."""
+    # Outputs of DynamicQuantizeLinear have fixed types, which files need not declare: uint8, float scale, uint8.
     tensor = index.resolve(node.inputs[position], node.scope)
     maker = None if tensor is None else index.producer(tensor)
     if maker is not None and maker.op_type == "DynamicQuantizeLinear":
@@ -263,13 +265,6 @@ def _type(index: GraphIndex, node: NodeRef, position: int) -> int:
     return 0 if tensor is None else index.dtype(tensor)
 
 
-def _producer(index: GraphIndex, name: str, scope: str) -> NodeRef | None:
+def _find_producer(index: GraphIndex, name: str, scope: str) -> NodeRef | None:
     tensor = index.resolve(name, scope)
     return None if tensor is None else index.producer(tensor)
-
-
-def _constant(index: GraphIndex, node: NodeRef, position: int) -> NDArray[Any] | None:
-    if position >= len(node.inputs) or not node.inputs[position]:
-        return None
-    tensor = index.resolve(node.inputs[position], node.scope)
-    return None if tensor is None else index.constant(tensor)

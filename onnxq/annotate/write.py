@@ -1,4 +1,4 @@
-"""Writing bits into a model by every carrier asked for; the node name is the key."""
+"""Bits written into a model: into its metadata by node name, into node metadata, and as attributes on request."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, StringStringEntryProto
 
-from onnxq.annotate.bits import bits_for, is_signed, type_width
-from onnxq.annotate.files import ATTRIBUTE, drop_attribute, pair_nodes, set_attribute
+from onnxq.annotate.bits import count_bits
+from onnxq.annotate.files import ATTRIBUTE, drop_attribute, list_pair_nodes, set_attribute
 from onnxq.annotate.model import Inspection, Origin, PairInfo
-from onnxq.annotate.notes import NODE_PREFIX, specs_by_node
+from onnxq.annotate.notes import NODE_PREFIX, list_specs
 from onnxq.annotate.operators import find_operators
 from onnxq.annotate.read import find_pairs, prepare
 from onnxq.config import did_you_mean, matches
@@ -31,8 +31,9 @@ BITS_ATTRIBUTE_WARNING = Caution(
     "the attribute `bits` is in the file as asked: TensorRT's parser accepts it, "
     "onnx.checker and ONNX Runtime refuse to load such a file",
 )
-"""Belongs beside every file written with such attributes."""
+"""For every file that is written with such attributes."""
 
+# (pattern, bits), the first match holds.
 Given = Sequence[tuple[str, int]]
 
 
@@ -44,18 +45,19 @@ def annotate_model(
     rename: bool = False,
     bits_attribute: bool = False,
 ) -> Inspection:
-    """Find the pairs of a model, settle their bits (`with_bits`) and write them into a copy (`write_bits`).
+    """Find the pairs of a model, decide their bits (`with_bits`) and write them into a copy (`write_bits`).
 
-    The pairs returned say where their bits came from, under the names their nodes have in the copy.
-    Raises ModelError for a file that cannot be read, and what `with_bits` raises.
+    The pairs that are returned have the names that their nodes have in the copy.
+    Raises ModelError for a file that cannot be read, and the errors of `with_bits`.
     """
     proto, warnings = prepare(source)
-    had = sum(any(a.name == ATTRIBUTE for a in node.attribute) for node in pair_nodes(proto))
+    had = sum(any(a.name == ATTRIBUTE for a in node.attribute) for node in list_pair_nodes(proto))
     pairs = with_bits(find_pairs(proto), given=given, plan=plan)
-    model, pairs = _write(proto, pairs, rename=rename, bits_attribute=bits_attribute)
-    warnings = (*warnings, *_unbound(pairs))
+    model, pairs = _write_model(proto, pairs, rename=rename, bits_attribute=bits_attribute)
+    warnings = (*warnings, *_warn_unbound(pairs))
     if bits_attribute:
         warnings = (*warnings, BITS_ATTRIBUTE_WARNING)
+    # Without the option the attribute is removed, since engines refuse it; its value stays as metadata.
     elif had:
         text = f"{had} attributes `bits` became metadata, so that every engine loads the file"
         warnings = (*warnings, Caution("W106", text))
@@ -67,15 +69,15 @@ def annotate_model(
 def with_bits(pairs: Iterable[PairInfo], *, given: Given = (), plan: Plan | None = None) -> tuple[PairInfo, ...]:
     """The pairs with the bits a person gave.
 
-    given: (pattern, bits); a pattern is a glob or /regex/ over the site and the pair's node names, the first that
-    matches wins, and it comes before `plan`, which comes before what the file says. int32 biases keep their 32 bits.
-    Raises ConfigError or PlanError for a pattern or plan that fits no pair, and for bits that a pair's type or stored
-    values contradict.
+    given: (pattern, bits); a pattern is a glob or /regex/ over the site and the pair's node names, and the first match
+    holds. Patterns come before `plan`, the plan before the file. int32 biases keep their 32 bits.
+    Raises ConfigError or PlanError for a pattern or plan that fits no pair, and for bits that contradict a pair's type
+    or stored values.
     """
     found = tuple(pairs)
     if plan is not None:
-        found = _from_plan(found, plan)
-    return _from_patterns(found, given)
+        found = _apply_plan(found, plan)
+    return _apply_patterns(found, given)
 
 
 def write_bits(
@@ -83,27 +85,28 @@ def write_bits(
 ) -> ModelProto:
     """A copy of the model with the pairs' bits in it: model metadata by node name, and metadata of the nodes.
 
-    proto must be the model the pairs were found in. rename: name the nodes after their site. bits_attribute: also the
-    integer attribute `bits` on Q and DQ (Sparsebit's form, see BITS_ATTRIBUTE_WARNING); without it such attributes go.
-    What onnxq noted before and is not about bits stays.
+    proto: the model that the pairs were found in. rename: name the nodes after their site. bits_attribute: also write
+    the integer attribute `bits` on Q and DQ (Sparsebit's form, see BITS_ATTRIBUTE_WARNING); without it such attributes
+    are removed. Earlier notes of onnxq that are not about bits stay.
     """
-    return _write(proto, tuple(pairs), rename=rename, bits_attribute=bits_attribute)[0]
+    return _write_model(proto, tuple(pairs), rename=rename, bits_attribute=bits_attribute)[0]
 
 
-def _write(
+def _write_model(
     proto: ModelProto, pairs: tuple[PairInfo, ...], *, rename: bool, bits_attribute: bool
 ) -> tuple[ModelProto, tuple[PairInfo, ...]]:
     model = name_nodes(proto)
     nodes = {node.name: node for _, graph in all_graphs(model) for node in graph.node}
     if rename:
-        pairs = _rename(nodes, pairs)
+        pairs = _rename_nodes(nodes, pairs)
+        # By name, and the names have changed.
         nodes = {node.name: node for node in nodes.values()}
     records: dict[str, dict[str, Any]] = {}
     for pair in pairs:
         for name in pair.nodes:
-            records[name] = {**_own_notes(nodes[name]), **_record(pair)}
+            records[name] = {**_read_own_notes(nodes[name]), **_make_record(pair)}
             _set_metadata(nodes[name].metadata_props, {NODE_PREFIX + k: str(v) for k, v in records[name].items()})
-    for node in pair_nodes(model):
+    for node in list_pair_nodes(model):
         drop_attribute(node)
         if bits_attribute and node.name in records:
             set_attribute(node, int(records[node.name]["bits"]))
@@ -112,7 +115,7 @@ def _write(
     return model, pairs
 
 
-def _record(pair: PairInfo) -> dict[str, Any]:
+def _make_record(pair: PairInfo) -> dict[str, Any]:
     return {
         "site": str(pair.site),
         "bits": pair.bits,
@@ -122,7 +125,8 @@ def _record(pair: PairInfo) -> dict[str, Any]:
     }
 
 
-def _own_notes(node: NodeProto) -> dict[str, Any]:
+def _read_own_notes(node: NodeProto) -> dict[str, Any]:
+    # Fields of `_make_record` first, so that records read alike whatever was noted before.
     order = ("site", "bits", "scheme", "granularity", "role")
     found = {e.key.removeprefix(NODE_PREFIX): e.value for e in node.metadata_props if e.key.startswith(NODE_PREFIX)}
     return {**dict.fromkeys(order, ""), **found}
@@ -134,7 +138,8 @@ def _set_metadata(entries: Any, values: dict[str, str]) -> None:
     entries.extend(StringStringEntryProto(key=key, value=value) for key, value in (*kept, *values.items()))
 
 
-def _rename(nodes: dict[str, NodeProto], pairs: tuple[PairInfo, ...]) -> tuple[PairInfo, ...]:
+def _rename_nodes(nodes: dict[str, NodeProto], pairs: tuple[PairInfo, ...]) -> tuple[PairInfo, ...]:
+    # A name that a renamed node gives up is free for another.
     changing = {name for pair in pairs for name in pair.nodes}
     taken = set(nodes) - changing
     new: dict[str, str] = {}
@@ -161,7 +166,8 @@ def _rename(nodes: dict[str, NodeProto], pairs: tuple[PairInfo, ...]) -> tuple[P
     )
 
 
-def _from_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo, ...]:
+def _apply_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo, ...]:
+    """The pairs with the bits of the first pattern that matches each. Raises ConfigError as `with_bits` says."""
     out, hits = [], set()
     for pair in pairs:
         names = (str(pair.site), *pair.nodes)
@@ -171,10 +177,11 @@ def _from_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo,
             continue
         hits.add(position)
         pattern, bits = given[position]
+        # A pattern such as "*" means the tensors that have a width to choose.
         if pair.role is Role.BIAS and pair.storage == "int32":
             out.append(pair)
             continue
-        problem = _contradiction(pair, bits)
+        problem = _find_contradiction(pair, bits)
         if problem:
             raise ConfigError(
                 f"bits: {pattern}={bits}", problem, "give other bits, or a narrower pattern before it", code="Q309"
@@ -182,27 +189,30 @@ def _from_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo,
         out.append(replace(pair, bits=bits, origin=Origin.GIVEN))
     for position, (pattern, bits) in enumerate(given):
         if position not in hits:
-            raise ConfigError(f"bits: {pattern}={bits}", *_no_match(pattern, pairs, given[:position]), code="Q309")
+            raise ConfigError(
+                f"bits: {pattern}={bits}", *_explain_no_match(pattern, pairs, given[:position]), code="Q309"
+            )
     return tuple(out)
 
 
-def _no_match(pattern: str, pairs: tuple[PairInfo, ...], before: Given) -> tuple[str, str]:
+def _explain_no_match(pattern: str, pairs: tuple[PairInfo, ...], before: Given) -> tuple[str, str]:
     names = [name for pair in pairs for name in (str(pair.site), *pair.nodes)]
     if before and any(matches(pattern, name) for name in names):
         return "matches only pairs that a pattern before it has taken", "put the narrower pattern first"
     return "matches no pair of this model", did_you_mean(pattern.strip("/*"), names)
 
 
-def _from_plan(pairs: tuple[PairInfo, ...], plan: Plan) -> tuple[PairInfo, ...]:
+def _apply_plan(pairs: tuple[PairInfo, ...], plan: Plan) -> tuple[PairInfo, ...]:
+    """The pairs with the bits of the plan. Raises PlanError as `with_bits` says."""
     by_site = {site.site: site.spec for site in plan.all_sites}
-    by_node = specs_by_node(plan)
+    by_node = list_specs(plan)
     out = []
     for pair in pairs:
         spec = by_site.get(pair.site) or by_node.get(pair.dequantize) or by_node.get(pair.quantize)
         if spec is None:
             out.append(pair)
             continue
-        problem = _contradiction(pair, spec.bits)
+        problem = _find_contradiction(pair, spec.bits)
         if problem:
             raise PlanError(
                 str(pair.site), problem, "the plan belongs to another model, or was edited: plan again", code="Q404"
@@ -216,21 +226,23 @@ def _from_plan(pairs: tuple[PairInfo, ...], plan: Plan) -> tuple[PairInfo, ...]:
     return tuple(out)
 
 
-def _contradiction(pair: PairInfo, bits: int) -> str:
-    width = type_width(pair.storage)
+def _find_contradiction(pair: PairInfo, bits: int) -> str:
+    """Why the pair cannot have these bits; "" where it can."""
+    width = pair.element_type.bits
     if not 1 <= bits <= width:
         return f"{pair.site} is stored as {pair.storage}, which is not {bits} bits wide"
     levels = pair.levels
-    if levels is not None and bits_for(*levels, signed=is_signed(pair.storage)) > bits:
+    if levels is not None and count_bits(*levels, signed=pair.element_type.signed) > bits:
         return f"{pair.site} uses the levels {levels[0]} to {levels[1]}, which {bits} bits cannot hold"
     return ""
 
 
-def _unbound(pairs: tuple[PairInfo, ...]) -> tuple[Caution, ...]:
+def _warn_unbound(pairs: tuple[PairInfo, ...]) -> tuple[Caution, ...]:
+    """A warning for activations whose given bits are narrower than anything in the graph enforces."""
     loose = [
         str(pair.site)
         for pair in pairs
-        if pair.origin is Origin.GIVEN and pair.quantize and not pair.clip and pair.bits < type_width(pair.storage)
+        if pair.origin is Origin.GIVEN and pair.quantize and not pair.clip and pair.bits < pair.element_type.bits
         and pair.role is not Role.WEIGHT
     ]  # fmt: skip
     if not loose:

@@ -1,4 +1,4 @@
-"""A plan and samples in, the plan with its numbers out."""
+"""Calibration: the scales and zero points of a plan, from samples and weights."""
 
 from onnxq.calibrate.run import DEFAULT_MEMORY_LIMIT, calibrate
 

@@ -1,4 +1,4 @@
-"""Observers of all activation sites, fed by one pass over the samples for each group of taps."""
+"""The observers of all activation sites, updated by one pass over the samples for each group of tapped tensors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from onnxq.runtime import Feeds
 from onnxq.sites import Refusal, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 
-# How many batches are looked at to find out how large the taps get.
+# Batches among which the largest is found, to size the groups of taps by.
 _LOOK_AHEAD = 16
 
 
 @dataclass(frozen=True)
 class Want:
-    """What one observer is for: sites with the same key share it."""
+    """Request for one observer; sites with equal requests share it."""
 
     key: str
     observer: ObserverSpec
@@ -31,13 +31,13 @@ class Want:
 
 @dataclass(eq=False)
 class Watch:
-    """The observers of one run over the data. readers: which observers each tensor feeds."""
+    """The observers of one run over the data. readers: the requests whose observers each tensor updates."""
 
     observers: dict[Want, Observer] = field(default_factory=dict)
     readers: dict[TensorId, list[Want]] = field(default_factory=dict)
 
     def add(self, want: Want, tensor: TensorId) -> None:
-        """Let the observer of `want` see `tensor`."""
+        """Update the observer of `want` with the values of `tensor`."""
         if want not in self.observers:
             self.observers[want] = create(want.observer, want.quant)
         wants = self.readers.setdefault(tensor, [])
@@ -45,11 +45,11 @@ class Watch:
             wants.append(want)
 
     def add_constant(self, want: Want, value: Array) -> None:
-        """Show the observer of `want` a value that never changes."""
+        """Update the observer of `want` with a constant, once."""
         self.observers.setdefault(want, create(want.observer, want.quant)).update(value)
 
     def see(self, tensor: TensorId, value: Array) -> None:
-        """Update the tensor's observers. Raises CalibrationError on NaN and inf."""
+        """Update the observers of `tensor` with one batch. Raises CalibrationError on NaN and inf."""
         for want in self.readers[tensor]:
             self.observers[want].update(value)
 
@@ -63,55 +63,65 @@ def observe(
     memory_limit: int,
     progress: Progress,
 ) -> tuple[Refusal, ...]:
-    """Run all samples and feed every observer of `watch`; the tensors that could not be observed come back.
+    """Run all samples and update every observer of `watch`; returns a refusal for each tensor that cannot be observed.
 
-    Observers that must see samples one by one make the batch 1. Raises CalibrationError naming tensor and sample for
-    a NaN or inf; ModelError and DataError from the runs.
+    batch: samples in one run, 1 where an observer takes samples one by one. memory_limit: bytes of the tapped values.
+    Raises CalibrationError naming tensor and sample for a NaN or inf; ModelError and DataError from the runs.
     """
     if not watch.readers:
         return ()
     if any(observer.per_sample for observer in watch.observers.values()):
         batch = 1
-    taps = Taps(proto, sorted(watch.readers, key=_order(proto)), memory_limit)
+    taps = Taps(proto, sorted(watch.readers, key=_order_tensors(proto)), memory_limit)
     if not taps.tensors:
         return taps.refusals
-    widest = max(islice(dataset.batches(batch), _LOOK_AHEAD), key=_volume)
+    widest = max(islice(dataset.batches(batch), _LOOK_AHEAD), key=_count_elements)
     groups = taps.groups(widest)
+    # Not to be held during the run: with large inputs it would count beside the limit.
     del widest
     with progress("calibrating", len(groups) * len(dataset)) as task:
         for group in groups:
-            for part, tensor, value in taps.run(group, _told(dataset.batches(batch), task), _singles(dataset)):
+            for part, tensor, value in taps.run(
+                group, _count_batches(dataset.batches(batch), task), _list_samples(dataset)
+            ):
                 try:
                     watch.see(tensor, value)
                 except CalibrationError as error:
-                    raise _blame(taps, tensor, part, dataset, error) from error
+                    raise _name_sample(taps, tensor, part, dataset, error) from error
+                # Before the next value is made, so that only one is held.
                 del value
     return taps.refusals
 
 
-def _order(proto: ModelLike) -> Callable[[TensorId], tuple[str, int, str]]:
-    """As the main graph makes them: groups of neighbours need the least of the graph."""
+def _order_tensors(proto: ModelLike) -> Callable[[TensorId], tuple[str, int, str]]:
+    """Sort key: the order in which the main graph computes tensors.
+
+    Groups of neighbours need the least of the graph to be run.
+    """
     place = {name: k for k, node in enumerate(proto.graph.node) for name in node.output}
     return lambda tensor: (tensor.scope, place.get(tensor.name, -1) if tensor.scope == "" else 0, tensor.name)
 
 
-def _volume(batch: Batch) -> int:
+def _count_elements(batch: Batch) -> int:
     return sum(value.size for value in batch.feeds.values())
 
 
-def _told(batches: Iterable[Batch], task: Task) -> Iterable[Batch]:
+def _count_batches(batches: Iterable[Batch], task: Task) -> Iterable[Batch]:
     for one in batches:
         yield one
         task.advance(one.count)
 
 
-def _singles(dataset: Dataset) -> Callable[[Batch], Iterable[Feeds]]:
+def _list_samples(dataset: Dataset) -> Callable[[Batch], Iterable[Feeds]]:
     return lambda batch: (dataset[k] for k in range(batch.first_index, batch.first_index + batch.count))
 
 
-def _blame(taps: Taps, tensor: TensorId, batch: Batch, dataset: Dataset, error: CalibrationError) -> CalibrationError:
-    """The error with the tensor's name and that of the sample, found by running the batch's samples alone."""
+def _name_sample(
+    taps: Taps, tensor: TensorId, batch: Batch, dataset: Dataset, error: CalibrationError
+) -> CalibrationError:
+    """The error with the names of the tensor and the sample, found by running the samples of the batch one by one."""
     positions: Sequence[int] = range(batch.first_index, batch.first_index + batch.count)
+    # Stays the first where no sample fails alone.
     guilty = positions[0]
     if batch.count > 1:
         for position in positions:

@@ -1,4 +1,4 @@
-"""Numbers that need no data: those of weights, and of biases, which follow from their weight and input."""
+"""Scales and zero points that need no data: of weights, and of biases, which derive from their weight and input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from onnxq.errors import OnnxqError, PlanError
+from onnxq.errors import ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
 from onnxq.plan import SitePlan
@@ -20,7 +20,7 @@ Numbers = Mapping[Site, QParams]
 
 
 def tensor_of(index: GraphIndex, site: Site) -> TensorId:
-    """The tensor a site quantizes. Raises PlanError when the model does not have it."""
+    """The tensor that a site quantizes. Raises PlanError where the model does not have it."""
     if isinstance(site, TensorId):
         if index.resolve(site.name, site.scope) != site:
             raise PlanError(str(site), "the model has no such tensor", "plan this model again", code="Q404")
@@ -36,31 +36,33 @@ def tensor_of(index: GraphIndex, site: Site) -> TensorId:
 def weight_numbers(
     index: GraphIndex, missing: Iterable[SitePlan], biases: Iterable[SitePlan], numbers: Numbers
 ) -> dict[Site, QParams]:
-    """Numbers of the missing weight sites, with scales raised where an int32 bias would overflow otherwise.
+    """Scales and zero points of the missing weight sites.
 
-    biases: sites whose scale derives from weights. numbers: those known already, activations included.
-    Raises PlanError when a weight is no constant, CalibrationError for NaN or inf in it.
+    missing: sites without numbers, of any role. biases: sites whose scale derives from weights. numbers: those known
+    already, activations included.
+    Raises PlanError where a weight is no constant, CalibrationError for NaN or inf in it.
     """
     found: dict[Site, QParams] = {}
     for site in missing:
         if site.role is Role.WEIGHT:
-            with _about(site):
-                found[site.site] = weight_qparams(
-                    _constant(index, site), site.spec, observer=site.observer, orders=site.sum_orders
-                )
+            value = _read_constant(index, site)
+            with _name_site(site):
+                found[site.site] = weight_qparams(value, site.spec, observer=site.observer, orders=site.sum_orders)
     for bias in biases:
         if bias.derived is None:
             continue
         x, w = bias.derived
+        # A bias on a scale too small for it would overflow int32, so the weight's scale is raised.
         if w in found and x in numbers:
-            with _about(bias):
-                scale = floor_weight_scale(found[w].scale, numbers[x].scale, _constant(index, bias))
+            value = _read_constant(index, bias)
+            with _name_site(bias):
+                scale = floor_weight_scale(found[w].scale, numbers[x].scale, value)
             found[w] = replace(found[w], scale=scale)
     return found
 
 
 def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], numbers: Numbers) -> dict[Site, QParams]:
-    """Numbers of the missing bias sites whose input and weight have theirs."""
+    """Scales and zero points of the missing bias sites whose input and weight have theirs."""
     found: dict[Site, QParams] = {}
     for site in missing:
         if site.role is not Role.BIAS:
@@ -71,12 +73,13 @@ def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], numbers: Number
             )
         x, w = site.derived
         if x in numbers and w in numbers:
-            with _about(site):
-                found[site.site] = bias_qparams(numbers[x], numbers[w], _constant(index, site).size)
+            count = _read_constant(index, site).size
+            with _name_site(site):
+                found[site.site] = bias_qparams(numbers[x], numbers[w], count)
     return found
 
 
-def _constant(index: GraphIndex, site: SitePlan) -> NDArray[Any]:
+def _read_constant(index: GraphIndex, site: SitePlan) -> NDArray[Any]:
     value = index.constant(tensor_of(index, site.site))
     if value is None:
         raise PlanError(
@@ -86,13 +89,12 @@ def _constant(index: GraphIndex, site: SitePlan) -> NDArray[Any]:
 
 
 @contextmanager
-def _about(site: SitePlan) -> Iterator[None]:
-    """Name the site in what numerics, which only sees arrays, has to say."""
+def _name_site(site: SitePlan) -> Iterator[None]:
+    """Name the site in an error of numerics, which sees arrays only."""
     try:
         yield
+    except ConfigError as error:
+        # Its subject is the setting at fault.
+        raise error.replace_text(subject=f"{site.site}: {error.subject}") from error
     except OnnxqError as error:
-        if error.subject == str(site.site) or error.subject.startswith(f"{site.site}:"):
-            raise
-        if error.subject in ("weight", "bias"):
-            raise error.replace_text(subject=str(site.site)) from error
-        raise type(error)(f"{site.site}: {error.subject}", error.cause, error.fix) from error
+        raise error.replace_text(subject=str(site.site)) from error

@@ -1,4 +1,4 @@
-"""calibrate(): every number a plan lacks, from the samples, from the weights, or derived from both."""
+"""Every scale and zero point that a plan lacks: from the samples, from the weights, or derived from both."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from onnxq.progress import Progress, silent
 from onnxq.sites import Refusal, Role, Site
 from onnxq.spec import PerTensor, QParams
 
-# The values of one run's taps, at most; what the model itself needs comes on top.
+# Bytes of the tapped values of one run; the memory of the model itself comes on top.
 DEFAULT_MEMORY_LIMIT = 2**30
 
+# Roles whose ranges come from samples.
 _MEASURED = (Role.ACTIVATION, Role.OUTPUT)
 
 
@@ -32,21 +33,21 @@ def calibrate(
     memory_limit: int | None = None,
     progress: Progress = silent,
 ) -> Plan:
-    """The plan with scale and zero point at every site that had none; given numbers stay.
+    """The plan with a scale and zero point at every site that had none; given numbers stay.
 
-    proto: the prepared model the plan was made for, nodes named. dataset: needed only for activation sites.
-    batch: samples per run (None: 1); the result does not depend on it. memory_limit: bytes that the tapped values of
-    one run may take (None: 1 GiB); beyond it the taps are taken in groups, one pass over the data each.
-    A site whose tensor never came to be (a branch no sample reached) or cannot be observed keeps None, and a Refusal
-    says so; so does a bias derived from it.
+    proto: the prepared model that the plan was made for, nodes named. dataset: needed for activation sites only.
+    batch: samples per run (None: 1); the result does not depend on it. memory_limit: bytes of the tapped values of one
+    run (None: 1 GiB); beyond it tensors are tapped in groups, with one pass over the data for each.
+    A site whose tensor was never computed (a branch that no sample reached) or cannot be observed keeps None, and a
+    Refusal names it; so does a bias derived from it.
     Raises CalibrationError naming tensor and sample for NaN and inf, PlanError for a site that is not in the model,
     ModelError and DataError from the runs.
     """
     index = index_of(proto)
     numbers: dict[Site, QParams] = {site.site: site.qparams for site in plan.all_sites if site.qparams is not None}
-    numbers.update(_shared(plan))
+    numbers.update(_spread_groups(plan))
     missing = [site for site in plan.sites if site.site not in numbers]
-    watch, wants = _watch(index, [site for site in missing if site.role in _MEASURED])
+    watch, wants = _plan_observers(index, [site for site in missing if site.role in _MEASURED])
     unseen: tuple[Refusal, ...] = ()
     if watch.readers:
         if dataset is None:
@@ -63,8 +64,9 @@ def calibrate(
             progress=progress,
         )
     told = f" over {len(dataset)} samples" if dataset is not None and len(dataset) != 1 else ""
-    numbers.update(_ranges(missing, wants, watch, told))
-    refusals = _refused(index, wants, numbers, {refusal.subject: refusal for refusal in unseen})
+    numbers.update(_choose_qparams(missing, wants, watch, told))
+    # Weights after activations, biases after both: each needs the scales before it.
+    refusals = _list_refusals(index, wants, numbers, {refusal.subject: refusal for refusal in unseen})
     biases = [site for site in plan.sites if site.role is Role.BIAS]
     numbers.update(weight_numbers(index, missing, biases, numbers))
     numbers.update(bias_numbers(index, missing, numbers))
@@ -74,14 +76,14 @@ def calibrate(
     return done
 
 
-def _shared(plan: Plan) -> dict[Site, QParams]:
-    """Numbers that members of a sharing group have from one that brought them."""
+def _spread_groups(plan: Plan) -> dict[Site, QParams]:
+    """Numbers of the sites that share a group with one whose numbers were given."""
     given = {site.group: site.qparams for site in plan.all_sites if site.group and site.qparams is not None}
     return {site.site: given[site.group] for site in plan.sites if site.group in given and site.qparams is None}
 
 
-def _watch(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch, dict[Site, Want]]:
-    """An observer for each tensor, or for each sharing group, and which one a site asks for."""
+def _plan_observers(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch, dict[Site, Want]]:
+    """An observer for each tensor or sharing group, and the request of each site."""
     watch = Watch()
     wants: dict[Site, Want] = {}
     groups: dict[str, SitePlan] = {}
@@ -99,6 +101,7 @@ def _watch(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch, dict[Si
                 str(site.site), "activations have one scale per tensor", "ask for granularity: tensor", code="Q403"
             )
         tensor = tensor_of(index, site.site)
+        # The first site of a group decides, so that all members share one observer.
         want = Want(f"group {site.group}" if site.group else f"tensor {tensor}", first.observer, first.spec)
         wants[site.site] = want
         value = index.constant(tensor)
@@ -109,14 +112,17 @@ def _watch(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch, dict[Si
     return watch, wants
 
 
-def _ranges(sites: Sequence[SitePlan], wants: Mapping[Site, Want], watch: Watch, told: str) -> dict[Site, QParams]:
-    """Scale and zero point of every site whose observer saw something; one for all sites of a group."""
+def _choose_qparams(
+    sites: Sequence[SitePlan], wants: Mapping[Site, Want], watch: Watch, told: str
+) -> dict[Site, QParams]:
+    """Scale and zero point of every site whose observer saw values; one for all sites of a group."""
     made: dict[object, QParams] = {}
     found: dict[Site, QParams] = {}
     for site in sites:
         want = wants.get(site.site)
         if want is None or not watch.observers[want].count:
             continue
+        # Members of a group have one bound, others may differ though they share an observer.
         key = (want, None if site.group else site.bound)
         if key not in made:
             low, high = watch.observers[want].range()
@@ -125,10 +131,10 @@ def _ranges(sites: Sequence[SitePlan], wants: Mapping[Site, Want], watch: Watch,
     return found
 
 
-def _refused(
+def _list_refusals(
     index: GraphIndex, wants: Mapping[Site, Want], numbers: Mapping[Site, QParams], unseen: Mapping[str, Refusal]
 ) -> list[Refusal]:
-    """Why sites got no numbers: not observable, or nothing ever came through."""
+    """Refusals of the sites without numbers: tensors that cannot be observed, or that no sample computed."""
     refusals = []
     for site in wants:
         if site in numbers:

@@ -1,4 +1,4 @@
-"""The model run with inner tensors as outputs, so many at a time as the memory limit allows."""
+"""Runs of a model with inner tensors as outputs, as many at a time as the memory limit allows."""
 
 from __future__ import annotations
 
@@ -20,52 +20,57 @@ Group = tuple[TensorId, ...]
 Singles = Callable[[], Iterable[Feeds]]
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
 
+# Bytes per element of the types that are not of 4 bytes.
 _BYTES: dict[int, int] = {onnx.TensorProto.DOUBLE: 8, onnx.TensorProto.FLOAT16: 2, onnx.TensorProto.BFLOAT16: 2}
-# Nothing in common networks grows faster with its input than attention does.
+# Exponent: tensors grow with the input at most as those of attention, by the square.
 _GROWTH = 2.0
-# Trimming after every run of a small network would take longer than the run: pages given back are asked for again.
+# Bytes; the share is of the memory limit. Memory is given back to the system after a run that tapped more than the
+# first two, and after runs that tapped more than the last together: after every run of a small network it would take
+# longer than the run, since the same pages are asked for again.
 _WORTH_TRIMMING, _SHARE, _IN_ALL = 2**25, 32, 2**28
 
 
 class Taps:
-    """A model whose tensors `tensors` are wanted. refusals: those that cannot be led out, with the reason."""
+    """The tapped runs of one model. refusals: the tensors that cannot be made outputs, with the reason."""
 
     def __init__(self, proto: ModelLike, tensors: Sequence[TensorId], memory_limit: int) -> None:
         self._proto, self._index, self._limit = proto, index_of(proto), memory_limit
         whole = tap(proto, tensors, only=True)
         self.refusals: tuple[Refusal, ...] = whole.refusals
         self.tensors: Group = tuple(whole.outputs)
+        # Used by the first runner of all tensors, then released.
         self._whole: Tapped | None = whole
+        # Bytes of each tensor, by the shapes of the inputs.
         self._sizes: dict[Signature, dict[TensorId, int]] = {}
         self._shapes: Shapes | None = None
 
     def groups(self, batch: Batch) -> list[Group]:
-        """The tensors in groups whose values for this batch stay below the limit, none split, in order."""
-        return self._packed(self.tensors, batch)
+        """The tensors, in order, in groups whose values for this batch stay below the limit; no tensor is split."""
+        return self._pack(self.tensors, batch)
 
     def run(
         self, group: Group, batches: Iterable[Batch], singles: Callable[[Batch], Iterable[Feeds]]
     ) -> Iterator[tuple[Batch, TensorId, Array]]:
-        """Every non-empty value of the group's tensors, batch by batch; who takes one owns it.
+        """Every non-empty value of the group's tensors, batch by batch; the caller owns the arrays.
 
-        A batch that the model cannot take whole (a 1 written in a Reshape, say) goes through as its `singles`, one
-        whose values would pass the limit in smaller groups. Raises ModelError or DataError when a sample fails.
+        singles: the samples of a batch, for one that the model cannot run whole (a Reshape to batch 1). A batch whose
+        values would exceed the limit is run in smaller groups. Raises ModelError or DataError when a sample fails.
         """
-        main = self._runner(group)
+        main = self._open_runner(group)
         for batch in batches:
-            parts = self._packed(group, batch)
+            parts = self._pack(group, batch)
             for part in parts:
-                runner = main if len(parts) == 1 else self._runner(part)
+                runner = main if len(parts) == 1 else self._open_runner(part)
                 for tensor, value in runner.values(batch, singles):
                     yield batch, tensor, value
 
-    def _runner(self, group: Group) -> _Runner:
+    def _open_runner(self, group: Group) -> _Runner:
         whole, self._whole = self._whole, None
         tapped = whole if whole is not None and group == self.tensors else tap(self._proto, group, only=True)
         return _Runner(tapped, min(_WORTH_TRIMMING, self._limit // _SHARE))
 
-    def _packed(self, group: Group, batch: Batch) -> list[Group]:
-        sizes = self._bytes(batch)
+    def _pack(self, group: Group, batch: Batch) -> list[Group]:
+        sizes = self._find_sizes(batch)
         packs: list[list[TensorId]] = [[]]
         used = 0
         for tensor in group:
@@ -76,14 +81,17 @@ class Taps:
             used += sizes[tensor]
         return [tuple(pack) for pack in packs]
 
-    def _bytes(self, batch: Batch) -> Mapping[TensorId, int]:
-        """Bytes of each tensor in this batch: as declared, else bounded from a batch seen before, else observed."""
+    def _find_sizes(self, batch: Batch) -> Mapping[TensorId, int]:
+        """Bytes of each tensor in this batch: as declared, else bounded by an earlier batch, else observed."""
         signature = tuple((name, value.shape) for name, value in sorted(batch.feeds.items()))
         if signature not in self._sizes:
-            self._sizes[signature] = self._declared(batch.feeds) or self._bounded(signature) or self._observed(batch)
+            self._sizes[signature] = (
+                self._read_sizes(batch.feeds) or self._bound_sizes(signature) or self._observe_sizes(batch)
+            )
         return self._sizes[signature]
 
-    def _declared(self, feeds: Feeds) -> dict[TensorId, int] | None:
+    def _read_sizes(self, feeds: Feeds) -> dict[TensorId, int] | None:
+        """Bytes by the declared shapes; None where one is not known."""
         known: dict[str, int] = {}
         for value in self._index.inputs:
             for symbol, size in zip(value.shape or (), feeds[value.name].shape, strict=False):
@@ -96,18 +104,18 @@ class Taps:
             sizes = [dim for dim in dims if dim is not None]
             if len(sizes) < len(dims):
                 return None
-            found[tensor] = math.prod(sizes) * self._item(tensor)
+            found[tensor] = math.prod(sizes) * self._find_itemsize(tensor)
         return found
 
-    def _bounded(self, signature: Signature) -> dict[TensorId, int] | None:
-        """An upper bound from an observed batch, if everything fits the limit even so."""
+    def _bound_sizes(self, signature: Signature) -> dict[TensorId, int] | None:
+        """Upper bounds from an observed batch; None where they exceed the limit."""
         for seen, sizes in self._sizes.items():
-            ratio = max(1.0, _elements(signature) / max(_elements(seen), 1)) ** _GROWTH
+            ratio = max(1.0, _count_elements(signature) / max(_count_elements(seen), 1)) ** _GROWTH
             if ratio * sum(sizes.values()) <= self._limit:
                 return {tensor: int(ratio * size) for tensor, size in sizes.items()}
         return None
 
-    def _observed(self, batch: Batch) -> dict[TensorId, int]:
+    def _observe_sizes(self, batch: Batch) -> dict[TensorId, int]:
         if self._shapes is None:
             self._shapes = Shapes(self._proto, self.tensors)
         try:
@@ -117,14 +125,14 @@ class Taps:
                 raise
             # The batch cannot run whole; its singles will, and are smaller.
             return dict.fromkeys(self.tensors, 0)
-        return {t: math.prod(shapes.get(t, (0,))) * self._item(t) for t in self.tensors}
+        return {t: math.prod(shapes.get(t, (0,))) * self._find_itemsize(t) for t in self.tensors}
 
-    def _item(self, tensor: TensorId) -> int:
+    def _find_itemsize(self, tensor: TensorId) -> int:
         return _BYTES.get(self._index.dtype(tensor), 4)
 
 
 class _Runner:
-    """One tapped session."""
+    """One tapped session. worth: bytes of a run after which memory is given back."""
 
     def __init__(self, tapped: Tapped, worth: int) -> None:
         self._outputs, self._worth, self._untrimmed = tapped.outputs, worth, 0
@@ -133,8 +141,8 @@ class _Runner:
         self._session = Session(tapped.proto, optimize=False, arena=False)
 
     def values(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[tuple[TensorId, Array]]:
-        """The tensors' values, each handed over as it is yielded."""
-        for found in self._runs(batch, singles):
+        """The values of the tensors, each released by this object as it is yielded."""
+        for found in self._run_batch(batch, singles):
             size = sum(value.nbytes for value in found.values())
             self._untrimmed += size
             for tensor, name in self._outputs.items():
@@ -146,7 +154,7 @@ class _Runner:
                 self._untrimmed = 0
                 trim()
 
-    def _runs(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[dict[str, Array]]:
+    def _run_batch(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[dict[str, Array]]:
         names = list(self._outputs.values())
         if batch.count > 1:
             try:
@@ -160,5 +168,5 @@ class _Runner:
             yield self._session.run(feeds, names)
 
 
-def _elements(signature: Signature) -> int:
+def _count_elements(signature: Signature) -> int:
     return sum(math.prod(shape) for _, shape in signature)

@@ -1,4 +1,4 @@
-"""The command line: options in, one pipeline function called, its report shown. No logic lives here."""
+"""The command line. A command parses its options, calls one function of the pipeline and shows the report: no logic."""
 
 from onnxq.cli.app import cli, main
 

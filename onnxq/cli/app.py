@@ -1,4 +1,4 @@
-"""The `onnxq` command. Each subcommand's module is imported when it is asked for, and the engine when it runs."""
+"""The `onnxq` command. A subcommand's module is imported when the subcommand is named, the engine when it runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import click
 
 from onnxq.cli.group import LazyGroup
 
+# The codes are those of `group`.
 _EPILOG = """\b
 Exit codes:
   0    done
@@ -22,6 +23,7 @@ Exit codes:
 @click.group(
     cls=LazyGroup,
     modules={
+        # In the order of the help, which is that of a newcomer's steps.
         "quantize": "onnxq.cli.quantize",
         "plan": "onnxq.cli.plan",
         "apply": "onnxq.cli.apply",

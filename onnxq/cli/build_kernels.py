@@ -1,4 +1,4 @@
-"""onnxq build-kernels."""
+"""`onnxq build-kernels`: the torch front end's kernels, compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from onnxq.cli import options
-from onnxq.cli.errors import error_fields, say_error
+from onnxq.cli.errors import error_fields, print_error
 from onnxq.errors import MissingDependencyError
 
 
@@ -29,7 +29,7 @@ from onnxq.errors import MissingDependencyError
 @click.option("--force", is_flag=True, help="Build again what is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 @options.quiet
-def command(archs: tuple[str, ...], out: str | None, force: bool, as_json: bool, quiet: bool) -> int:
+def run_command(archs: tuple[str, ...], out: str | None, force: bool, as_json: bool, quiet: bool) -> int:
     """Compile the fake-quant kernels: for the CPU with the C++ compiler, for GPUs with nvcc, or else with NVRTC.
 
     They are compiled on first use anyway; this does it before, and for GPUs that are not in this machine.
@@ -45,6 +45,7 @@ def command(archs: tuple[str, ...], out: str | None, force: bool, as_json: bool,
         from onnxq.kernels import build_kernels
 
         built = build_kernels(archs, output=None if out is None else Path(out), force=force, progress=progress)
+    # Without --arch a machine without nvcc is no fault, as long as something was built.
     missing = [one for one in built if one.state == "missing"]
     asked = [one for one in missing if one.kernels == "CUDA"] if archs else []
     failed = None
@@ -52,4 +53,4 @@ def command(archs: tuple[str, ...], out: str | None, force: bool, as_json: bool,
         one = (asked or missing)[0]
         failed = MissingDependencyError(f"{one.kernels} kernels", one.reason)
     report.show_kernels(built, as_json=as_json, quiet=quiet, error=error_fields(failed) if failed else None)
-    return say_error(failed) if failed else 0
+    return print_error(failed) if failed else 0

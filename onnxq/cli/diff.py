@@ -1,4 +1,4 @@
-"""onnxq diff."""
+"""`onnxq diff`: a quantized model against its float one, and engines against each other."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxq.cli import options
-from onnxq.cli.errors import error_fields, say_error
+from onnxq.cli.errors import error_fields, print_error
+from onnxq.cli.group import ModelCommand
 from onnxq.errors import VerificationError
 
 if TYPE_CHECKING:
     from onnxq.engines.diff.model import Difference
 
 
-def _engines(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+def _parse_engines(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """The engines of a list with commas, each once."""
     names = tuple(dict.fromkeys(part.strip() for part in (value or "").split(",") if part.strip()))
     for name in names:
         if name not in ("ort", "trt"):
@@ -22,10 +24,13 @@ def _engines(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     return names
 
 
+# SQNR and cosine may be negative.
 _FLOAT = options.FiniteFloat()
 
 
-@click.command("diff", short_help="Compare a quantized model with its float one, and engines with each other.")
+@click.command(
+    "diff", cls=ModelCommand, short_help="Compare a quantized model with its float one, and engines with each other."
+)
 @click.argument("model", metavar="FLOAT")
 @click.argument("quantized", metavar="QUANT")
 @options.data
@@ -36,7 +41,7 @@ _FLOAT = options.FiniteFloat()
 @click.option(
     "--engines",
     metavar="ort,trt",
-    callback=_engines,
+    callback=_parse_engines,
     help="Engines that must run. [default: ort, and trt where it can]",
 )
 @click.option("--layers", is_flag=True, help="Compare every matching tensor inside, in the order of the network.")
@@ -85,14 +90,14 @@ _FLOAT = options.FiniteFloat()
 @click.option(
     "--memory-limit",
     metavar="SIZE",
-    callback=options.size,
+    callback=options.parse_size,
     help="Bound on the inner tensors held at a time. [default: 1GiB]",
 )
 @click.option("--force", is_flag=True, help="Overwrite earlier results in FOLDER.")
 @options.showing
 @options.top
 @options.quiet
-def command(
+def run_command(
     model: str, quantized: str, as_json: bool, verbose: bool, top: int | None, quiet: bool, **wanted: Any
 ) -> int:
     """Run FLOAT and QUANT on samples and say how far they are apart: ONNX Runtime off, on, and TensorRT.
@@ -112,15 +117,16 @@ def command(
         from onnxq import pipeline
 
         found = pipeline.diff(model, quantized, progress=progress, **wanted)
+    # After the comparison: the report is shown whether the tolerances hold or not.
     unmet = _find_unmet(found)
     report.show_difference(
         found, as_json=as_json, verbose=verbose, top=top, quiet=quiet, error=error_fields(unmet) if unmet else None
     )
-    return say_error(unmet) if unmet else 0
+    return print_error(unmet) if unmet else 0
 
 
 def _find_unmet(found: Difference) -> VerificationError | None:
-    """The error of a tolerance that is not met, or of an engine that is lacking; None when all holds."""
+    """The error of the first tolerance that is not met, else of a required engine that did not run; None without."""
     if found.unmet:
         first, more = found.unmet[0], len(found.unmet) - 1
         rest = f"; and {more} more tolerance{'s' if more > 1 else ''} not met" if more else ""

@@ -1,4 +1,4 @@
-"""Errors as the command line shows them: a line on stderr, and with --json one document on stdout."""
+"""Errors on the command line: a line on stderr, and with --json one document on stdout."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from onnxq.cli.wording import name_options
 from onnxq.errors import OnnxqError
 from onnxq.files import readable
 
+# Exit code of an error that the user can mend.
 USER = 1
 
 
 def error_fields(error: OnnxqError, exit_code: int = USER, **more: str) -> dict[str, Any]:
-    """The error as plain values, in the words of the command line. more: further fields, e.g. a traceback."""
+    """The error as JSON values, with options in the place of parameters. more: further fields, e.g. a traceback."""
     texts = {
         "code": error.code,
         "kind": error.kind,
@@ -25,26 +26,27 @@ def error_fields(error: OnnxqError, exit_code: int = USER, **more: str) -> dict[
         "file": error.file,
         **more,
     }
+    # File names may hold bytes that are not UTF-8; JSON must.
     return {**{key: readable(text) for key, text in texts.items()}, "line": error.line, "exit": exit_code}
 
 
 def error_document(fields: dict[str, Any]) -> str:
-    """One JSON document that holds an error alone."""
+    """The JSON document of an error without a report."""
     return json.dumps({"schema": 1, "error": fields}, indent=1)
 
 
 def error_text(error: OnnxqError) -> str:
-    """`error[Q303]: subject: cause` and, indented, the fix."""
+    """The lines `error[Q303]: subject: cause` and, indented, the fix."""
     text = f"error[{error.code}]: {error.subject}: {error.cause}"
     return name_options(f"{text}\n  fix: {error.fix}" if error.fix else text)
 
 
-def say_error(error: OnnxqError, exit_code: int = USER) -> int:
-    """Print the error to stderr and return the exit code: for commands that have shown their result already."""
-    say(error_text(error))
+def print_error(error: OnnxqError, exit_code: int = USER) -> int:
+    """Print the error to stderr; returns the exit code. For commands that have already shown their result."""
+    print_line(error_text(error))
     return exit_code
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print to stderr."""
     click.echo(readable(text), err=True)

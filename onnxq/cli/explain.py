@@ -1,4 +1,4 @@
-"""onnxq explain."""
+"""`onnxq explain`: the meaning of a code."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import click
 from onnxq.codes import AREAS, CODES, Area, Code, suggest_code
 
 
-@click.command("explain", short_help="Say what a code such as Q303 means, and what to do.")
+@click.command("explain", short_help="Explain a code such as Q303, and its fix.")
 @click.argument("code", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
-def command(code: str | None, as_json: bool) -> None:
-    """Say what CODE means, the code of an error, a refusal or a warning, and what to do; without it, list all codes.
+def run_command(code: str | None, as_json: bool) -> None:
+    """Explain CODE, of an error, a refusal or a warning, and its fix; without it, list all codes.
 
     \b
     Example:
@@ -21,14 +21,14 @@ def command(code: str | None, as_json: bool) -> None:
         found = CODES.get(code.strip().upper())
         if found is None:
             raise click.BadParameter(f"there is no code {code!r}; {suggest_code(code.strip().upper())}")
-        click.echo(_json([found]) if as_json else _text(found))
+        click.echo(_write_json([found]) if as_json else _explain_code(found))
     elif as_json:
-        click.echo(_json(list(CODES.values())))
+        click.echo(_write_json(list(CODES.values())))
     else:
         click.echo("\n\n".join(_list_codes(area) for area in AREAS))
 
 
-def _text(code: Code) -> str:
+def _explain_code(code: Code) -> str:
     return f"{code.id}: {code.title}\n\n{code.meaning}\n\nWhat to do: {code.fix}"
 
 
@@ -36,7 +36,8 @@ def _list_codes(area: Area) -> str:
     return "\n".join([area.title, *(f"  {code.id}  {code.title}" for code in area.codes)])
 
 
-def _json(codes: list[Code]) -> str:
+def _write_json(codes: list[Code]) -> str:
+    # Here, since the plain texts need neither.
     import json
     from dataclasses import asdict
 

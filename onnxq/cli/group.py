@@ -1,4 +1,4 @@
-"""A command group that imports its commands late, and the boundary where errors become exit codes."""
+"""A command group that imports its commands when they are named, and turns exceptions into exit codes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,35 @@ from typing import Any
 
 import click
 
-from onnxq.cli.errors import error_document, error_fields, say, say_error
-from onnxq.cli.signals import stopping
+from onnxq.cli.errors import error_document, error_fields, print_error, print_line
+from onnxq.cli.signals import catch_signals
 from onnxq.cli.wording import name_options
-from onnxq.errors import OnnxqError
+from onnxq.errors import ModelError, OnnxqError
 from onnxq.nearest import did_you_mean
 from onnxq.wording import speaking
 
+# Exit codes; that of errors that the user can mend is `errors.USER`. 70: EX_SOFTWARE of sysexits.h.
 DONE, USAGE, REFUSED, UNMET, DEFECT = 0, 2, 3, 4, 70
-# Stopped by a signal: this and its number, as shells say it.
+# Exit code of a command that a signal stopped: this plus the signal's number, as shells have it.
 SIGNALLED = 128
 
 
+class ModelCommand(click.Command):
+    """A command on one model, MODEL or --model: errors about that model name its file."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. A ModelError without a file, e.g. of a node, gets that of the model."""
+        try:
+            return super().invoke(ctx)
+        except ModelError as error:
+            # NOTE: of two models it is not known which one the error is about.
+            if error.file or ctx.params.get("quantized") is not None:
+                raise
+            raise error.name_file(ctx.params["model"]) from error
+
+
 class LazyGroup(click.Group):
-    """Commands by the module that defines `command`; imported one by one, when needed."""
+    """Commands by name -> the module whose `run_command` each is; a module is imported when its command is named."""
 
     def __init__(self, *args: Any, modules: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -40,65 +55,68 @@ class LazyGroup(click.Group):
         """Import the module of one command; None for an unknown name."""
         if cmd_name not in self._modules:
             return None
-        command: click.Command = import_module(self._modules[cmd_name]).command
+        command: click.Command = import_module(self._modules[cmd_name]).run_command
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, with the nearest names for an unknown command."""
+        """The command of the arguments. An unknown one fails with the nearest names."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             ctx.fail(f"no command {name!r}; {did_you_mean(name, self._modules)}")
         return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
-        """Run and exit with a documented code; the only place where an exception ends."""
+        """Run a command and exit with a documented code. No exception passes this function but SystemExit."""
+        # click would print and exit by itself.
         extra.pop("standalone_mode", None)
         given = list(sys.argv[1:] if args is None else args)
+        # Not from click: the command line may be wrong before it has parsed the option. Behind "--" it is an argument.
         as_json = "--json" in (given[: given.index("--")] if "--" in given else given)
-        with stopping() as stops:
+        with catch_signals() as stops:
             try:
                 with speaking(name_options):
                     result = super().main(given, prog_name, standalone_mode=False, **extra)
                 code = result if isinstance(result, int) else DONE
             except BaseException as error:
                 # Where a library turned the exception of a signal into one of its own, it is still that signal.
-                code = _stopped(stops.number) if stops.number else _code_of(error, as_json)
+                code = _report_stop(stops.number) if stops.number else _report_error(error, as_json)
             sys.exit(code)
 
 
-def _code_of(error: BaseException, as_json: bool) -> int:
-    """Tell the user about an exception; the exit code for it. Raises it again when it is no fault."""
+def _report_error(error: BaseException, as_json: bool) -> int:
+    """Print an exception; returns its exit code. Raises it again where it is no fault (SystemExit)."""
     if isinstance(error, click.ClickException):
-        return _print(_say_usage(error), USAGE, as_json)
+        return _print_document(_report_usage(error), USAGE, as_json)
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
-        return _stopped(signal.SIGINT)
+        return _report_stop(signal.SIGINT)
     if isinstance(error, OnnxqError):
-        return _print(error, say_error(error), as_json)
+        return _print_document(error, print_error(error), as_json)
     if isinstance(error, BrokenPipeError):
-        # The reader of a pipe has gone (`onnxq inspect … | head`); silence Python's own complaint at exit.
+        # The reader of a pipe has gone (`onnxq inspect … | head`); Python would complain at exit, flushing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     if isinstance(error, MemoryError):
         fix = "lower `batch=…`, or bound it with `memory_limit=…`"
         fault: OnnxqError = MemoryFault("memory", "not enough of it", fix)
-        return _print(fault, say_error(fault), as_json)
+        return _print_document(fault, print_error(fault), as_json)
     if not isinstance(error, Exception):
         raise error
     text = "".join(traceback.format_exception(error))
-    say(text.rstrip())
-    say(f"this is a defect of onnxq, not yours{_REPORT}")
+    print_line(text.rstrip())
+    print_line(f"this is a defect of onnxq, not yours{_REPORT}")
     fault = Defect(type(error).__name__, str(error), f"this is not yours to mend{_REPORT}")
-    return _print(fault, DEFECT, as_json, traceback=text)
+    return _print_document(fault, DEFECT, as_json, traceback=text)
 
 
-def _stopped(number: int) -> int:
+def _report_stop(number: int) -> int:
     with suppress(OSError):  # the terminal may be gone: that is what SIGHUP says
-        say("stopped; nothing half-written is left")
+        print_line("stopped; nothing half-written is left")
     return SIGNALLED + number
 
 
+# Joined to the message and to the fix of a defect.
 _REPORT = "; please report it with the traceback and the model if you can"
 
 
@@ -120,20 +138,21 @@ class Defect(OnnxqError):
     kind, default_code = "defect", "Q003"
 
 
-def _say_usage(error: click.ClickException) -> OnnxqError:
-    """Print how the command is called, and what is wrong; the help alone where nothing was given."""
+def _report_usage(error: click.ClickException) -> OnnxqError:
+    """Print the usage and the fault of a command line; the help alone where no argument was given."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     fault = UsageFault(ctx.command_path if ctx else "onnxq", error.format_message(), "see --help")
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return fault
     if ctx is not None:
-        say(f"{ctx.get_usage()}\nTry '{ctx.command_path} --help' for help.\n")
-    say(f"error[{fault.code}]: {fault.cause}")
+        print_line(f"{ctx.get_usage()}\nTry '{ctx.command_path} --help' for help.\n")
+    print_line(f"error[{fault.code}]: {fault.cause}")
     return fault
 
 
-def _print(error: OnnxqError, exit_code: int, as_json: bool, **more: str) -> int:
+def _print_document(error: OnnxqError, exit_code: int, as_json: bool, **more: str) -> int:
+    """Print the JSON document of an error, where --json was given; returns the exit code."""
     if as_json:
         click.echo(error_document(error_fields(error, exit_code, **more)))
     return exit_code

@@ -1,4 +1,4 @@
-"""onnxq import-calibration."""
+"""`onnxq import-calibration`: a TensorRT calibration cache turned into a plan."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 import click
 
 from onnxq.cli import options
+from onnxq.cli.group import ModelCommand
 from onnxq.files import guarding
 
 
-@click.command("import-calibration", short_help="Turn a TensorRT calibration cache into a plan with its scales.")
+@click.command(
+    "import-calibration", cls=ModelCommand, short_help="Turn a TensorRT calibration cache into a plan with its scales."
+)
 @click.argument("cache")
 @click.option("--model", required=True, metavar="MODEL", help="The ONNX file that TensorRT was calibrated with.")
 @click.option("--target", type=click.Choice(["trt", "ort"]), help="The engine that will run the result. [default: trt]")
@@ -24,15 +27,15 @@ from onnxq.files import guarding
 @click.option("--force", is_flag=True, help="Overwrite existing output files. The input is never overwritten.")
 @options.showing
 @options.quiet
-def command(
+def run_command(
     cache: str, model: str, data: str | None, plan_out: str | None, out: str | None, force: bool, as_json: bool,
     verbose: bool, quiet: bool, **wanted: Any,
 ) -> None:  # fmt: skip
-    """Turn CACHE, the text file of a TensorRT INT8 calibrator, into a plan with those very scales.
+    """Turn CACHE, the text file of a TensorRT INT8 calibrator, into a plan with its scales.
 
-    The way from TensorRT 10's implicit INT8 to the explicit Q/DQ of TensorRT 11. Activations take the scales of the
-    cache bit for bit, weights get theirs from their values. Every line that found no tensor and every tensor that found
-    no line is listed; --data calibrates the latter.
+    For the move from TensorRT 10's implicit INT8 to the explicit Q/DQ of TensorRT 11. Activations take the scales of
+    the cache bit for bit, weights get theirs from their values. Lines without a tensor and tensors without a line are
+    listed; --data calibrates the latter.
 
     \b
     Examples:
@@ -42,6 +45,7 @@ def command(
     from onnxq import report
 
     applied = None
+    # Inputs and both outputs are checked before anything is written, since the plan is written first.
     with (
         guarding(model, plan_out, out, force=force),
         report.watched(f"importing {cache}", model, quiet=quiet) as progress,
@@ -52,7 +56,9 @@ def command(
             cache, model, data, plan_out=plan_out, force=force, progress=progress, **wanted
         )  # fmt: skip
         if out is not None:
+            # The options of the import, so that both steps read the same samples.
             same = {key: wanted[key] for key in ("samples", "seed", "batch", "memory_limit", "ort_library")}
+            # A configuration that was not given follows the plan's target.
             config = wanted["config"] or f"{found.plan.target}-int8"
             applied = pipeline.apply(
                 model, found.plan, data, config, latency=False, out=out, force=force, progress=progress, **same

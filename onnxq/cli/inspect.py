@@ -1,22 +1,24 @@
-"""onnxq inspect."""
+"""`onnxq inspect`: the pairs of a model."""
 
 from __future__ import annotations
 
 import click
 
 from onnxq.cli import options
+from onnxq.cli.group import ModelCommand
 
 
-@click.command("inspect", short_help="List the Q/DQ pairs of any model, with their bits.")
+@click.command("inspect", cls=ModelCommand, short_help="List the Q/DQ pairs of any model, with their bits.")
 @click.argument("model")
 @options.showing
 @options.top
 @options.quiet
-def command(model: str, as_json: bool, verbose: bool, top: int | None, quiet: bool) -> None:
-    """List every quantize/dequantize pair of MODEL: its site, bits and scale, and what the bits were read from.
+def run_command(model: str, as_json: bool, verbose: bool, top: int | None, quiet: bool) -> None:
+    """List every quantize/dequantize pair of MODEL: its site, bits and scale, and the origin of the bits.
 
     The model may come from any tool.
     """
+    # Imported here, since --help and usage errors need none of it.
     from onnxq import report
 
     with report.watched(f"inspecting {model}", model, quiet=quiet) as progress:

@@ -1,4 +1,4 @@
-"""Options that several commands share, each written once."""
+"""Options that several commands share, and types of option values."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import Any
 
 import click
 
+# Bytes of each unit of memory; "Ki" and its like count by 1024.
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
-# More bytes, or seconds, than anybody has.
+# Bytes, or seconds, more than anybody has.
 _LARGEST = 2.0**62
 
 
 class FiniteFloat(click.FloatRange):
-    """A number within bounds, which NaN and infinity are not."""
+    """A finite number within bounds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The float. Fails with the option's name and what was given."""
+        """The number. Fails, naming the option and its value, for NaN and infinity."""
+        # The bounds alone let NaN pass, since every comparison with it is false.
         found = super().convert(value, param, ctx)
         if not math.isfinite(found):
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return found
 
 
-def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """An amount of memory (512MB, 2GB, 1.5GiB, or bytes) in bytes."""
+def parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """The bytes of an amount of memory: 512MB, 2GB, 1.5GiB, or a number of bytes."""
     if value is None:
         return None
     found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([KMGT]?I?)B?", value.strip().upper())
@@ -37,10 +39,11 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int |
     return int(amount)
 
 
-def together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Several options as one decorator, shown in the order given."""
+def join_options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """One decorator for several options, which --help lists in this order."""
 
     def decorate(command: Any) -> Any:
+        # The decorator nearest to the function comes first, so the last is applied first.
         for decorator in reversed(decorators):
             command = decorator(command)
         return command
@@ -48,7 +51,8 @@ def together(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-wishes = together(
+# The configuration, and fields of it.
+config_options = join_options(
     click.option(
         "--target",
         type=click.Choice(["ort", "trt", "virtual"]),
@@ -67,7 +71,7 @@ wishes = together(
     ),
 )
 
-data = together(
+data = join_options(
     click.option(
         "--data",
         metavar="DATA",
@@ -80,12 +84,12 @@ data = together(
 effort = click.option(
     "--effort",
     type=click.Choice(["fast", "balanced", "high"]),
-    help="What accuracy may cost. fast: ranges only; balanced, high: rewrite channels and weights. [default: balanced]",
+    help="Time spent on accuracy. fast: ranges only; balanced, high: rewrite channels and weights. [default: balanced]",
 )
 
 
-def seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """A time (90, 90s, 10m, 1.5h) in seconds."""
+def parse_seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """The seconds of a time: 90, 90s, 10m, 1.5h."""
     if value is None:
         return None
     found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([smh]?)", value.strip().lower())
@@ -95,7 +99,8 @@ def seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> fl
     return amount
 
 
-wanting = together(
+# Requirements that the result must meet.
+accuracy_options = join_options(
     click.option(
         "--min-sqnr", type=FiniteFloat(), metavar="DB", help="Promote sites until every output keeps so many dB."
     ),
@@ -106,7 +111,7 @@ wanting = together(
     click.option(
         "--promote-to",
         type=click.Choice(["float", "uint16"]),
-        help="What is promoted becomes float, or uint16 activations. [default: float]",
+        help="Type of promoted sites: float, or uint16 activations. [default: float]",
     ),
     click.option(
         "--weight-bits-budget",
@@ -117,7 +122,7 @@ wanting = together(
     click.option(
         "--budget",
         metavar="TIME",
-        callback=seconds,
+        callback=parse_seconds,
         help="Wall-clock time to keep to, e.g. 90s or 10m; passes get less.",
     ),
 )
@@ -129,14 +134,17 @@ library = click.option(
     help="A shared library with custom operators of the model, for ONNX Runtime; repeatable.",
 )
 
-running = together(
+running = join_options(
     click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Samples in one run."),
     click.option(
-        "--memory-limit", metavar="SIZE", callback=size, help="Bound on the tensors kept of one run, e.g. 512MB or 2GB."
+        "--memory-limit",
+        metavar="SIZE",
+        callback=parse_size,
+        help="Bound on the tensors kept of one run, e.g. 512MB or 2GB.",
     ),
 )
 
-checking = together(
+checking = join_options(
     click.option(
         "--holdout",
         type=click.IntRange(min=0),
@@ -152,7 +160,7 @@ checking = together(
     click.option("--no-latency", is_flag=True, help="Do not time float and quantized model."),
 )
 
-writing = together(
+writing = join_options(
     click.option("--emit-bits-attribute", "bits_attribute", is_flag=True,
                  help="Also write the attribute `bits` on Q/DQ nodes; ONNX Runtime and onnx.checker refuse the file."),
     click.option("--external-data", is_flag=True, help="Write the weights to a file of their own beside the model."),
@@ -160,7 +168,7 @@ writing = together(
     click.option("--strict", is_flag=True, help="Exit with 3 when something asked for was refused."),
 )  # fmt: skip
 
-showing = together(
+showing = join_options(
     click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout."),
     click.option("--verbose", "-v", is_flag=True, help="List every site and every refusal."),
 )

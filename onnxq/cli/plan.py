@@ -1,4 +1,4 @@
-"""onnxq plan."""
+"""`onnxq plan`: a dry run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 import click
 
 from onnxq.cli import options
+from onnxq.cli.group import ModelCommand
 
 
-@click.command("plan", short_help="Show what would be quantized, how and why; a dry run.")
+@click.command("plan", cls=ModelCommand, short_help="Show the tensors that would be quantized, how and why; a dry run.")
 @click.argument("model")
-@options.wishes
+@options.config_options
 @options.data
 @options.library
 @click.option(
@@ -21,11 +22,11 @@ from onnxq.cli import options
 @options.showing
 @options.top
 @options.quiet
-def command(
+def run_command(
     model: str, plan_out: str | None, force: bool, as_json: bool, verbose: bool, top: int | None, quiet: bool,
     **wanted: Any,
 ) -> None:  # fmt: skip
-    """Show what would be quantized in MODEL, how, by which rule, and what would stay float and why.
+    """Show the tensors of MODEL that would be quantized, how and by which rule, and the nodes that would stay float.
 
     A dry run: nothing is calibrated and no model is written. --json prints the plan itself.
 
@@ -34,6 +35,7 @@ def command(
       onnxq plan model.onnx
       onnxq plan model.onnx --config my.yaml -o plan.json
     """
+    # Imported here, since --help and usage errors need none of it.
     from onnxq import report
 
     with report.watched(f"planning {model}", model, quiet=quiet) as progress:

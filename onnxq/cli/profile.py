@@ -1,4 +1,4 @@
-"""onnxq profile."""
+"""`onnxq profile`: the cost of each quantized site at the outputs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 import click
 
 from onnxq.cli import options
+from onnxq.cli.group import ModelCommand
 
+# Groups of sites that are switched together.
 _KINDS = ("node", "segment", "site")
 
 
-def _groupings(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+def _parse_groupings(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """The groupings of a list with commas, each once; all where none is given."""
     names = tuple(dict.fromkeys(part.strip() for part in (value or "").split(",") if part.strip()))
     for name in names:
         if name not in _KINDS:
@@ -19,21 +22,23 @@ def _groupings(ctx: click.Context, param: click.Parameter, value: str | None) ->
     return names or _KINDS
 
 
-@click.command("profile", short_help="Measure what each quantized site costs at the outputs.")
+@click.command("profile", cls=ModelCommand, short_help="Measure the cost of each quantized site at the outputs.")
 @click.argument("model", metavar="FLOAT")
 @click.argument("quantized", metavar="[QUANT]", required=False)
 @click.option("--plan", metavar="PLAN.json", help="A plan with its numbers, in the place of QUANT.")
 @options.data
 @options.library
 @click.option(
-    "--target", type=click.Choice(["ort", "trt"]), help="Without QUANT and plan: what to quantize for. [default: ort]"
+    "--target",
+    type=click.Choice(["ort", "trt"]),
+    help="Without QUANT and plan: the engine to quantize for. [default: ort]",
 )
 @click.option("--config", metavar="PRESET|FILE", help="The same: a preset or YAML file; also says how images are read.")
 @click.option(
     "--by",
     metavar="node,segment,site",
-    callback=_groupings,
-    help="What to switch together: all a node reads, neighbouring nodes, each site. [default: all three]",
+    callback=_parse_groupings,
+    help="Sites to switch together: all that a node reads, neighbouring nodes, each site. [default: all three]",
 )
 @click.option(
     "--threads",
@@ -46,10 +51,10 @@ def _groupings(ctx: click.Context, param: click.Parameter, value: str | None) ->
 @options.showing
 @options.top
 @options.quiet
-def command(
+def run_command(
     model: str, quantized: str | None, as_json: bool, verbose: bool, top: int | None, quiet: bool, **wanted: Any
 ) -> None:
-    """Switch what is quantized on and off, and measure what it costs at the outputs of FLOAT, worst first.
+    """Switch quantized sites on and off, and measure their cost at the outputs of FLOAT, worst first.
 
     QUANT is a Q/DQ model made from FLOAT, by any tool. Without it, and without --plan, FLOAT is quantized in memory
     first. Each group is measured isolated (only it quantized) and left out (all but it), on 8 samples or --samples.

@@ -1,4 +1,4 @@
-"""onnxq prove."""
+"""`onnxq prove`: the kernels that an engine makes of a quantized model."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxq.cli import options
-from onnxq.cli.errors import error_fields, say_error
+from onnxq.cli.errors import error_fields, print_error
+from onnxq.cli.group import ModelCommand
 from onnxq.errors import VerificationError
 
 if TYPE_CHECKING:
     from onnxq.engines.prove.proof import Proof
 
+# Nodes named in an error.
 _NAMED = 5
 
 
-@click.command("prove", short_help="Build the engine and tell which kernels run in int8.")
+@click.command("prove", cls=ModelCommand, short_help="Build the engine and tell which kernels run in int8.")
 @click.argument("model")
 @click.option(
     "--engine",
@@ -46,7 +48,7 @@ _NAMED = 5
     multiple=True,
     help="Sizes of an input of no fixed size, e.g. x:1x3x224x224,4x3x224x224,8x3x224x224; repeatable.",
 )
-@click.option("--compare", metavar="PREVIOUS.json", help="Say what changed since a proof that --json wrote.")
+@click.option("--compare", metavar="PREVIOUS.json", help="List the changes since a proof that --json wrote.")
 @click.option("--save", metavar="FOLDER", help="Keep the engine, the log, the list of kernels, the timing cache.")
 @click.option("--reduce", is_flag=True, help="When the build fails or crashes, find the smallest part that does.")
 @click.option(
@@ -61,13 +63,13 @@ _NAMED = 5
 @options.showing
 @options.top
 @options.quiet
-def command(
+def run_command(
     model: str, shapes: tuple[str, ...], as_json: bool, verbose: bool, top: int | None, quiet: bool, **wanted: Any
 ) -> int:
-    """Build the engine of MODEL and tell which kernel every pair and every heavy node became, and in which type.
+    """Build the engine of MODEL and list the kernel, and its type, of every pair and every heavy node.
 
-    With --engine ort also which weights can overflow the 16-bit sums of x86 CPUs without VNNI; with --data how often
-    they do and what that costs, computed exactly on any machine.
+    With --engine ort also the weights that can overflow the 16-bit sums of x86 CPUs without VNNI; with --data how often
+    they do, and the loss, computed exactly on any machine.
 
     Exits with 1 when the engine cannot be built, a node of --require-int8 does not run in int8, or with --require-exact
     a weight can overflow.
@@ -83,6 +85,8 @@ def command(
 
     with report.watched(f"proving {model}", model, quiet=quiet) as progress:
         from onnxq import pipeline
+
+        # A wrong shape is an error of the library, with a code, not of click.
         from onnxq.engines.builder.shapes import parse_shapes
 
         proof = pipeline.prove(model, shapes=parse_shapes(shapes), progress=progress, **wanted)
@@ -90,7 +94,7 @@ def command(
     report.show_proof(
         proof, as_json=as_json, verbose=verbose, top=top, quiet=quiet, error=error_fields(unmet) if unmet else None
     )
-    return say_error(unmet) if unmet else 0
+    return print_error(unmet) if unmet else 0
 
 
 def _find_unmet(proof: Proof) -> VerificationError | None:
@@ -107,6 +111,7 @@ def _find_unmet(proof: Proof) -> VerificationError | None:
             f"--require-int8: {named}", f"not in int8 ({len(proof.unmet)} in all)", reason, code="Q706"
         )
     if not proof.holds:
+        # Here, like the report itself, so that --help loads none of it.
         from onnxq.report import saturation_summary
 
         fix = "quantize the float model with onnxq (saturation: avoid, the default), or with 7-bit weights"

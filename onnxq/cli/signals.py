@@ -1,6 +1,6 @@
-"""Signals that ask the command to stop end it as an exception, so that everything is cleaned up on the way out.
+"""SIGINT, SIGTERM and SIGHUP as an exception, so that a command cleans up before it ends.
 
-Only the command line does this: the library leaves the signals of the program that uses it alone.
+Only the command line does this: the library leaves signals to the program that uses it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-# A closed terminal signals twice (the system and the shell), an impatient hand too: cleaning up goes on meanwhile.
+# Seconds in which a second signal is ignored: a closed terminal sends two (the system and the shell), an impatient user
+# too, and cleaning up must not be interrupted.
 _PATIENCE = 2.0
+# By name, since Windows has no SIGHUP.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Stopped(KeyboardInterrupt):
-    """The command was asked to stop. number: of the signal."""
+    """A signal asked the command to stop. number: of the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -27,14 +29,14 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stops:
-    """The first signal that came, even where the exception for it was lost in a library."""
+    """The number of the first signal, 0 before one; it is kept also where a library swallows the exception."""
 
     def __init__(self) -> None:
         self.number = 0
         self._since = 0.0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The handler: raise Stopped, but not again while the first one is being dealt with."""
+        """The handler: raise Stopped, except shortly after an earlier signal."""
         now = time.monotonic()
         if self.number and now < self._since + _PATIENCE:
             return
@@ -43,14 +45,15 @@ class Stops:
 
 
 @contextmanager
-def stopping() -> Iterator[Stops]:
+def catch_signals() -> Iterator[Stops]:
     """Raise Stopped for SIGINT, SIGTERM and SIGHUP while the block runs.
 
-    Those that are ignored stay so, as `nohup` and background jobs of a shell want it; those that the calling program
-    has handlers for are left to it.
+    Ignored signals stay ignored, as `nohup` and background jobs of a shell need it; signals that the calling program
+    handles stay with it.
     """
     stops = Stops()
     before: dict[signal.Signals, Any] = {}
+    # Python lets only the main thread set handlers.
     if threading.current_thread() is threading.main_thread():
         for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
@@ -59,5 +62,5 @@ def stopping() -> Iterator[Stops]:
         yield stops
     finally:
         for number, handler in before.items():
-            # A process that was stopped is about to end with a code of its own: no second signal may end it first.
+            # A stopped process is about to exit with its own code: no second signal may end it before.
             signal.signal(number, signal.SIG_IGN if stops.number else handler)

@@ -1,10 +1,10 @@
-"""The library names its parameters (`force=True`); here they become options (`--force`)."""
+"""Parameters that messages of the library name (`force=True`), written as options (`--force`)."""
 
 from __future__ import annotations
 
 import re
 
-# Parameters of the public functions that messages name, with the option that gives each.
+# Parameter of a public function that messages name -> the option for it.
 OPTIONS = {
     "allow_missing": "--allow-missing",
     "batch": "--batch",
@@ -36,16 +36,19 @@ OPTIONS = {
     "top": "--top",
     "verbose": "-v",
 }
+# `name=value` in backticks, as the library's messages write it.
 _PARAMETER = re.compile(r"`(\w+)=([^`]*)`")
 
 
 def name_options(text: str) -> str:
     """The text with options in the place of parameters: `force=True` -> `--force`, `cpu='vnni'` -> `--cpu vnni`."""
-    return _PARAMETER.sub(_option, text)
+    return _PARAMETER.sub(_name_option, text)
 
 
-def _option(found: re.Match[str]) -> str:
+def _name_option(found: re.Match[str]) -> str:
+    """The option and its value; the text itself for a name that is no parameter."""
     option, value = OPTIONS.get(found[1]), found[2]
     if option is None:
         return found[0]
+    # Flags have no value, and "…" stands for one that the user is to fill in.
     return f"`{option}`" if value in ("True", "…") else f"`{option} {value.strip(chr(39))}`"

@@ -1,4 +1,4 @@
-"""What other tools and the torch front end found, read into our plans: calibration caches, marked models."""
+"""Results of other tools and of the torch front end read into plans: calibration caches, models with markers."""
 
 from onnxq.interop.imported import Absent, Imported, Left, Matched, Why
 from onnxq.interop.markers import Marked, strip_markers

@@ -1,4 +1,4 @@
-"""What an import gives back: the plan, and where every scale of the cache and every site of the plan ended."""
+"""The result of an import: the plan, and the outcome for every line of the cache and every site of the plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Why(str, Enum):
     """Why a name of the cache is no tensor of the prepared model."""
 
     FOLDED = "folded"  # the model has it; preparation fused it into another
-    TENSORRT = "tensorrt"  # a layer TensorRT made up and named itself
+    TENSORRT = "tensorrt"  # a layer that TensorRT added and named itself
     UNKNOWN = "unknown"
 
     def __str__(self) -> str:
@@ -22,50 +22,55 @@ class Why(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """A site and the line its scale came from. name: in the cache. through: "" or why another tensor's scale holds."""
+    """A site and the line that its scale came from."""
 
     site: str
+    # The tensor of the line, and its number in the file.
     name: str
     line: int
     scale: float
+    # Why the scale of another tensor holds for the site; "" for the tensor's own.
     through: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """A line no site took: its reason, and for unknown names the nearest of the model."""
+    """A line that no site took."""
 
     name: str
     line: int
+    # None for a tensor of the prepared model, which the plan does not quantize.
     why: Why | None = None
     reason: str = ""
+    # For unknown names, the nearest of the model.
     nearest: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Absent:
-    """A site the cache has no scale for. done: what became of it ("" when it is still without numbers)."""
+    """A site that the cache has no scale for."""
 
     site: str
     tensor: str
     nearest: tuple[str, ...] = ()
+    # How the site got a scale otherwise; "" while it has none.
     done: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """A plan with the cache's scales.
-
-    matched: by site. unmatched: names that are no tensor of the prepared model (`why`: folded, tensorrt, unknown).
-    unused: tensors the plan does not quantize. missing: sites without a scale in the cache. notes: what else to know.
-    """
+    """A plan with the scales of a cache."""
 
     plan: Plan
     cache: str
     header: str
+    # Number of lines with a scale.
     entries: int
+    # In the order of the plan's sites.
     matched: tuple[Matched, ...] = ()
+    # Names that are no tensor of the prepared model.
     unmatched: tuple[Left, ...] = ()
+    # Tensors of it that the plan does not quantize.
     unused: tuple[Left, ...] = ()
     missing: tuple[Absent, ...] = ()
     notes: tuple[Caution, ...] = ()

@@ -1,9 +1,9 @@
-"""From markers to sites: which float tensor each one quantizes, and who reads that tensor through it.
+"""The float tensor that each marker quantizes, and the readers of that tensor through the marker.
 
-Markers that agree and stand on one tensor are one site. A marker stays in the float model as an Identity, its site
-behind it, where no tensor of the float model says what it says: behind a marker with other numbers, and in front of a
-graph output whose float tensor has other readers. A weight's marker moves through Transposes to the nodes that compute
-with the weight, which then is stored as they read it.
+Markers with equal numbers on one tensor are one site. A marker stays in the float model as an Identity, with its site
+behind it, where the float model has no tensor for it: behind a marker with other numbers, and in front of a graph
+output whose float tensor has other readers. A weight's marker moves through Transposes to the nodes that compute with
+the weight, which is then stored in their order of axes.
 """
 
 from __future__ import annotations
@@ -17,29 +17,33 @@ from onnxq.interop.marker_nodes import Marker, check_shape
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
+# Order of axes, as Transpose has it.
 Perm = tuple[int, ...]
+# Names listed in an error.
 _SHOWN = 8
 
 
 @dataclass(eq=False)
 class Group:
-    """Markers that agree, on one float tensor.
-
-    base: the tensor. edges: who reads it through them. outputs: markers whose result is a graph output; the base takes
-    the name of the only one. whole: nobody reads the base otherwise. perm: the weight's axes as these edges read it.
-    """
+    """Markers with equal numbers on one float tensor."""
 
     first: Marker
+    # The float tensor.
     base: TensorId
+    # Names of the quantizers.
     sites: list[str] = field(default_factory=list)
+    # Inputs that read the tensor through the markers.
     edges: list[Edge] = field(default_factory=list)
+    # Markers whose result is a graph output; the base takes the name of the only one.
     outputs: list[Marker] = field(default_factory=list)
+    # The base has no other readers.
     whole: bool = False
+    # Order of the weight's axes as these inputs read it; () for its own.
     perm: Perm = ()
 
     @property
     def spec(self) -> QuantSpec:
-        """The spec, its axis as the edges see the tensor."""
+        """The spec of the tensor as the edges read it, with the axis at its place in their order."""
         grain = self.first.spec.granularity
         if not self.perm or not isinstance(grain, (PerChannel, PerBlock)):
             return self.first.spec
@@ -48,35 +52,38 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """All groups, the base of every marker, the markers that stay as Identities, and the Transposes passed."""
+    """All groups of a model."""
 
     groups: tuple[Group, ...]
+    # Result of each marker -> the float tensor that it stands for.
     bases: Mapping[TensorId, TensorId]
+    # Names of the markers that stay as Identities.
     carriers: frozenset[str]
 
 
-def flow(markers: Sequence[Marker], index: GraphIndex) -> Flow:
-    """Who quantizes what. Raises ModelError for numbers that do not fit, and for one site with two sets of numbers."""
+def find_flow(markers: Sequence[Marker], index: GraphIndex) -> Flow:
+    """The groups of markers, each on its float tensor. Raises ModelError for numbers that do not fit the tensor."""
     by_result = {marker.result: marker for marker in markers}
     by_node = {marker.node.name: marker for marker in markers}
     carriers = {m.node.name for m in markers if m.source in by_result and not by_result[m.source].agrees(m)}
+    # Keeping one marker as an Identity moves the bases behind it, so until nothing changes.
     while True:
-        bases = _bases(markers, by_result, carriers)
-        groups = _groups(markers, by_node, index, bases, carriers)
-        homeless = [m for m in _homeless(groups, index) if m.node.name not in carriers]
+        bases = _find_bases(markers, by_result, carriers)
+        groups = _group_markers(markers, by_node, index, bases, carriers)
+        homeless = [m for m in _find_output_markers(groups, index) if m.node.name not in carriers]
         if not homeless:
             break
         carriers |= {marker.node.name for marker in homeless}
     for group in groups:
         check_shape(group.first, index.shape(group.base) or index.shape(group.first.source))
-    landed = tuple(part for group in groups for part in _landed(group, index))
+    landed = tuple(part for group in groups for part in _follow_transposes(group, index))
     return Flow(landed, bases, frozenset(carriers))
 
 
-def _bases(
+def _find_bases(
     markers: Sequence[Marker], by_result: Mapping[TensorId, Marker], carriers: set[str]
 ) -> dict[TensorId, TensorId]:
-    """Result of a marker -> the float tensor it stands for, once the markers are gone."""
+    """Result of each marker -> the float tensor that it stands for once the markers are removed."""
     bases: dict[TensorId, TensorId] = {}
     for marker in markers:
         stays = marker.node.name in carriers
@@ -84,13 +91,14 @@ def _bases(
     return bases
 
 
-def _groups(
+def _group_markers(
     markers: Sequence[Marker],
     by_node: Mapping[str, Marker],
     index: GraphIndex,
     bases: Mapping[TensorId, TensorId],
     carriers: set[str],
 ) -> list[Group]:
+    """The groups in the order of their first markers."""
     groups: list[Group] = []
     on: dict[TensorId, list[Group]] = {}
     for marker in markers:
@@ -106,6 +114,7 @@ def _groups(
         group.edges.extend(passed)
         if index.is_output(marker.result) and marker.node.name not in carriers:
             group.outputs.append(marker)
+    # Of several groups on one tensor none may claim all its readers, nor may one that misses some.
     for base, sharing in on.items():
         kept = base in bases and bases[base] == base
         raw = [e for e in index.consumers(base) if e.node not in by_node or e.node in carriers]
@@ -114,8 +123,8 @@ def _groups(
     return groups
 
 
-def _homeless(groups: Sequence[Group], index: GraphIndex) -> list[Marker]:
-    """Markers in front of a graph output whose name the float tensor cannot take."""
+def _find_output_markers(groups: Sequence[Group], index: GraphIndex) -> list[Marker]:
+    """Markers in front of a graph output whose name their float tensor cannot take."""
     found = []
     for group in groups:
         made = index.producer(group.base)
@@ -125,16 +134,17 @@ def _homeless(groups: Sequence[Group], index: GraphIndex) -> list[Marker]:
     return found
 
 
-def _landed(group: Group, index: GraphIndex) -> list[Group]:
-    """The group itself, or of a weight one for each order of axes in which nodes compute with it."""
+def _follow_transposes(group: Group, index: GraphIndex) -> list[Group]:
+    """The group itself; for a weight, one group for each order of axes that nodes compute with."""
     if group.first.role is not Role.WEIGHT or not index.is_constant(group.base):
         return [group]
     shape = index.shape(group.base) or ()
     landings: dict[Perm, list[Edge]] = {}
+    # Reversed, so that the last of the list is the first reader and groups come in the order of readers.
     waiting = [(edge, tuple(range(len(shape)))) for edge in reversed(group.edges)]
     while waiting:
         edge, perm = waiting.pop()
-        turned = _turned(edge, perm, index)
+        turned = _apply_transpose(edge, perm, index)
         if turned is None:
             landings.setdefault(perm, []).append(edge)
         else:
@@ -143,12 +153,13 @@ def _landed(group: Group, index: GraphIndex) -> list[Group]:
     return [replace(group, edges=edges, perm=perm, whole=False) for perm, edges in landings.items()]
 
 
-def _turned(edge: Edge, perm: Perm, index: GraphIndex) -> tuple[TensorId, Perm] | None:
-    """What a Transpose makes of the weight, and the order of its axes there."""
+def _apply_transpose(edge: Edge, perm: Perm, index: GraphIndex) -> tuple[TensorId, Perm] | None:
+    """The result of a Transpose of the weight and its order of axes; None where the reader is no such Transpose."""
     node = index.node(edge.node)
     if node.op_type != "Transpose" or node.domain or edge.scope:
         return None
     result = TensorId(node.outputs[0], node.scope)
+    # A result that is seen elsewhere must stay, and with it the Transpose.
     if index.is_output(result) or index.captured(result) or not index.consumers(result):
         return None
     own = node.attrs.get("perm") or tuple(reversed(range(len(perm))))
@@ -156,7 +167,7 @@ def _turned(edge: Edge, perm: Perm, index: GraphIndex) -> tuple[TensorId, Perm] 
 
 
 def check_quantizers(markers: Sequence[Marker], index: GraphIndex, quantizers: Sequence[str] | None) -> None:
-    """Raise ModelError unless the markers are those of `quantizers` (None: whatever they are), each of them read."""
+    """Raise ModelError unless the markers are those of `quantizers` (None: any) and each of them has readers."""
     numbers: dict[str, Marker] = {}
     for marker in markers:
         if not numbers.setdefault(marker.site, marker).agrees(marker):
@@ -172,20 +183,20 @@ def check_quantizers(markers: Sequence[Marker], index: GraphIndex, quantizers: S
     lost = [site for site in wanted if site not in read]
     if lost:
         raise ModelError(
-            lost[0], f"quantizes nothing that the exported graph computes{_more(lost)}",
+            lost[0], f"quantizes nothing that the exported graph computes{_list_others(lost)}",
             "disable quantizers that the forward pass does not use, or call them there", code="Q120")  # fmt: skip
     strange = [site for site in numbers if site not in wanted]
     if strange:
         raise ModelError(
             strange[0],
-            f"is marked in the graph, and the model has no such quantizer{_more(strange)}",
+            f"is marked in the graph, and the model has no such quantizer{_list_others(strange)}",
             "export it again",
             code="Q120",
         )
 
 
-def _more(sites: Sequence[str]) -> str:
-    """The other sites of which the same is to be said."""
+def _list_others(sites: Sequence[str]) -> str:
+    """The sites after the first, as the end of an error's cause."""
     if len(sites) == 1:
         return ""
     rest = f" and {len(sites) - _SHOWN} more" if len(sites) > _SHOWN else ""

@@ -1,8 +1,8 @@
-"""What one `ai.onnxq::FakeQuantize` node says: a float tensor in, the same tensor on its levels out.
+"""One `ai.onnxq::FakeQuantize` node: float values in, the same values rounded to the quantizer's grid out.
 
     y = FakeQuantize(x, scale, zero_point)     site, role, qmin, qmax, bits, scheme [, storage] [, axis [, block_size]]
 
-It stands where a quantizer stood in the network that was exported. site: the quantizer's own name, never a tensor's.
+It stands where a quantizer stood in the network that was exported. site: the name of the quantizer, never of a tensor.
 No axis: one scale for the tensor, of shape [] or [1]; axis: one a channel; block_size with it: one a block. scale:
 positive; zero_point: of any number type, rounded half to even, in [qmin, qmax]; both constant, and of one shape.
 """
@@ -25,14 +25,17 @@ from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, Qu
 
 DOMAIN = "ai.onnxq"
 OPERATOR = "FakeQuantize"
+# Of the numbers, in plans.
 ORIGIN = "marker"
+# Attributes that a marker must have, and all that it may have.
 _NEEDED = ("site", "role", "qmin", "qmax", "bits", "scheme")
 _KNOWN = (*_NEEDED, "storage", "axis", "block_size")
+# Biases are derived when the plan is made; they have no quantizer.
 _ROLES = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
 
 
 class _MarkerRow(Loose):
-    """The attributes of a marker."""
+    """The attributes of a marker, unchecked but for their types."""
 
     site: str
     role: str
@@ -47,7 +50,7 @@ class _MarkerRow(Loose):
 
 @dataclass(frozen=True, eq=False)
 class Marker:
-    """One marker: its node, the quantizer it stands for, its numbers, and the tensors in front and behind."""
+    """One marker: its node, its quantizer (site), its numbers, the tensors in front (source) and behind (result)."""
 
     node: NodeRef
     site: str
@@ -58,7 +61,7 @@ class Marker:
     result: TensorId
 
     def agrees(self, other: Marker) -> bool:
-        """True when both put a tensor on the same levels."""
+        """True when both round a tensor to the same values."""
         mine, theirs = self.qparams, other.qparams
         return (
             self.spec == other.spec
@@ -68,7 +71,7 @@ class Marker:
 
 
 def read_markers(index: GraphIndex) -> Iterator[Marker]:
-    """Every marker of the model, in the order it runs in. Raises ModelError naming the site that says too little."""
+    """Every marker of the model, in the order of execution. Raises ModelError naming the site of an incomplete one."""
     for node in index.nodes:
         if node.domain != DOMAIN:
             continue
@@ -76,11 +79,11 @@ def read_markers(index: GraphIndex) -> Iterator[Marker]:
             raise ModelError(
                 node.name, f"{DOMAIN} has no operator {node.op_type}", f"the marker is {OPERATOR}", code="Q119"
             )
-        yield _marker(index, node)
+        yield _read_marker(index, node)
 
 
-def _marker(index: GraphIndex, node: NodeRef) -> Marker:
-    attrs = {key: _word(value) for key, value in node.attrs.items()}
+def _read_marker(index: GraphIndex, node: NodeRef) -> Marker:
+    attrs = {key: _decode_text(value) for key, value in node.attrs.items()}
     subject = str(attrs.get("site") or node.name)
     lacking = [key for key in _NEEDED if key not in attrs]
     if lacking or not attrs["site"]:
@@ -102,16 +105,18 @@ def _marker(index: GraphIndex, node: NodeRef) -> Marker:
         raise ModelError(
             subject, f"nothing makes {node.inputs[0]!r}, which its marker reads", "export the model again", code="Q119"
         )
-    spec = _spec(subject, row)
-    qparams = _qparams(subject, spec, *(_number(index, node, k, subject) for k in (1, 2)))
-    return Marker(node, subject, _role(subject, row.role), spec, qparams, source, TensorId(node.outputs[0], node.scope))
+    spec = _make_spec(subject, row)
+    qparams = _make_qparams(subject, spec, *(_read_constant(index, node, k, subject) for k in (1, 2)))
+    return Marker(
+        node, subject, _read_role(subject, row.role), spec, qparams, source, TensorId(node.outputs[0], node.scope)
+    )
 
 
-def _word(value: Any) -> Any:
+def _decode_text(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def _role(site: str, word: str) -> Role:
+def _read_role(site: str, word: str) -> Role:
     role = next((one for one in _ROLES if one.value == word), None)
     if role is None:
         raise ModelError(
@@ -120,10 +125,11 @@ def _role(site: str, word: str) -> Role:
     return role
 
 
-def _spec(site: str, row: _MarkerRow) -> QuantSpec:
+def _make_spec(site: str, row: _MarkerRow) -> QuantSpec:
     if row.scheme not in ("symmetric", "asymmetric"):
         raise ModelError(site, f"scheme {row.scheme!r}", "use symmetric or asymmetric", code="Q119")
     bits, low, high = row.bits, row.qmin, row.qmax
+    # No attribute says it: an unsigned range never goes below 0.
     signed = low < 0
     try:
         spec = QuantSpec(
@@ -131,24 +137,25 @@ def _spec(site: str, row: _MarkerRow) -> QuantSpec:
             signed=signed,
             symmetric=row.scheme == "symmetric",
             narrow_range=signed and bits > 0 and low == 1 - (1 << (bits - 1)),
-            granularity=_granularity(row),
+            granularity=_make_granularity(row),
             storage=row.storage,
         )
     except OnnxqError as error:
         raise ModelError(site, f"{error.subject}: {error.cause}", error.fix, code="Q119") from error
+    # Pairs saturate at the ends of a spec's range, and nowhere else.
     if (low, high) != (spec.qmin, spec.qmax):
         levels = f"levels {low}…{high} are not those of {bits} bits"
         raise ModelError(site, levels, f"use {spec.qmin}…{spec.qmax}", code="Q119")
     return spec
 
 
-def _granularity(row: _MarkerRow) -> Granularity:
+def _make_granularity(row: _MarkerRow) -> Granularity:
     if row.axis is None:
         return PerTensor()
     return PerBlock(row.axis, row.block_size) if row.block_size else PerChannel(row.axis)
 
 
-def _number(index: GraphIndex, node: NodeRef, k: int, site: str) -> NDArray[Any]:
+def _read_constant(index: GraphIndex, node: NodeRef, k: int, site: str) -> NDArray[Any]:
     tensor = index.resolve(node.inputs[k], node.scope)
     value = None if tensor is None else index.constant(tensor)
     if value is None:
@@ -161,7 +168,7 @@ def _number(index: GraphIndex, node: NodeRef, k: int, site: str) -> NDArray[Any]
     return np.asarray(value)
 
 
-def _qparams(site: str, spec: QuantSpec, scale: NDArray[Any], zero: NDArray[Any]) -> QParams:
+def _make_qparams(site: str, spec: QuantSpec, scale: NDArray[Any], zero: NDArray[Any]) -> QParams:
     if scale.size == zero.size == 1 and isinstance(spec.granularity, PerTensor):
         scale, zero = scale.reshape(()), zero.reshape(())
     if scale.shape != zero.shape:
@@ -173,6 +180,7 @@ def _qparams(site: str, spec: QuantSpec, scale: NDArray[Any], zero: NDArray[Any]
         raise ModelError(
             site, "its scale is not a positive, finite number", "calibrate the quantizer again", code="Q119"
         )
+    # Learned zero points are floats; the grid they stand for is that of the rounded one.
     levels = np.rint(np.asarray(zero, np.float64))
     if not (np.isfinite(levels).all() and (levels >= spec.qmin).all() and (levels <= spec.qmax).all()):
         raise ModelError(
@@ -199,6 +207,7 @@ def check_shape(marker: Marker, shape: tuple[int | str | None, ...] | None) -> N
     axis = grain.axis % len(shape)
     size = grain.size if isinstance(grain, PerBlock) else 0
     if size:
+        # The last block may be shorter than the others.
         wanted = [-(-d // size) if k == axis and isinstance(d, int) else d for k, d in enumerate(shape)]
     else:
         wanted = [shape[axis]]

@@ -1,4 +1,4 @@
-"""A model with quantizers marked in it, taken apart: the float model, and the plan that says what the markers said."""
+"""A model with markers of quantizers, taken apart: the float model, and the plan with the markers' numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxq.graph import (
     name_nodes,
     structural_ids,
 )
-from onnxq.interop.marker_flow import Flow, Group, check_quantizers, flow
+from onnxq.interop.marker_flow import Flow, Group, check_quantizers, find_flow
 from onnxq.interop.marker_nodes import DOMAIN, Marker, read_markers
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.model import Saturation
@@ -32,16 +32,19 @@ from onnxq.spec import PerBlock, QParams, QuantSpec
 from onnxq.targets import Target
 from onnxq.targets import target as engine_of
 
+# Of the sites, in the plan.
 RULE = "marker"
+# Widths that a 4-bit type holds.
 _NATIVE_BITS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Marked:
-    """model: the float network, without markers. plan: a calibrated plan for it. sites: where each quantizer went."""
+    """The float network without markers, and a calibrated plan for it."""
 
     model: onnx.ModelProto
     plan: Plan
+    # Name of each quantizer -> its sites in the plan.
     sites: Mapping[str, tuple[Site, ...]]
 
 
@@ -53,18 +56,18 @@ def strip_markers(
     name: str = "",
     saturation: Saturation = "avoid",
 ) -> Marked:
-    """Take the `ai.onnxq::FakeQuantize` markers out of a model, and make a plan of what they say.
+    """Take the `ai.onnxq::FakeQuantize` markers out of a model, and make a plan with their numbers.
 
-    target: "ort", "trt" or "virtual": the engine the plan is for. quantizers: the sites that must be marked, no more
-    and no fewer; None: whatever is. name: the model's, for the plan. saturation: "allow" leaves weights as they are
-    that overflow 16-bit sums in the target's kernels.
-    Tensors that were quantized get their site's name, weights are stored in the order of axes their readers want, and
-    weights of 4 bits or fewer in a 4-bit type where the target takes one. `onnxq.apply` carries the plan out.
-    Raises ModelError naming the site: lost in the graph, unknown, without constant numbers, or with wrong ones.
+    target: "ort", "trt" or "virtual": the engine that the plan is for. quantizers: the sites that must be marked, no
+    more and no fewer; None: any. name: the model's, for the plan. saturation: "allow" keeps weights that overflow
+    16-bit sums in the target's kernels.
+    Quantized tensors get the names of their sites, weights are stored in their readers' order of axes, and weights of 4
+    bits or fewer in a 4-bit type where the target accepts one. `onnxq.apply` carries the plan out.
+    Raises ModelError naming a site that is lost in the graph or unknown, or whose numbers are not constant or wrong.
     """
     engine = engine_of(target)
     loaded = load_model(model).proto
-    # Markers are in the way of folding weights, which so keep the shape in which they are quantized.
+    # Before markers are removed: they keep weights from being folded, and so in the shape that is quantized.
     proto = fold_constants(inline_functions(name_nodes(loaded)))
     index = GraphIndex(infer_shapes(proto))
     markers = tuple(read_markers(index))
@@ -73,30 +76,33 @@ def strip_markers(
             name or "the model", f"has no {DOMAIN} markers", "export it with its quantizers calibrated", code="Q118"
         )
     check_quantizers(markers, index, None if quantizers is None else tuple(quantizers))
-    found = flow(markers, index)
+    found = find_flow(markers, index)
     stripped, placed = _Stripper(proto, index, markers, found).run()
-    sites = tuple(_site(one, engine, index) for one in placed)
+    sites = tuple(_make_site(one, engine, index) for one in placed)
+    # Without markers more can be folded; a fold that takes a site away is not taken.
     folded = fold_constants(stripped)
-    kept = _intact(sites, folded)
+    kept = _keeps_sites(sites, folded)
     final = folded if kept else stripped
-    if not kept and not _intact(sites, stripped):  # pragma: no cover - a defect of this module
+    if not kept and not _keeps_sites(sites, stripped):  # pragma: no cover - a defect of this module
         raise ModelError(name or "the model", "a site was lost while its marker was taken out", "report this model")
-    plan = _plan(final, sites, target, name, ("constants",) if kept else (), saturation)
+    plan = _make_plan(final, sites, target, name, ("constants",) if kept else (), saturation)
     where: dict[str, list[Site]] = {}
     for one, site in zip(placed, plan.sites, strict=True):
         for quantizer in one.group.sites:
             where.setdefault(quantizer, []).append(site.site)
-    return Marked(final, _grouped(plan, where), {key: tuple(value) for key, value in where.items()})
+    return Marked(final, _group_sites(plan, where), {key: tuple(value) for key, value in where.items()})
 
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """A group with its tensor and site in the stripped model. output: the site is an output of the model."""
+    """A group with its place in the float model."""
 
     group: Group
     tensor: TensorId
     site: Site
+    # None: all readers of the tensor.
     consumers: tuple[Edge, ...] | None
+    # The tensor is a constant of the model, or one of its outputs.
     constant: bool
     output: bool
 
@@ -106,22 +112,25 @@ class _Stripper:
 
     def __init__(self, proto: onnx.ModelProto, index: GraphIndex, markers: tuple[Marker, ...], found: Flow) -> None:
         self.editor, self.index, self.markers, self.flow = Editor(proto), index, markers, found
+        # Base of a group -> the tensor under its lasting name.
         self.names: dict[TensorId, TensorId] = {}
+        # (base, order of axes) -> the tensor that holds the weight in that order.
         self.turned: dict[tuple[TensorId, tuple[int, ...]], TensorId] = {}
+        # Marker -> the Identity in its place.
         self.stand_ins: dict[str, str] = {}
 
     def run(self) -> tuple[onnx.ModelProto, list[_Placed]]:
-        """The float model, and where every group is in it."""
+        """The float model, and the place of every group in it."""
         for marker in self.markers:
             if marker.node.name not in self.flow.carriers:
-                self._bypass(marker)
+                self._bypass_marker(marker)
         for marker in self.markers:
             if marker.node.name in self.flow.carriers:
-                self._identity(marker)
+                self._insert_identity(marker)
         for group in self.flow.groups:
-            self._settle(group)
+            self._name_base(group)
         taken: set[Site] = set()
-        placed = [self._placed(group, taken) for group in self.flow.groups]
+        placed = [self._place_group(group, taken) for group in self.flow.groups]
         self.editor.remove_unused()
         out = self.editor.export()
         kept = [entry for entry in out.opset_import if entry.domain != DOMAIN]
@@ -129,36 +138,37 @@ class _Stripper:
         out.opset_import.extend(kept)
         return out, placed
 
-    def _bypass(self, marker: Marker) -> None:
+    def _bypass_marker(self, marker: Marker) -> None:
         base = self.flow.bases[marker.result]
         given_out = self.index.is_output(marker.result)
         readers = self.editor.consumers(marker.result)
         self.editor.rewire(marker.result, base.name, consumers=readers, outputs=not given_out)
         self.editor.remove_node(marker.node.name)
 
-    def _identity(self, marker: Marker) -> None:
+    def _insert_identity(self, marker: Marker) -> None:
         source = self.flow.bases.get(marker.source, marker.source)
         self.editor.remove_node(marker.node.name)
         made = self.stand_ins[marker.node.name] = self.editor.fresh(f"{marker.result.name}/Identity")
         self.editor.insert_node(marker.node.scope, "Identity", [source.name], [marker.result.name], name=made)
 
-    def _settle(self, group: Group) -> None:
-        """Give the base its lasting name; store a turned weight as it is read."""
+    def _name_base(self, group: Group) -> None:
+        """Give the base its lasting name; store a transposed weight as its readers read it."""
         base = group.base
         if group.outputs:
-            self._rename(base, group.outputs[0].result.name)
+            self._rename_base(base, group.outputs[0].result.name)
         elif group.perm:
-            self._turn(group)
+            self._store_transposed(group)
         elif self.index.producer(base) is not None and not self.index.is_output(base) and base not in self.names:
-            self._rename(base, self.editor.fresh(group.sites[0]) if base.name != group.sites[0] else base.name)
+            self._rename_base(base, self.editor.fresh(group.sites[0]) if base.name != group.sites[0] else base.name)
 
-    def _rename(self, base: TensorId, name: str) -> None:
+    def _rename_base(self, base: TensorId, name: str) -> None:
         if name != base.name:
             self.editor.rename_tensor(base, name)
         self.names[base] = TensorId(name, base.scope)
 
-    def _turn(self, group: Group) -> None:
+    def _store_transposed(self, group: Group) -> None:
         value = self.index.constant(group.base)
+        # Only groups on constants have an order of axes.
         assert value is not None
         key = (group.base, group.perm)
         if list(group.perm) == sorted(group.perm):
@@ -168,6 +178,7 @@ class _Stripper:
             turned = np.ascontiguousarray(value.transpose(group.perm))
             markers = {marker.node.name for marker in self.markers}
             alone = all(edge.node in markers for edge in self.index.consumers(group.base))
+            # Nobody reads the weight in its old order: it is replaced rather than stored twice.
             if wanted == {group.perm} and alone:
                 self.editor.replace_initializer(group.base, turned)
                 self.turned[key] = group.base
@@ -178,7 +189,7 @@ class _Stripper:
         for edge in group.edges:
             self.editor.replace_input(edge, self.turned[key].name)
 
-    def _placed(self, group: Group, taken: set[Site]) -> _Placed:
+    def _place_group(self, group: Group, taken: set[Site]) -> _Placed:
         tensor = self.turned.get((group.base, group.perm), self.names.get(group.base, group.base))
         order = {node.name: k for k, node in enumerate(self.index.nodes)}
         edges = tuple(sorted(dict.fromkeys(group.edges), key=lambda edge: (order[edge.node], edge.index)))
@@ -187,13 +198,14 @@ class _Stripper:
         stays = group.base in self.flow.bases
         output = not tensor.scope and (bool(group.outputs) or (stays and self.index.is_output(group.base)))
         site: Site = tensor
+        # Several groups on one tensor: the later ones are called by their first reader.
         if site in taken:
             site = renamed[0]
         taken.add(site)
         return _Placed(group, tensor, site, None if group.whole else renamed, constant, output)
 
 
-def _site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
+def _make_site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
     group = placed.group
     role = Role.OUTPUT if placed.output and placed.consumers is None else Role.ACTIVATION
     if group.first.role is Role.WEIGHT and placed.constant:
@@ -202,7 +214,7 @@ def _site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
     if group.perm and isinstance(spec.granularity, PerBlock):
         numbers = QParams(numbers.scale.transpose(group.perm), numbers.zero_point.transpose(group.perm), numbers.origin)
     if role is Role.WEIGHT and placed.consumers:
-        spec = _native(spec, engine, index.node(placed.consumers[0].node).op_type)
+        spec = _choose_storage(spec, engine, index.node(placed.consumers[0].node).op_type)
     return SitePlan(
         site=placed.site,
         role=role,
@@ -211,20 +223,20 @@ def _site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
         rule=RULE,
         reason=f"quantizer {', '.join(group.sites)}",
         consumers=placed.consumers,
-        tensor=str(placed.tensor),
+        tensor=placed.tensor,
     )
 
 
-def _native(spec: QuantSpec, engine: Target, op_type: str) -> QuantSpec:
-    """The spec in a 4-bit type, where it fits one and the target takes it."""
+def _choose_storage(spec: QuantSpec, engine: Target, op_type: str) -> QuantSpec:
+    """The spec in a 4-bit type, where it fits one that the target accepts; else the spec itself."""
     if spec.bits > _NATIVE_BITS or spec.storage_bits != 8:
         return spec
     packed = replace(spec, storage="int4" if spec.signed else "uint4")
     return packed if engine.capability(packed, Role.WEIGHT, op_type) is not None else spec
 
 
-def _intact(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
-    """True when every site and every reader of it is still there."""
+def _keeps_sites(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
+    """True when the model still has every site and every reader of it."""
     index = GraphIndex(proto)
     nodes = {node.name: node for node in index.nodes}
     for site in sites:
@@ -238,7 +250,7 @@ def _intact(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
     return True
 
 
-def _plan(
+def _make_plan(
     proto: onnx.ModelProto,
     sites: tuple[SitePlan, ...],
     target: str,
@@ -269,8 +281,8 @@ def _plan(
     return bind_sums(plan, index)
 
 
-def _grouped(plan: Plan, where: Mapping[str, list[Site]]) -> Plan:
-    """Activation sites of one quantizer share its numbers, and say so."""
+def _group_sites(plan: Plan, where: Mapping[str, list[Site]]) -> Plan:
+    """The plan with the activation sites of each quantizer in one group, since they share its numbers."""
     shared = {site: quantizer for quantizer, sites in where.items() if len(sites) > 1 for site in sites}
     sites = tuple(
         replace(one, group=shared[one.site]) if one.site in shared and one.role is not Role.WEIGHT else one

@@ -1,4 +1,4 @@
-"""Which line of a cache is which tensor of the model, and which site of the plan takes it."""
+"""The lines of a cache matched with the tensors of the model and the sites of the plan."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Caution, Role, Site, TensorId
 from onnxq.spec import PerTensor, QParams
 
-# Output 0 holds exactly the values of input 0, so both have one range.
+# Operators whose output 0 holds exactly the values of input 0, so that both have one range.
 _SAME_VALUES = frozenset(
     {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Dropout", "Expand", "Tile",
      "DepthToSpace", "SpaceToDepth"}
 )  # fmt: skip
 _FLOATS = frozenset({1, 10, 11, 16})  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
-# What TensorRT calls the tensors of layers that are no ONNX node of their own.
+# Names that TensorRT gives to tensors of layers without an ONNX node.
 _OWN_NAME = re.compile(r"\(Unnamed (Layer|ITensor)\* \d+\)")
 _CONSTANT = "a constant: weights get their scales from their values"
+# Roles whose scales come from calibration.
 _RANGED = (Role.ACTIVATION, Role.OUTPUT)
 
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """The entry of each site, and of what is left over on both sides."""
+    """The entry of each site, and the rest on both sides."""
 
     entries: Mapping[Site, Entry]
     matched: tuple[Matched, ...]
@@ -44,11 +45,11 @@ class Findings:
 
 
 def match(cache: Cache, plan: Plan, before: GraphIndex, prepared: GraphIndex) -> Findings:
-    """Give each activation site of the plan its line of the cache.
+    """Match each activation site of the plan with its line of the cache.
 
-    before, prepared: the model as it came and as the plan quantizes it. A site whose own tensor has no line takes that
-    of a tensor with the same values (behind a Reshape, Transpose, Identity, …, in either model); sites that share one
-    scale take the largest of theirs.
+    before, prepared: the model as it came, and as the plan quantizes it. A site whose own tensor has no line takes the
+    line of a tensor with the same values (behind a Reshape, Transpose, Identity, …, in either model); sites that share
+    one scale take the largest of theirs.
     Raises CalibrationError when no name of the cache is in the model, PlanError for a site that int8 scales do not fit.
     """
     known = {entry.name: entry for entry in cache.entries}
@@ -56,19 +57,19 @@ def match(cache: Cache, plan: Plan, before: GraphIndex, prepared: GraphIndex) ->
     kin = _Kin(before, prepared)
     found: dict[Site, tuple[Entry, str]] = {}
     missing = []
-    for site in _ranged(plan):
-        taken = kin.nearest(_tensor(site), known)
+    for site in _list_activations(plan):
+        taken = kin.nearest(site.quantized_tensor, known)
         if taken is None:
             missing.append(site)
         else:
             found[site.site] = taken
-    notes = _agree(plan, found)
+    notes = _share_largest(plan, found)
     missing = [site for site in missing if site.site not in found]
-    for site in _ranged(plan):
+    for site in _list_activations(plan):
         if site.site in found:
             _check_fits(site, found[site.site][0])
     used = {entry.name for entry, _ in found.values()}
-    unmatched, unused = _left(cache, used, before, prepared)
+    unmatched, unused = _list_leftovers(cache, used, before, prepared)
     return Findings(
         entries={site: entry for site, (entry, _) in found.items()},
         matched=tuple(
@@ -79,7 +80,11 @@ def match(cache: Cache, plan: Plan, before: GraphIndex, prepared: GraphIndex) ->
         unused=unused,
         missing=tuple(missing),
         absent=tuple(
-            Absent(site=str(site.site), tensor=_tensor(site).name, nearest=nearest(_tensor(site).name, known, 2))
+            Absent(
+                site=str(site.site),
+                tensor=site.quantized_tensor.name,
+                nearest=nearest(site.quantized_tensor.name, known, 2),
+            )
             for site in missing
         ),
         notes=notes,
@@ -87,21 +92,14 @@ def match(cache: Cache, plan: Plan, before: GraphIndex, prepared: GraphIndex) ->
 
 
 def with_scales(plan: Plan, entries: Mapping[Site, Entry]) -> Plan:
-    """The plan with these scales, zero point 0; every other site keeps what it has."""
+    """The plan with these scales and zero points of 0; other sites keep their numbers."""
     zero = np.array(0, np.int32)
     numbers = {site: QParams(np.array(entry.scale), zero, ORIGIN) for site, entry in entries.items()}
     return plan.with_sites(tuple(replace(site, qparams=numbers.get(site.site, site.qparams)) for site in plan.sites))
 
 
-def _ranged(plan: Plan) -> Iterator[SitePlan]:
+def _list_activations(plan: Plan) -> Iterator[SitePlan]:
     return (site for site in plan.sites if site.role in _RANGED)
-
-
-def _tensor(site: SitePlan) -> TensorId:
-    if isinstance(site.site, TensorId):
-        return site.site
-    scope, _, name = site.tensor.rpartition("::")
-    return TensorId(name, scope)
 
 
 def _check_fits(site: SitePlan, entry: Entry) -> None:
@@ -116,10 +114,13 @@ def _check_fits(site: SitePlan, entry: Entry) -> None:
     )
 
 
-def _agree(plan: Plan, found: dict[Site, tuple[Entry, str]]) -> tuple[Caution, ...]:
-    """Members of a sharing group all take the largest of their scales: the others' values fit in it too."""
+def _share_largest(plan: Plan, found: dict[Site, tuple[Entry, str]]) -> tuple[Caution, ...]:
+    """Give all members of a sharing group the largest of their scales; the notes name those that differed.
+
+    found: changed in place.
+    """
     groups: dict[str, list[Site]] = {}
-    for site in _ranged(plan):
+    for site in _list_activations(plan):
         if site.group:
             groups.setdefault(site.group, []).append(site.site)
     notes = []
@@ -127,6 +128,7 @@ def _agree(plan: Plan, found: dict[Site, tuple[Entry, str]]) -> tuple[Caution, .
         given = [found[site] for site in members if site in found]
         if not given:
             continue
+        # The values of every member fit into the range of the largest.
         largest, through = max(given, key=lambda pair: pair[0].scale)
         if any(entry.scale != largest.scale for entry, _ in given):
             names = ", ".join(sorted({entry.name for entry, _ in given}))
@@ -139,10 +141,12 @@ def _agree(plan: Plan, found: dict[Site, tuple[Entry, str]]) -> tuple[Caution, .
 
 
 def _check_model(cache: Cache, before: GraphIndex, prepared: GraphIndex) -> None:
-    names = _names(before) | _names(prepared)
+    """Raise CalibrationError when no name of the cache is a tensor of the model."""
+    names = _list_names(before) | _list_names(prepared)
     foreign = [entry.name for entry in cache.entries if entry.name not in names]
     named = [name for name in foreign if not _OWN_NAME.match(name)]
     if len(foreign) == len(cache.entries):
+        # Names that TensorRT made up say nothing about the model, so another one is shown if there is one.
         first = named[0] if named else foreign[0]
         raise CalibrationError(
             cache.source,
@@ -152,27 +156,27 @@ def _check_model(cache: Cache, before: GraphIndex, prepared: GraphIndex) -> None
         )
 
 
-def _names(index: GraphIndex) -> set[str]:
+def _list_names(index: GraphIndex) -> set[str]:
     inputs = {value.name for value in index.inputs}
     return inputs | {name for node in index.nodes for name in (*node.inputs, *node.outputs) if name}
 
 
-def _left(
+def _list_leftovers(
     cache: Cache, used: set[str], before: GraphIndex, prepared: GraphIndex
 ) -> tuple[tuple[Left, ...], tuple[Left, ...]]:
-    """The lines no site took: (no tensor of the prepared model, a tensor the plan does not quantize)."""
-    now, then = _names(prepared), _names(before)
+    """The lines that no site took: those of no tensor of the prepared model, and those of tensors left float."""
+    now, then = _list_names(prepared), _list_names(before)
     unmatched, unused = [], []
     for entry in cache.entries:
         if entry.name in used:
             continue
-        at_first = _found(before, entry.name)
+        at_first = _find_tensor(before, entry.name)
         if entry.name in now:
-            unused.append(Left(name=entry.name, line=entry.line, reason=_unused(prepared, entry.name)))
+            unused.append(Left(name=entry.name, line=entry.line, reason=_explain_unused(prepared, entry.name)))
         elif at_first is not None and before.is_constant(at_first):
             unused.append(Left(name=entry.name, line=entry.line, reason=_CONSTANT))
         elif entry.name in then:
-            maker = _maker(before, entry.name)
+            maker = _find_producer(before, entry.name)
             reason = f"preparation folded it: {maker.op_type} {maker.name}" if maker else "preparation folded it"
             unmatched.append(Left(name=entry.name, line=entry.line, why=Why.FOLDED, reason=reason))
         elif _OWN_NAME.match(entry.name):
@@ -185,8 +189,9 @@ def _left(
     return tuple(unmatched), tuple(unused)
 
 
-def _unused(index: GraphIndex, name: str) -> str:
-    tensor = _found(index, name)
+def _explain_unused(index: GraphIndex, name: str) -> str:
+    """Why a tensor of the model has no pair."""
+    tensor = _find_tensor(index, name)
     if tensor is None:
         return "no pair stands on it"
     if index.is_constant(tensor):
@@ -196,29 +201,31 @@ def _unused(index: GraphIndex, name: str) -> str:
     return "the plan quantizes nothing that reads it"
 
 
-def _found(index: GraphIndex, name: str) -> TensorId | None:
-    """The tensor of this name, of whatever scope."""
+def _find_tensor(index: GraphIndex, name: str) -> TensorId | None:
+    """The tensor of this name in the first scope that has one: caches know no scopes."""
     return next((t for scope in index.scopes if (t := index.resolve(name, scope)) is not None), None)
 
 
-def _maker(index: GraphIndex, name: str) -> NodeRef | None:
+def _find_producer(index: GraphIndex, name: str) -> NodeRef | None:
     return next((node for node in index.nodes if name in node.outputs), None)
 
 
 class _Kin:
-    """Tensors that hold the same values, by name, over the model as it came and as prepared."""
+    """Tensors that hold the same values, by name, in the model as it came and as prepared."""
 
     def __init__(self, *indexes: GraphIndex) -> None:
+        # Name -> (name, operator between) of tensors that it is a copy of, and of its copies.
         self._sources: dict[str, list[tuple[str, str]]] = {}
         self._copies: dict[str, list[tuple[str, str]]] = {}
         for index in indexes:
             for node in index.nodes:
                 if _keeps_values(index, node):
-                    _add(self._sources, node.outputs[0], node.inputs[0], node.op_type)
-                    _add(self._copies, node.inputs[0], node.outputs[0], node.op_type)
+                    _add_step(self._sources, node.outputs[0], node.inputs[0], node.op_type)
+                    _add_step(self._copies, node.inputs[0], node.outputs[0], node.op_type)
 
     def nearest(self, tensor: TensorId, known: Mapping[str, Entry]) -> tuple[Entry, str] | None:
-        """The entry of the tensor itself, else of the nearest with the same values, what it copies first."""
+        """The entry of the tensor itself, else of the nearest tensor with the same values, and how it was found."""
+        # Breadth first, so that the fewest nodes stand between.
         pending = deque([(tensor.name, "")])
         seen = {tensor.name}
         while pending:
@@ -232,7 +239,7 @@ class _Kin:
         return None
 
 
-def _add(table: dict[str, list[tuple[str, str]]], key: str, value: str, op_type: str) -> None:
+def _add_step(table: dict[str, list[tuple[str, str]]], key: str, value: str, op_type: str) -> None:
     row = table.setdefault(key, [])
     if (value, op_type) not in row:
         row.append((value, op_type))
@@ -241,6 +248,7 @@ def _add(table: dict[str, list[tuple[str, str]]], key: str, value: str, op_type:
 def _keeps_values(index: GraphIndex, node: NodeRef) -> bool:
     if node.domain not in ("", "ai.onnx") or not node.inputs or not node.inputs[0] or not node.outputs[0]:
         return False
+    # A Cast between float types changes values by rounding only.
     if node.op_type == "Cast":
         source = index.resolve(node.inputs[0], node.scope)
         return source is not None and index.dtype(source) in _FLOATS and node.attrs.get("to") in _FLOATS
@@ -248,10 +256,13 @@ def _keeps_values(index: GraphIndex, node: NodeRef) -> bool:
 
 
 def consumers_of(sites: Iterable[SitePlan], index: GraphIndex) -> dict[str, str]:
-    """Nodes that make a site's pair necessary -> its tensor: its readers, and its maker where the pair sits there."""
+    """Names of the nodes that make a site's pair necessary -> the site's tensor.
+
+    These are its readers, and its producer where the pair stands behind that.
+    """
     found: dict[str, str] = {}
     for site in sites:
-        tensor = _tensor(site)
+        tensor = site.quantized_tensor
         edges = index.consumers(tensor) if site.consumers is None else site.consumers
         maker = index.producer(tensor) if site.consumers is None else None
         for name in [edge.node for edge in edges] + ([maker.name] if maker is not None else []):

@@ -1,4 +1,4 @@
-"""TensorRT's INT8 calibration cache in its text form: a header, then a scale for every tensor of the network.
+"""TensorRT's INT8 calibration cache, its text form: a header, then a scale for every tensor of the network.
 
     TRT-8601-EntropyCalibration2
     input: 3c010a14
@@ -20,17 +20,19 @@ from numpy.typing import NDArray
 from onnxq.errors import CalibrationError
 from onnxq.files import read_input
 from onnxq.plan import Plan
-from onnxq.sites import Role, TensorId
+from onnxq.sites import Role
 
+# Of the scales, in plans.
 ORIGIN = "TensorRT calibration cache"
 HEADER = "TRT-8601-EntropyCalibration2"
 
 _HEADER = re.compile(r"TRT-[0-9A-Za-z.]+-\w+")
 _HEX = re.compile(r"[0-9a-fA-F]{1,8}")
+# Faults listed in an error.
 _SHOWN = 5
-# A line for a tensor, and no network has a million.
+# Bytes. A line stands for a tensor, and no network has a million.
 _MOST_BYTES = 64 * 2**20
-# Activations whose greatest value lies outside these are not met; a swapped byte order gives hardly anything else.
+# Scales outside these bounds do not occur; with swapped bytes nearly all are outside.
 _PLAUSIBLE = (1e-12, 1e12)
 
 
@@ -45,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache as it stands in its file. header: TensorRT's version and the calibrator, e.g. "TRT-8601-…"."""
+    """The content of a cache file. header: TensorRT's version and the calibrator, e.g. "TRT-8601-…"."""
 
     source: str
     header: str
@@ -55,7 +57,7 @@ class Cache:
 def read_cache(source: str | Path) -> Cache:
     """Read a cache file.
 
-    Raises CalibrationError with line numbers for what is no cache, and for scales that no engine can use.
+    Raises CalibrationError, with line numbers, for a file that is no cache and for scales that no engine can use.
     """
     path = Path(source)
     try:
@@ -72,7 +74,8 @@ def read_cache(source: str | Path) -> Cache:
 
 def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
     """The content of a cache file; see `read_cache`."""
-    lines = _text(data, source).splitlines()
+    lines = _decode_text(data, source).splitlines()
+    # Blank lines in front of the header do no harm.
     number = next((k for k, line in enumerate(lines, 1) if line.strip()), 0)
     if not number:
         raise CalibrationError(source, "is empty", _AGAIN, code="Q505")
@@ -80,16 +83,16 @@ def parse_cache(data: bytes, *, source: str = "cache") -> Cache:
     if not _HEADER.fullmatch(header):
         raise CalibrationError(
             f"{source}:{number}",
-            f"{_short(header)} is no header like {HEADER!r}",
+            f"{_shorten(header)} is no header like {HEADER!r}",
             "restore the first line of the file that TensorRT wrote, or name the right file",
             code="Q505",
             line=number,
         )
     _check_order(lines[number:], source)
-    found = [_entry(line, k) for k, line in enumerate(lines[number:], number + 1) if line.strip()]
+    found = [_parse_entry(line, k) for k, line in enumerate(lines[number:], number + 1) if line.strip()]
     entries = [entry for entry in found if isinstance(entry, Entry)]
     faults = [fault for fault in found if isinstance(fault, str)]
-    faults += _repeated(entries)
+    faults += _find_repeated(entries)
     if faults:
         more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
         raise CalibrationError(
@@ -107,7 +110,7 @@ _AGAIN = "calibrate with TensorRT again, or quantize with samples"
 
 
 def write_cache(scales: Mapping[str, float | np.float32], *, header: str = HEADER) -> str:
-    """Scales by tensor name in the form `read_cache` reads; float32 bit for bit.
+    """The text of a cache with these scales by tensor name, float32 bit for bit.
 
     Raises CalibrationError for a scale that is not a finite number above 0 and for a name that no line can hold.
     """
@@ -125,18 +128,17 @@ def write_cache(scales: Mapping[str, float | np.float32], *, header: str = HEADE
 
 
 def cache_of(plan: Plan) -> dict[str, np.float32]:
-    """The scales of a plan's symmetric int8 activations by tensor name: what `write_cache` takes."""
+    """The scales of a plan's symmetric activations by tensor name, for `write_cache`."""
     found: dict[str, np.float32] = {}
     for site in plan.sites:
         numbers = site.qparams
         if site.role in (Role.WEIGHT, Role.BIAS) or numbers is None or numbers.zero_point.any():
             continue
-        name = site.site.name if isinstance(site.site, TensorId) else site.tensor.rpartition("::")[2]
-        found.setdefault(name, np.float32(numbers.scale))
+        found.setdefault(site.quantized_tensor.name, np.float32(numbers.scale))
     return found
 
 
-def _text(data: bytes, source: str) -> str:
+def _decode_text(data: bytes, source: str) -> str:
     binary = "is binary; a calibration cache of TensorRT is text"
     fix = "ONNX Runtime's calibration.flatbuffers is another format: name the file that TensorRT's calibrator wrote"
     if b"\0" in data:
@@ -147,14 +149,15 @@ def _text(data: bytes, source: str) -> str:
         raise CalibrationError(source, binary, fix, code="Q505") from error
 
 
-def _entry(line: str, number: int) -> Entry | str:
-    """The entry of a line, or what is wrong with it. Names hold colons and blanks: the last colon parts."""
+def _parse_entry(line: str, number: int) -> Entry | str:
+    """The entry of a line, or its fault as text."""
+    # Names hold colons and blanks ("onnx::MatMul_12"), scales do not: the last colon separates them.
     name, colon, digits = line.strip().rpartition(":")
     name, digits = name.strip(), digits.strip()
     if not colon or not name:
-        return f"line {number}: {_short(line.strip())} is not `tensor: scale`"
+        return f"line {number}: {_shorten(line.strip())} is not `tensor: scale`"
     if not _HEX.fullmatch(digits):
-        return f"line {number}: {_short(digits)} of {name} is not a float32 in 8 hex digits"
+        return f"line {number}: {_shorten(digits)} of {name} is not a float32 in 8 hex digits"
     scale = np.uint32(int(digits, 16)).view(np.float32)
     if np.isnan(scale) or np.isinf(scale) or scale <= 0:
         what = "0" if scale == 0 else "not a number" if np.isnan(scale) else "infinite" if scale > 0 else "negative"
@@ -162,7 +165,8 @@ def _entry(line: str, number: int) -> Entry | str:
     return Entry(name, scale, number)
 
 
-def _repeated(entries: list[Entry]) -> Iterator[str]:
+def _find_repeated(entries: list[Entry]) -> Iterator[str]:
+    """The faults of tensors that stand in two lines."""
     first: dict[str, int] = {}
     for entry in entries:
         if first.setdefault(entry.name, entry.line) != entry.line:
@@ -170,10 +174,11 @@ def _repeated(entries: list[Entry]) -> Iterator[str]:
 
 
 def _check_order(lines: list[str], source: str) -> None:
-    """Some scripts write caches with swapped bytes: almost every scale is then absurd."""
+    """Raise CalibrationError for a cache with swapped bytes, as some scripts write them."""
     digits = [line.rpartition(":")[2].strip() for line in lines if line.strip()]
     words = np.array([int(one, 16) for one in digits if _HEX.fullmatch(one)], np.uint32)
-    absurd, likely = ~_plausible(words), _plausible(words.byteswap())
+    absurd, likely = ~_are_plausible(words), _are_plausible(words.byteswap())
+    # More than half: a few implausible scales may also be right as they are.
     if (absurd & likely).sum() * 2 > len(digits):
         raise CalibrationError(
             source,
@@ -183,12 +188,12 @@ def _check_order(lines: list[str], source: str) -> None:
         )
 
 
-def _plausible(words: NDArray[np.uint32]) -> NDArray[np.bool_]:
+def _are_plausible(words: NDArray[np.uint32]) -> NDArray[np.bool_]:
     values = words.view(np.float32)
     low, high = _PLAUSIBLE
     with np.errstate(invalid="ignore"):
         return np.asarray((values > low) & (values < high))
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")

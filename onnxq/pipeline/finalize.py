@@ -16,9 +16,9 @@ from onnxq.passes.state import State
 from onnxq.pipeline import check
 from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
 from onnxq.pipeline.result import Result
-from onnxq.plan import Plan
+from onnxq.plan import PlacementMethod, Plan
 from onnxq.progress import counted
-from onnxq.report import Report, saturation_summary, site_line
+from onnxq.report import Report, placement_text, saturation_summary, site_line
 from onnxq.report.journal import describe_pass, describe_rewrite, describe_shortage
 from onnxq.report.model import DRIFT_DB
 from onnxq.runtime import cpu_kind
@@ -52,8 +52,8 @@ def finish(ctx: RunContext, state: State, model: ModelLike, *, source: object) -
         source=str(source) if isinstance(source, (str, Path)) else "",
         target=plan.target,
         config=config.source,
-        placement=_placement(plan),
-        cpu=plan.choice.get("cpu", ""),
+        placement=placement_text(plan),
+        cpu=plan.placement.cpu if plan.placement is not None else "",
         data=plan.data,
         synthetic=samples is not None and samples.synthetic,
         source_bytes=state.source.size_bytes,
@@ -99,11 +99,12 @@ def _gather_warnings(source: Model, plan: Plan, trial: check.Trial | None) -> tu
 
 def unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
     """A warning where the plan was placed by costs of other kinds of CPU than this machine's, of `runtime.cpu_kind`."""
-    if kind != "arm64" or plan.choice.get("placement") != "rules" or "cpu" not in plan.choice:
+    how = plan.placement
+    if kind != "arm64" or how is None or how.method is not PlacementMethod.RULES or not how.cpu:
         return ()
     warning = (
         "this machine is an ARM, and nobody has measured what int8 costs there: the placement "
-        f"(cpu: {plan.choice['cpu']}) goes by times of x86. `placement='measured'` times placements on this machine"
+        f"(cpu: {how.cpu}) goes by times of x86. `placement='measured'` times placements on this machine"
     )
     return (Caution("W115", warning),)
 
@@ -112,12 +113,6 @@ def _saturating(model: ModelLike, trial: check.Trial | None) -> str:
     """Which weights can explain that ONNX Runtime's optimizations change the answers; "" where they do not."""
     drifted = any(one.sqnr_db[1] < one.sqnr_db[0] - DRIFT_DB for one in (trial.outputs if trial else ()))
     return saturation_summary(find_saturating(index_of(name_nodes(model)))) if drifted else ""
-
-
-def _placement(plan: Plan) -> str:
-    chosen, attention = plan.choice.get("chosen"), plan.choice.get("attention")
-    how = plan.choice.get("placement", "rules")
-    return (f"{how}: {chosen}" if chosen else how) + (f"; attention {attention}" if attention else "")
 
 
 def _decide(promotion: Promotion, trial: check.Trial | None, optimized: bool) -> Promotion:

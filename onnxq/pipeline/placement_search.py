@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from onnxq.evaluation.compare import compare
 from onnxq.graph import ModelLike
 from onnxq.passes.assembly.model import realise
 from onnxq.passes.state import State
-from onnxq.plan import Plan
+from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.planner import Choice, Draft
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session, cpu_kind, latency
@@ -65,16 +65,17 @@ def choose_measured(
         second = _speeds(state, order, feeds, threads, 2 * _ROUNDS)
         task.advance()
     speeds = {**first, **second}
-    told = {f"ratio {trial.name}": f"{speeds[trial.name].median:.2f}" for trial in trials}
-    how = {"placement": "measured", "cpu": cpu_kind()}
+    # Two decimals: the noise of a timing is larger.
+    speedups = {trial.name: round(speeds[trial.name].median, 2) for trial in trials}
+    how = PlacementChoice(method=PlacementMethod.MEASURED, cpu=cpu_kind(), speedups=speedups)
     fit = [trial for trial in order if min(speeds[trial.name].median, speeds[trial.name].best) > _PAYS]
     if not fit:
         left = LeftFloat("placement", "no placement ran faster than float on this machine", "measured", "F105")
-        return draft.placed(Choice(frozenset(), (left,)), {**how, "chosen": "none", **told})
+        return draft.placed(Choice(frozenset(), (left,)), how)
     fastest = max(speeds[trial.name].median for trial in fit)
     tied = [trial for trial in fit if speeds[trial.name].median * _TIE >= fastest]
     best = max(tied, key=lambda trial: (round(trial.sqnr_db, 1), -len(trial.chosen)))
-    how |= {"chosen": best.name, "threads": str(threads), **told}
+    how = replace(how, candidate=best.name, threads=threads)
     return draft.placed(Choice(best.chosen, _left(draft, best.chosen, best.name)), how)
 
 
@@ -82,7 +83,7 @@ def _build(draft: Draft, state: State, samples: Dataset, name: str, chosen: froz
     """The candidate with minmax ranges of a few samples; None when it cannot be made."""
     if not chosen:
         return None
-    plan = draft.placed(Choice(chosen), {})
+    plan = draft.placed(Choice(chosen), PlacementChoice())
     if not plan.sites:
         return None
     try:

@@ -1,5 +1,6 @@
-"""The plan, the one artefact between deciding and doing."""
+"""The plan: the one artefact between deciding and writing, with its JSON."""
 
+from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice, PlacementMethod
 from onnxq.plan.codec import from_json, spec_dict, to_json
 from onnxq.plan.model import SCHEMA, BiasPlan, Bound, Plan, SitePlan
 from onnxq.plan.scalings import Scaling
@@ -7,8 +8,12 @@ from onnxq.plan.stale import drop_stale
 
 __all__ = [
     "SCHEMA",
+    "AttentionChoice",
+    "AttentionKind",
     "BiasPlan",
     "Bound",
+    "PlacementChoice",
+    "PlacementMethod",
     "Plan",
     "Scaling",
     "SitePlan",

@@ -1,7 +1,7 @@
-"""Arrays in the plan's JSON, and the mark that tells which spec a site's numbers were computed for.
+"""Arrays in the plan's JSON, and the mark that says which spec a site's scale and zero point were computed for.
 
-Up to 64 values are plain lists; more are {"shape", "zlib64"}: little-endian float32 or int32, deflated, base64. Both
-forms are read.
+Up to 64 values are written as lists, more as {"shape", "zlib64"}: little-endian float32 or int32, deflated, base64.
+Both forms are read at any size.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from numpy.typing import NDArray
 
 from onnxq.spec import QParams, QuantSpec
 
+# Values: a list of so many still fits a screen, and a person edits it.
 _INLINE = 64
-# An array of more bytes is none of a model: protobuf holds 2 GiB.
+# Bytes: no model holds a larger array, since protobuf ends at 2 GiB.
 _MOST_BYTES = 2**31
+# Between the spec and the checksum of a mark.
 _MARK = " #"
 
 
 def write_array(values: NDArray[Any]) -> Any:
-    """Plain JSON values of an array."""
+    """The array as JSON values: nested lists, or the packed form."""
     if values.size <= _INLINE:
         return values.tolist()
     little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
@@ -34,21 +36,25 @@ def write_array(values: NDArray[Any]) -> Any:
 
 
 def read_array(raw: Any, dtype: Any) -> NDArray[Any]:
-    """The array of this numpy type. Raises ValueError for another form and values beyond the type."""
+    """The array that `write_array` wrote, or a person.
+
+    dtype: the numpy type it gets. Raises ValueError for another form and for values that the type does not hold.
+    """
     kind = np.dtype(dtype)
-    made = _unpack(raw, kind) if isinstance(raw, Mapping) else _listed(raw, kind)
+    made = _unpack_array(raw, kind) if isinstance(raw, Mapping) else _read_list(raw, kind)
     if kind.kind == "f" and not np.isfinite(made).all():
         raise ValueError(f"must be finite {kind.name} numbers")
     return made
 
 
-def _listed(raw: Any, kind: np.dtype[Any]) -> NDArray[Any]:
+def _read_list(raw: Any, kind: np.dtype[Any]) -> NDArray[Any]:
     limits = np.iinfo(kind) if kind.kind in "iu" else None
-    for value in _leaves(raw):
+    for value in _iterate_leaves(raw):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(f"must be numbers, not {type(value).__name__}")
         if limits is None:
-            if not abs(value) <= float(np.finfo(kind).max):  # NaN is not either
+            # Written so that NaN, which compares false, is refused too.
+            if not abs(value) <= float(np.finfo(kind).max):
                 raise ValueError(f"must be finite {kind.name} numbers")
         elif not limits.min <= value <= limits.max or value != int(value):
             raise ValueError(f"must be whole numbers from {limits.min} to {limits.max}")
@@ -58,15 +64,15 @@ def _listed(raw: Any, kind: np.dtype[Any]) -> NDArray[Any]:
         raise ValueError("must be lists of one length at each depth") from error
 
 
-def _leaves(raw: Any) -> Iterator[Any]:
+def _iterate_leaves(raw: Any) -> Iterator[Any]:
     if isinstance(raw, list):
         for part in raw:
-            yield from _leaves(part)
+            yield from _iterate_leaves(part)
     else:
         yield raw
 
 
-def _unpack(raw: Mapping[str, Any], kind: np.dtype[Any]) -> NDArray[Any]:
+def _unpack_array(raw: Mapping[str, Any], kind: np.dtype[Any]) -> NDArray[Any]:
     shape, packed = raw.get("shape"), raw.get("zlib64")
     if set(raw) != {"shape", "zlib64"} or not isinstance(shape, list) or not isinstance(packed, str):
         raise ValueError('must be numbers, or {"shape": […], "zlib64": "…"}')
@@ -77,7 +83,7 @@ def _unpack(raw: Mapping[str, Any], kind: np.dtype[Any]) -> NDArray[Any]:
         raise ValueError(f"must be smaller: its shape stands for {size:,} bytes")
     try:
         inflater = zlib.decompressobj()
-        # NOTE: a bound, since a few kilobytes can deflate gigabytes.
+        # NOTE: bounded, since a few kilobytes of a hostile file inflate to gigabytes.
         data = inflater.decompress(base64.b64decode(packed, validate=True), size + 1)
     except (binascii.Error, zlib.error, ValueError) as error:
         raise ValueError(f"cannot be unpacked: {error}") from error
@@ -87,16 +93,16 @@ def _unpack(raw: Mapping[str, Any], kind: np.dtype[Any]) -> NDArray[Any]:
 
 
 def write_mark(numbers: QParams, spec: QuantSpec) -> str:
-    """The spec that these numbers were computed for, by default that of their site, with a checksum of them."""
-    return f"{numbers.computed_for or spec.levels}{_MARK}{_checksum(numbers)}"
+    """The spec that `numbers` were computed for, by default `spec`, with a checksum of them."""
+    return f"{numbers.computed_for or spec.levels}{_MARK}{_compute_checksum(numbers)}"
 
 
 def read_mark(mark: str, numbers: QParams) -> str:
-    """The spec of a mark; "" where the numbers are others than those that were marked: a person wrote them."""
+    """The spec of a mark; "" where `numbers` differ from those that were marked, so that a person wrote them."""
     spec, _, checksum = mark.rpartition(_MARK)
-    return spec if checksum == _checksum(numbers) else ""
+    return spec if checksum == _compute_checksum(numbers) else ""
 
 
-def _checksum(numbers: QParams) -> str:
+def _compute_checksum(numbers: QParams) -> str:
     scale = np.asarray(numbers.scale, "<f4").tobytes()
     return f"{zlib.crc32(np.asarray(numbers.zero_point, '<i4').tobytes(), zlib.crc32(scale)):08x}"

@@ -1,8 +1,9 @@
-"""Plan <-> JSON without loss, readable and editable by a person."""
+"""Plan to JSON and back without loss; a person can read and edit the text."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,11 +16,22 @@ from onnxq.config.schema import JsonText, Path, shorten
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.files import readable
 from onnxq.plan.arrays import read_array, read_mark, write_array, write_mark
+from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice, PlacementMethod
 from onnxq.plan.model import SCHEMA, BiasPlan, Plan, SitePlan
 from onnxq.plan.scalings import Scaling, check_scaling, scaling_dict
-from onnxq.plan.schema import BiasRow, PlanFile, ScalingRow, SiteRef, SiteRow, SpecRow
+from onnxq.plan.schema import AttentionRow, BiasRow, PlacementRow, PlanFile, ScalingRow, SiteRef, SiteRow, SpecRow
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId, Unquantized
-from onnxq.spec import GRAIN_NAMES, Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import (
+    GRAIN_NAMES,
+    Granularity,
+    ObserverSpec,
+    PerBlock,
+    PerChannel,
+    PerTensor,
+    QParams,
+    QuantSpec,
+    find_element_type,
+)
 
 
 def to_json(plan: Plan) -> str:
@@ -28,9 +40,10 @@ def to_json(plan: Plan) -> str:
 
 
 def from_json(text: str, *, source: str | FilePath = "plan") -> Plan:
-    """Read what `to_json` wrote, or a person edited. PlanError names line and entry that are wrong.
+    """The plan of JSON text.
 
     source: the file it was read from, or a name for text from elsewhere.
+    Raises PlanError naming the line and the entry at fault.
     """
     try:
         return _read_plan(text, str(source))
@@ -41,10 +54,12 @@ def from_json(text: str, *, source: str | FilePath = "plan") -> Plan:
 
 
 def _read_plan(text: str, source: str) -> Plan:
+    # Some editors save UTF-8 with a byte order mark.
     read = JsonText(source, text.removeprefix("\ufeff"))
     raw = read.parse(PlanError, _WRITE, code="Q401")
     if not isinstance(raw, dict) or "schema" not in raw:
         raise PlanError(source, "not a plan: no `schema`", _WRITE, code="Q401")
+    # Before the rest: a file of another version has other keys, and telling of those would mislead.
     if raw["schema"] != SCHEMA:
         cause = f"plan schema {shorten(raw['schema'])}, this onnxq reads {SCHEMA}"
         raise PlanError(source, cause, "plan the model again", code="Q401")
@@ -63,7 +78,8 @@ def _read_plan(text: str, source: str) -> Plan:
         kept=row.kept,
         warnings=tuple(Caution(one.code, one.text) for one in row.warnings),
         data=row.data,
-        choice=row.choice,
+        placement=_read_placement(row.placement),
+        attention=_read_attention(row.attention),
         nodes=row.nodes,
         scalings=tuple(_read_scaling(read, k, entry) for k, entry in enumerate(row.scalings)),
         biases=tuple(_read_bias(read, k, entry) for k, entry in enumerate(row.biases)),
@@ -87,7 +103,8 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "opset": plan.opset,
         "prepare": list(plan.prepare),
         "data": plan.data,
-        "choice": dict(plan.choice),
+        **({"placement": _placement_dict(plan.placement)} if plan.placement is not None else {}),
+        **({"attention": _attention_dict(plan.attention)} if plan.attention is not None else {}),
         "warnings": [{"code": warning.code, "text": str(warning)} for warning in plan.warnings],
         "kept": list(plan.kept),
         "float_nodes": list(plan.float_nodes),
@@ -95,6 +112,7 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
         "left_float": [_reason_dict(one) for one in plan.left_float],
         "sites": [_site_dict(site) for site in plan.sites],
         "nodes": dict(plan.nodes),
+        # Keys that most plans leave out: a person reads the file.
         **({"scalings": [scaling_dict(s, write_array(s.factors)) for s in plan.scalings]} if plan.scalings else {}),
         **(
             {"biases": [_site_name(b.edge) | {"values": write_array(b.values)} for b in plan.biases]}
@@ -107,7 +125,40 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _placement_dict(choice: PlacementChoice) -> dict[str, Any]:
+    fields = {**vars(choice), "method": str(choice.method), "speedups": dict(choice.speedups)}
+    return {key: value for key, value in fields.items() if value}
+
+
+def _attention_dict(choice: AttentionChoice) -> dict[str, Any]:
+    fields = {**vars(choice), "kind": str(choice.kind)}
+    # JSON has no infinity, and a figure is infinite where the outputs are exact.
+    return {key: value for key, value in fields.items() if value != math.inf}
+
+
+def _read_placement(row: PlacementRow | None) -> PlacementChoice | None:
+    if row is None:
+        return None
+    return PlacementChoice(
+        method=PlacementMethod(row.method),
+        cpu=row.cpu,
+        candidate=row.candidate,
+        threads=row.threads,
+        speedups=row.speedups or {},
+    )
+
+
+def _read_attention(row: AttentionRow | None) -> AttentionChoice | None:
+    if row is None:
+        return None
+    float_db, quantized_db = (math.inf if db is None else db for db in (row.float_db, row.quantized_db))
+    return AttentionChoice(
+        kind=AttentionKind(row.kind), float_db=float_db, quantized_db=quantized_db, samples=row.samples
+    )
+
+
 def _reason_dict(one: Unquantized) -> dict[str, str]:
+    # The schema requires a subject and a reason, also where a person emptied them.
     return {key: value for key, value in vars(one).items() if value or key in ("subject", "reason")}
 
 
@@ -120,6 +171,7 @@ def _site_dict(site: SitePlan) -> dict[str, Any]:
             "origin": site.qparams.origin,
         }
         out["computed_for"] = write_mark(site.qparams, site.spec)
+    # Defaults are left out.
     if site.observer != ObserverSpec():
         out["observer"] = {"name": site.observer.name, **dict(site.observer.options)}
     out |= {"rule": site.rule, "reason": site.reason}
@@ -129,7 +181,9 @@ def _site_dict(site: SitePlan) -> dict[str, Any]:
         out["bound"] = list(site.bound)
     if site.derived is not None:
         out["derived"] = [_site_name(part) for part in site.derived]
-    out |= {key: value for key in ("group", "tensor", "anchor", "dequantize") if (value := getattr(site, key))}
+    if site.tensor is not None:
+        out |= {"tensor": site.tensor.name, **({"tensor_scope": site.tensor.scope} if site.tensor.scope else {})}
+    out |= {key: value for key in ("group", "anchor", "dequantize") if (value := getattr(site, key))}
     out |= {"sum_orders": [list(order) for order in site.sum_orders]} if site.sum_orders else {}
     return out if site.values is None else out | {"values": write_array(site.values)}
 
@@ -153,8 +207,8 @@ def _read_edge(row: SiteRef | BiasRow) -> Edge:
 
 
 @contextmanager
-def _about(read: JsonText, path: Path) -> Iterator[None]:
-    """Say which entry of the file a fault is about."""
+def _locate_errors(read: JsonText, path: Path) -> Iterator[None]:
+    """Name the entry of the file in errors of the block."""
     try:
         yield
     except PlanError:
@@ -166,12 +220,12 @@ def _about(read: JsonText, path: Path) -> Iterator[None]:
 
 
 def _read_entry(read: JsonText, path: Path, row: SiteRow) -> SitePlan:
-    with _about(read, (*path, "spec")):
+    with _locate_errors(read, (*path, "spec")):
         spec = _make_spec(row.spec)
-    with _about(read, (*path, "consumers")):
+    with _locate_errors(read, (*path, "consumers")):
         consumers = None if row.consumers is None else tuple(_read_edge(edge) for edge in row.consumers)
-    with _about(read, (*path, "values")):
-        values = None if row.values is None else read_array(row.values, _integers(spec))
+    with _locate_errors(read, (*path, "values")):
+        values = None if row.values is None else read_array(row.values, _find_integer_type(spec))
     return SitePlan(
         site=_read_site(row),
         role=Role(row.role),
@@ -184,7 +238,7 @@ def _read_entry(read: JsonText, path: Path, row: SiteRow) -> SitePlan:
         bound=row.bound,
         derived=None if row.derived is None else (_read_site(row.derived[0]), _read_site(row.derived[1])),
         group=row.group,
-        tensor=row.tensor,
+        tensor=TensorId(row.tensor, row.tensor_scope) if row.tensor else None,
         anchor=row.anchor,
         dequantize=row.dequantize,
         values=values,
@@ -195,18 +249,19 @@ def _read_entry(read: JsonText, path: Path, row: SiteRow) -> SitePlan:
 def _read_numbers(read: JsonText, path: Path, row: SiteRow) -> QParams | None:
     if row.scale is None and row.zero_point is None:
         return None
-    with _about(read, path):
+    with _locate_errors(read, path):
         if row.scale is None or row.zero_point is None:
             raise ValueError("has one of scale and zero_point: give both, or neither to have them computed")
-    with _about(read, (*path, "scale")):
+    with _locate_errors(read, (*path, "scale")):
         scale = read_array(row.scale, np.float32)
-    with _about(read, (*path, "zero_point")):
+    with _locate_errors(read, (*path, "zero_point")):
         numbers = QParams(scale, read_array(row.zero_point, np.int32), row.origin or read.source)
+    # Numbers that a person wrote over are theirs: they hold for whatever spec the site has.
     return replace(numbers, computed_for=read_mark(row.computed_for, numbers))
 
 
 def _read_scaling(read: JsonText, position: int, row: ScalingRow) -> Scaling:
-    with _about(read, ("scalings", position)):
+    with _locate_errors(read, ("scalings", position)):
         factors = read_array(row.factors, np.float32)
         return check_scaling(
             Scaling(name=row.name, tensor=TensorId(row.tensor, row.scope), factors=factors, anchor=row.anchor)
@@ -214,12 +269,12 @@ def _read_scaling(read: JsonText, position: int, row: ScalingRow) -> Scaling:
 
 
 def _read_bias(read: JsonText, position: int, row: BiasRow) -> BiasPlan:
-    with _about(read, ("biases", position)):
+    with _locate_errors(read, ("biases", position)):
         return BiasPlan(edge=_read_edge(row), values=read_array(row.values, np.float32))
 
 
 def spec_dict(spec: QuantSpec) -> dict[str, Any]:
-    """A spec as plain JSON values, in the words of the configuration."""
+    """The spec as JSON values, under the keys that the configuration has for it."""
     grain = spec.granularity
     out: dict[str, Any] = {
         "bits": spec.bits,
@@ -248,7 +303,7 @@ def _make_spec(row: SpecRow) -> QuantSpec:
         grain = PerBlock(row.axis or 0, row.block_size)
     return QuantSpec(
         bits=row.bits,
-        signed=not row.type.startswith("u"),
+        signed=find_element_type(row.type).signed,
         symmetric=row.scheme == "symmetric",
         narrow_range=row.narrow_range,
         granularity=grain,
@@ -256,7 +311,7 @@ def _make_spec(row: SpecRow) -> QuantSpec:
     )
 
 
-def _integers(spec: QuantSpec) -> np.dtype[Any]:
+def _find_integer_type(spec: QuantSpec) -> np.dtype[Any]:
     if spec.is_float:
         raise ValueError(f"{spec.storage} has no integers: take them out")
-    return np.dtype(spec.storage.replace("int4", "int8"))
+    return np.dtype(spec.numpy_storage)

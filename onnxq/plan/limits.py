@@ -1,7 +1,7 @@
-"""What engines would refuse, or read wrongly, found in the plan: the site is named, nothing is built.
+"""Checks of a plan against its target: specs without a kernel, and numbers that no engine can use.
 
-The configuration is checked when it is read and every unit when it is placed; plans also come from people, from
-older versions and from other tools, and numbers from observers and calibration caches.
+Planning checks the configuration and every site it places. Plans also come from people, from older versions and from
+other tools, and numbers from observers and calibration caches, so both are checked again before pairs are written.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from onnxq.targets import TARGETS, Target, describe
 
 
 def check_specs(plan: Plan, index: GraphIndex) -> None:
-    """PlanError for the first site whose spec the plan's target has no kernel for. `index`: of the prepared model."""
-    engines = _strict(plan)
+    """Raise PlanError for the first site whose spec the plan's target has no kernel for.
+
+    index: of the prepared model. Only strict targets refuse specs; a bias must be int32 for all.
+    """
+    engines = _find_strict_targets(plan)
     for site in plan.sites:
         if site.role is Role.BIAS:
             if site.spec.storage != "int32" or site.spec.bits != 32 or not site.spec.symmetric:
@@ -48,8 +51,11 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
 
 
 def check_numbers(plan: Plan) -> None:
-    """PlanError for the first site whose numbers no engine, or not the plan's, can use. Sites without numbers pass."""
-    engines = _strict(plan)
+    """Raise PlanError for the first site whose scale or zero point the plan's target cannot use.
+
+    Sites without numbers pass.
+    """
+    engines = _find_strict_targets(plan)
     for site in plan.sites:
         numbers = site.qparams
         if numbers is None:
@@ -58,13 +64,13 @@ def check_numbers(plan: Plan) -> None:
         if zero.any() and engines and not any(engine.zero_points for engine in engines):
             cause = f"its zero point is {int(zero.ravel()[np.flatnonzero(zero)[0]])}, which {plan.target} refuses"
             raise PlanError(subject, cause, "quantize it symmetrically, around 0", code="Q406")
-        fault = _number_fault(site, scale, zero)
+        fault = _find_fault(site, scale, zero)
         if fault:
             raise PlanError(subject, *fault, code="Q407")
 
 
-def _number_fault(site: SitePlan, scale: NDArray[Any], zero: NDArray[Any]) -> tuple[str, str] | None:
-    """What is wrong with numbers whatever the engine, and the fix."""
+def _find_fault(site: SitePlan, scale: NDArray[Any], zero: NDArray[Any]) -> tuple[str, str] | None:
+    """The fault of a scale and zero point that holds for any engine, and its fix; None without one."""
     again = "correct it, or take scale and zero_point out of the plan to have them computed"
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         return "its scale is 0, negative or not finite", again
@@ -72,11 +78,13 @@ def _number_fault(site: SitePlan, scale: NDArray[Any], zero: NDArray[Any]) -> tu
         return f"its scale has shape {list(scale.shape)} where one number of shape [] must stand", "give one scale"
     if scale.shape != zero.shape:
         return f"its scale has shape {list(scale.shape)}, its zero point {list(zero.shape)}", "give both one shape"
+    # FP8 has no zero point: 0 must stand there.
     low, high = (0, 0) if site.spec.is_float else (site.spec.qmin, site.spec.qmax)
     if zero.size and (zero.min() < low or zero.max() > high):
         return f"its zero point {int(zero.min() if zero.min() < low else zero.max())} is outside {low}…{high}", again
     return None
 
 
-def _strict(plan: Plan) -> tuple[Target, ...]:
+def _find_strict_targets(plan: Plan) -> tuple[Target, ...]:
+    """The plan's target in each mode, if it refuses files with other specs; a plan does not say its mode."""
     return tuple(engine for (name, _), engine in TARGETS.items() if name == plan.target and engine.strict)

@@ -1,4 +1,4 @@
-"""The plan: what is quantized, how, where, by which rule and why; with numbers once it is calibrated."""
+"""The plan: which tensors are quantized, how, where, by which rule and why; once calibrated, with the numbers."""
 
 from __future__ import annotations
 
@@ -11,61 +11,74 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.numerics import SumOrder
+from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice
 from onnxq.plan.scalings import Scaling
-from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site
+from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 
-SCHEMA = 1
+# Of the plan's JSON. Plans of another version are refused, not converted.
+SCHEMA = 2
 
+# Lowest and highest value; None: no bound on that side.
 Bound = tuple[float | None, float | None]
 Saturation = Literal["avoid", "allow"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SitePlan:
-    """One site's decision.
-
-    consumers: the inputs that read the dequantized tensor; None means all of them, graph outputs and
-        inner scopes included, but for inputs that have a site of their own (the pair sits at the producer).
-    bound: what a fused Relu/Clip in front promises about the values; the scale must keep to it.
-    derived: (activation site, weight site) of an int32 bias, whose scale is their product.
-    group: sites with the same non-empty group share one scale and zero point.
-    anchor: structural id of the tensor, to find it again when an export gave it another name.
-    values: the weight's integers, in the storage's numpy type and the weight's shape, where they are not what
-        rounding to nearest gives; None: quantize the model's own weight.
-    dequantize: name of the DequantizeLinear of a pair that the model came with (of its QuantizeLinear where
-        an operator on integers reads that); "" for a pair to be written.
-    sum_orders: which of the weight's integers the target's kernels add up in 16 bits, as `numerics.saturation` says it;
-        none of those sums may be able to overflow. (): every kernel that reads it is exact.
-    """
+    """The decision for one site. Without qparams it waits for calibration."""
 
     site: Site
     role: Role
     spec: QuantSpec
     qparams: QParams | None = None
     observer: ObserverSpec = ObserverSpec()
+    # Name of the placement rule, and its reason for people.
     rule: str = ""
     reason: str = ""
+    # The inputs that read the dequantized tensor. None: all of them, graph outputs and inner scopes included, except
+    # inputs that have a site of their own; the pair then stands behind the producer.
     consumers: tuple[Edge, ...] | None = None
+    # Range of the values that a fused Relu or Clip in front guarantees; the scale must stay within.
     bound: Bound = (None, None)
+    # (activation, weight) of an int32 bias, whose scale is the product of theirs.
     derived: tuple[Site, Site] | None = None
+    # Sites of one group, other than "", share a scale and a zero point.
     group: str = ""
-    tensor: str = ""
+    # The tensor that is quantized, also where the site is an input.
+    tensor: TensorId | None = None
+    # Structural id of the tensor, to find it again when an export gave it another name.
     anchor: str = ""
+    # Quantized values of a weight, in the storage's numpy type and the weight's shape, where rounding to nearest gives
+    # others; None: the model's own weight is rounded.
     values: NDArray[Any] | None = field(default=None, hash=False)
+    # The weight's values that the target's kernels add up in 16 bits, as `numerics.saturation` describes them; none of
+    # those sums may overflow. (): every kernel that reads the weight is exact.
     sum_orders: tuple[SumOrder, ...] = ()
+    # Name of the DequantizeLinear of a pair that the model came with (of its QuantizeLinear where an operator on
+    # integers reads that); "" for a pair to be written.
     dequantize: str = ""
+
+    @property
+    def quantized_tensor(self) -> TensorId:
+        """The tensor that the site quantizes. Raises PlanError for an input whose plan names no tensor."""
+        if isinstance(self.site, TensorId):
+            return self.site
+        if self.tensor is None:
+            raise PlanError(str(self.site), "the plan does not name its tensor", "plan the model again", code="Q403")
+        return self.tensor
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SitePlan):
             return NotImplemented
+        # Arrays have no truth value, so `values` is compared apart.
         same = all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self) if f.name != "values")
-        return same and _alike(self.values, other.values)
+        return same and _equal_arrays(self.values, other.values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BiasPlan:
-    """A float bias that takes the place of the model's: values float32, read by this input, which may be new."""
+    """A float32 bias in the place of the model's own. edge: the input that reads it, which may be a new one."""
 
     edge: Edge
     values: NDArray[np.float32] = field(hash=False)
@@ -73,10 +86,10 @@ class BiasPlan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BiasPlan):
             return NotImplemented
-        return self.edge == other.edge and _alike(self.values, other.values)
+        return self.edge == other.edge and _equal_arrays(self.values, other.values)
 
 
-def _alike(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:
+def _equal_arrays(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:
     if a is None or b is None:
         return a is b
     return a.dtype == b.dtype and np.array_equal(a, b)
@@ -84,39 +97,42 @@ def _alike(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Ordered decisions for one model, and everything needed to carry them out again.
-
-    prepare: names of the preparation passes that ran; `float_nodes`: nodes the emitter must guard
-    against the engine's own quantization; `choice`: which placement was taken and how (rules or
-    measured), `opset`: the lowest opset the emitted model needs. nodes: structural ids of the nodes that
-    sites name as consumers, to find them again under other names. scalings: factors per channel that the
-    float model is rewritten with first. biases: float biases to put in before the pairs. lasting: the names were made
-    to outlast changes of the graph around them; `weights` is then of the quantized weights alone.
-    existing: pairs that the model came with, whose numbers never change; `consumers` are the inputs that read them, old
-    and new, and `kept` the names of their nodes.
-    saturation: "avoid", or "allow" where sums of the weights may overflow in kernels that add in 16 bits.
-    """
+    """Ordered decisions for one model, and everything needed to carry them out again."""
 
     target: str
+    # Name of the model's file.
     model: str
+    # Fingerprints of the prepared model: of its graph, and of its weights.
     topology: str
     weights: str
     schema: int = SCHEMA
+    # The lowest opset that the written model needs.
     opset: int = 13
+    # Names of the preparation passes that ran.
     prepare: tuple[str, ...] = ()
     sites: tuple[SitePlan, ...] = ()
+    # Nodes to be guarded against quantization by the engine itself.
     float_nodes: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     left_float: tuple[LeftFloat, ...] = ()
+    # Nodes of the pairs that the model came with.
     kept: tuple[str, ...] = ()
     warnings: tuple[Caution, ...] = ()
+    # Where the calibration samples came from, for people.
     data: str = ""
-    choice: Mapping[str, str] = field(default_factory=dict)
+    placement: PlacementChoice | None = None
+    attention: AttentionChoice | None = None
+    # Name -> structural id of the nodes that sites name as consumers, to find them again under other names.
     nodes: Mapping[str, str] = field(default_factory=dict)
+    # Factors per channel that the float model is rewritten with first.
     scalings: tuple[Scaling, ...] = ()
+    # Float biases to put in before the pairs.
     biases: tuple[BiasPlan, ...] = ()
+    # Names were made to outlast changes of the graph around them; `weights` is then of the quantized weights alone.
     lasting: bool = False
+    # "allow": sums of the weights may overflow in kernels that add in 16 bits.
     saturation: Saturation = "avoid"
+    # Pairs that the model came with, whose numbers never change; `consumers` are their readers, old and new.
     existing: tuple[SitePlan, ...] = ()
 
     def site(self, site: Site) -> SitePlan:
@@ -128,16 +144,21 @@ class Plan:
 
     @property
     def all_sites(self) -> tuple[SitePlan, ...]:
-        """The sites that the model came with, then those to be written."""
+        """The sites of pairs that the model came with, then those to be written."""
         return (*self.existing, *self.sites)
 
     @property
     def calibrated(self) -> bool:
-        """True when every site has its numbers."""
+        """True when every site has a scale and a zero point."""
         return all(site.qparams is not None for site in self.sites)
 
+    @property
+    def quantizes_attention(self) -> bool:
+        """True when attention was tried both ways and is quantized."""
+        return self.attention is not None and self.attention.kind is AttentionKind.QUANTIZED
+
     def with_sites(self, sites: tuple[SitePlan, ...]) -> Plan:
-        """The same plan with other sites."""
+        """The plan with these sites in the place of its own."""
         return replace(self, sites=sites)
 
     def by_role(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What the parts of a pair are called: everything is named after its site."""
+"""Names of the nodes and tensors of a pair, all made from the name of its site."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ def site_base(site: Site) -> str:
     return site.name if isinstance(site, TensorId) else f"{site.node}/in{site.index}"
 
 
+# Operators of ONNX, which their nodes are named after.
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
-# part -> suffix; a pair's nodes are `<site>/QuantizeLinear` and `<site>/DequantizeLinear`.
+# Part of a pair -> its suffix; a pair's nodes are `<site>/QuantizeLinear` and `<site>/DequantizeLinear`.
 PARTS: dict[str, str] = {
     "q_node": f"/{QUANTIZE}",
     "dq_node": f"/{DEQUANTIZE}",
     "clip_node": "/Clip",
     "cast_node": "/Cast",
+    # 4-bit integers in the file, in front of the Cast that makes bytes of them.
     "packed": "/packed",
     "quantized": "/quantized",
     "dequantized": "/dequantized",
     "clipped": "/clipped",
+    # The float values of a model output, whose own name the dequantized tensor keeps.
     "float": "/float",
     "scale": "/scale",
     "zero_point": "/zero_point",

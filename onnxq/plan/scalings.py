@@ -1,4 +1,7 @@
-"""Numbers per channel that the float model was rewritten with before planning: data chose them, so plans keep them."""
+"""Factors per channel that a pass rewrote the float model with before planning.
+
+Data chose them, so a plan keeps them: the same network exported again is rewritten with the same factors.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,18 @@ from numpy.typing import NDArray
 
 from onnxq.sites import TensorId
 
-# The pass whose numbers are taken off, not multiplied with.
+# The pass whose factors are subtracted; those of the others multiply, and so must be positive.
 _ADDED = "bias_absorption"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """What a pass did to the channels of one tensor.
+    """The factors of one pass for the channels of one tensor.
 
-    name: the pass. "cross_layer_equalization": the tensor is multiplied by the factors in what makes it, and divided
+    name: the pass. "cross_layer_equalization": the node that makes the tensor multiplies it by the factors, and divided
         by them in its readers.
-        "smoothquant": it is divided on the way to the layers that read it, whose weights are multiplied.
-        "bias_absorption": it is lowered by them in what makes it, and the biases of its readers make up for that.
+        "smoothquant": it is divided in front of the layers that read it, whose weights are multiplied.
+        "bias_absorption": the node that makes the tensor subtracts them, the biases of its readers add their effect.
     factors: float32 [channels]. anchor: the tensor's structural id in the prepared model before any such rewrite.
     """
 
@@ -38,13 +41,13 @@ class Scaling:
 
 
 def scaling_dict(scaling: Scaling, factors: Any) -> dict[str, Any]:
-    """Plain JSON values; factors: the array as the plan's codec writes arrays."""
+    """The scaling as JSON values. factors: as `write_array` wrote them."""
     out = {"pass": scaling.name, "tensor": scaling.tensor.name, "scope": scaling.tensor.scope, "anchor": scaling.anchor}
     return {key: value for key, value in out.items() if value} | {"factors": factors}
 
 
 def check_scaling(scaling: Scaling) -> Scaling:
-    """The scaling itself; ValueError for factors that no pass makes."""
+    """The scaling itself. Raises ValueError for factors that no pass computes."""
     factors, added = scaling.factors, scaling.name == _ADDED
     if factors.ndim != 1 or not np.isfinite(factors).all() or not (added or (factors > 0).all()):
         above = "" if added else " above 0"

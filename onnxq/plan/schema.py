@@ -1,4 +1,4 @@
-"""The plan's JSON as types: what stands where, before anything is made of it. Arrays: `onnxq.plan.arrays`."""
+"""The keys of the plan's JSON and the types of their values. Arrays: `onnxq.plan.arrays`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ class SiteRef(Frozen):
 
 
 class SiteRow(Frozen):
-    """One site. computed_for: the spec that scale and zero_point were computed for, see `onnxq.plan.arrays`."""
+    """A SitePlan. computed_for: the spec of scale and zero_point, as `onnxq.plan.arrays.write_mark` wrote it."""
 
     site: SiteName
     scope: str = ""
     role: Literal["activation", "weight", "bias", "output"]
     spec: SpecRow
+    # Arrays, in either form of `onnxq.plan.arrays`; so are `values` here and in the rows below.
     scale: Any = None
     zero_point: Any = None
     origin: str = ""
@@ -47,6 +48,8 @@ class SiteRow(Frozen):
     derived: tuple[SiteRef, SiteRef] | None = None
     group: str = ""
     tensor: str = ""
+    # Apart from the name, which may hold "::" itself.
+    tensor_scope: str = ""
     anchor: str = ""
     dequantize: str = ""
     values: Any = None
@@ -97,8 +100,27 @@ class BiasRow(Frozen):
     values: Any
 
 
+class PlacementRow(Frozen):
+    """A PlacementChoice."""
+
+    method: Literal["rules", "measured"]
+    cpu: str = ""
+    candidate: str = ""
+    threads: Natural = 0
+    speedups: dict[str, Finite] | None = None
+
+
+class AttentionRow(Frozen):
+    """An AttentionChoice; a figure that is not there is infinite, which JSON cannot say."""
+
+    kind: Literal["float", "quantized"]
+    float_db: Finite | None = None
+    quantized_db: Finite | None = None
+    samples: Natural
+
+
 class PlanFile(Frozen):
-    """The whole plan."""
+    """A Plan."""
 
     version: SchemaNumber
     target: Literal["ort", "trt", "virtual"]
@@ -108,7 +130,8 @@ class PlanFile(Frozen):
     opset: Opset = 13
     prepare: tuple[str, ...] = ()
     data: str = ""
-    choice: Words
+    placement: PlacementRow | None = None
+    attention: AttentionRow | None = None
     warnings: tuple[WarningRow, ...] = ()
     kept: tuple[str, ...] = ()
     float_nodes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Numbers that no longer belong to their site, because a person changed how it is quantized: found, and taken out."""
+"""Scales and zero points that a person's edit of the plan has outdated."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 
 
 def is_stale(site: SitePlan) -> bool:
-    """True when the site's numbers were computed for another spec than it has."""
+    """True when the site's scale and zero point were computed for another spec than it has now."""
     numbers = site.qparams
     return numbers is not None and numbers.computed_for not in ("", site.spec.levels)
 
 
 def drop_stale(plan: Plan) -> tuple[Plan, dict[Site, str]]:
-    """The plan without the numbers that its specs do not fit any more, and why each is gone, by site.
+    """The plan without outdated numbers, and the reason for each removal, by site.
 
-    A bias follows its input and its weight: in granularity, and with them it loses its numbers, which goes without
-    saying. Integers of a weight go with its scale. Numbers that a person wrote beside the spec stay.
+    A weight loses its quantized values with its scale. A bias takes the granularity of its weight, and loses its
+    numbers, without a reason of its own, when its input or its weight does. Numbers that a person wrote stay.
     Raises PlanError where sites that share a scale have different specs or scales.
     """
     _check_groups(plan)
@@ -40,16 +40,18 @@ def drop_stale(plan: Plan) -> tuple[Plan, dict[Site, str]]:
             site = replace(site, qparams=None, values=None)
         elif site.role is Role.BIAS and site.derived is not None:
             x, w = (numbers.get(part) for part in site.derived)
-            site, cause = _follow(site, x, w, specs.get(site.derived[1]))
+            site, cause = _update_bias(site, x, w, specs.get(site.derived[1]))
             lines |= {site.site: cause} if cause else {}
         sites.append(site)
     return replace(plan, sites=tuple(sites)), lines
 
 
-def _follow(site: SitePlan, x: QParams | None, w: QParams | None, weight: QuantSpec | None) -> tuple[SitePlan, str]:
-    """The bias as its input and weight have it, without numbers where they are not their product; why, where they were.
+def _update_bias(
+    site: SitePlan, x: QParams | None, w: QParams | None, weight: QuantSpec | None
+) -> tuple[SitePlan, str]:
+    """The bias with the granularity of its weight, and the reason if its numbers are removed for a scale of its own.
 
-    weight: the spec of its weight, whose channels it follows.
+    x, w: numbers of its input and its weight, None where they were removed. weight: the spec of the weight.
     """
     held = site.qparams
     grain = PerChannel(0) if weight is not None and isinstance(weight.granularity, PerChannel) else PerTensor()
@@ -61,7 +63,8 @@ def _follow(site: SitePlan, x: QParams | None, w: QParams | None, weight: QuantS
         return replace(site, qparams=None, values=None), ""
     size = np.size(w.scale)
     if np.size(x.scale) != 1 or np.ndim(w.scale) > 1 or not size or held.scale.size % size:
-        return site, ""  # What is wrong with them is found by whoever multiplies them.
+        # Not to be judged here: computing the bias raises an error that names the shapes.
+        return site, ""
     wanted = bias_qparams(x, w, held.scale.size).scale
     if wanted.shape == held.scale.shape and np.array_equal(wanted, held.scale):
         return site, ""
@@ -69,6 +72,7 @@ def _follow(site: SitePlan, x: QParams | None, w: QParams | None, weight: QuantS
 
 
 def _check_groups(plan: Plan) -> None:
+    """Raise PlanError for a sharing group whose members have different specs or numbers."""
     first: dict[str, SitePlan] = {}
     for site in plan.all_sites:
         if not site.group or site.role in (Role.WEIGHT, Role.BIAS):

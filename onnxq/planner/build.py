@@ -10,7 +10,7 @@ import onnx
 
 from onnxq.config import Config
 from onnxq.graph import Fingerprint, GraphIndex, ModelLike, fingerprint, index_of, structural_ids
-from onnxq.plan import Plan, SitePlan
+from onnxq.plan import PlacementChoice, Plan, SitePlan
 from onnxq.planner.choose import Choice, choose, choose_weights, strategies
 from onnxq.planner.choose_all import choose_all
 from onnxq.planner.existing import NOTHING, Existing, stands_between
@@ -47,17 +47,17 @@ class Draft:
         engine = target(self.base.target, self.config.mode)
         given = (self.units, self.wishes, self.base.target, self.refused)
         if self.config.mode == "weight-only":
-            return self.placed(choose_weights(*given), {"placement": "rules"})
+            return self.placed(choose_weights(*given), PlacementChoice())
         if not engine.costs:
-            return self.placed(choose_all(*given, attention=attention), {"placement": "rules"})
+            return self.placed(choose_all(*given, attention=attention), PlacementChoice())
         cpu = self.config.cpu
-        return self.placed(choose(*given, cpu=cpu), {"placement": "rules", "cpu": cpu})
+        return self.placed(choose(*given, cpu=cpu), PlacementChoice(cpu=cpu))
 
     def candidates(self) -> Mapping[str, frozenset[str]]:
         """Named choices for a placement that is measured."""
         return strategies(self.units, self.wishes, self.base.target, self.refused, cpu=self.config.cpu)
 
-    def placed(self, choice: Choice, how: Mapping[str, str]) -> Plan:
+    def placed(self, choice: Choice, how: PlacementChoice) -> Plan:
         """The plan for a choice of units."""
         placer = Placer(self.units, self.wishes, target(self.base.target, self.config.mode), self.config)
         placement = placer.place(choice.chosen)
@@ -79,7 +79,7 @@ class Draft:
             warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
             float_nodes=floats,
             nodes=nodes,
-            choice=dict(how),
+            placement=how,
         )
         return bind_sums(plan, self.index)
 

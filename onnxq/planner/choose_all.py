@@ -30,7 +30,7 @@ def choose_all(
     chosen = set(units.complete)
     for unit in units.units:
         side = settled.get(unit.name)
-        on = attention and unit.rule.name.startswith("attention")
+        on = attention and unit.rule.attention
         if unit.rule.opt_in and side is None and not on:
             reasons[unit.name] = LeftFloat(unit.name, unit.rule.opt_in, unit.rule.name, "F104")
         elif side is not False and unit.rule.compute:

@@ -197,7 +197,7 @@ class Placer:
             reason=_reason(unit.rule.why, answer, spec),
             consumers=readers,
             bound=maker.bound if maker is not None else (None, None),
-            tensor=str(tensor),
+            tensor=tensor,
         )
 
     def _share(self, pair: SitePlan, tensor: TensorId, readers: tuple[Edge, ...] | None) -> SitePlan:
@@ -236,7 +236,7 @@ class Placer:
             rule=unit.rule.name,
             reason=_reason(unit.rule.why, answer, spec),
             consumers=tuple(mine) if alike else (edge,),
-            tensor=str(tensor),
+            tensor=tensor,
         )
 
     def _bias(self, unit: Unit, edge: Edge, activation: SitePlan, weight: SitePlan) -> SitePlan:
@@ -251,7 +251,7 @@ class Placer:
             reason="int32 bias in units of the accumulator: input scale times weight scale",
             consumers=(edge,),
             derived=(activation.site, weight.site),
-            tensor=str(tensor),
+            tensor=tensor,
         )
 
     def _note(self, spec: QuantSpec, role: Role, node: NodeRef) -> None:

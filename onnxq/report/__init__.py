@@ -12,7 +12,7 @@ from onnxq.progress import Progress, Task, silent
 from onnxq.report.document import report_json, to_json
 from onnxq.report.live import display, watched
 from onnxq.report.model import Latency, OpCount, OutputCheck, Report, SiteLine
-from onnxq.report.plans import show_plan, site_line, spec_text
+from onnxq.report.plans import placement_text, show_plan, site_line, spec_text
 from onnxq.report.promotions import describe_promotion
 from onnxq.report.summary import show_report
 from onnxq.report.terminal import seconds as duration
@@ -59,6 +59,7 @@ __all__ = [
     "import_json",
     "inspection_json",
     "kernels_json",
+    "placement_text",
     "profile_json",
     "proof_json",
     "report_json",

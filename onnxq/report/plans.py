@@ -9,7 +9,7 @@ from typing import IO
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxq.plan import Plan, SitePlan, to_json
+from onnxq.plan import PlacementMethod, Plan, SitePlan, to_json
 from onnxq.report.model import SiteLine
 from onnxq.report.summary import reason_lines, role_counts
 from onnxq.report.terminal import first_rows, scale_range, sheet, show, table, warning_text, write
@@ -24,6 +24,18 @@ def spec_text(spec: QuantSpec) -> str:
     if isinstance(grain, PerBlock):
         place = f" per {grain.size} of axis {grain.axis}"
     return f"{width} {'symmetric' if spec.symmetric else 'asymmetric'}{place}{' narrow' if spec.narrow_range else ''}"
+
+
+def placement_text(plan: Plan) -> str:
+    """How the placement and the type of attention were chosen: "measured: widest; attention float (…)"."""
+    how, attention = plan.placement, plan.attention
+    text = str(PlacementMethod.RULES if how is None else how.method)
+    if how is not None and how.method is PlacementMethod.MEASURED:
+        text += f": {how.candidate or 'none'}"
+    if attention is None:
+        return text
+    figures = f"{attention.quantized_db:.1f} dB quantized, {attention.float_db:.1f} dB in float"
+    return f"{text}; attention {attention.kind} ({figures}, on {attention.samples} held-back samples)"
 
 
 def site_line(site: SitePlan) -> SiteLine:
@@ -92,8 +104,11 @@ def _make_rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]
         yield "existing", Text(f"{len(plan.existing)} pairs that the model came with are kept")
     if plan.prepare:
         yield "prepare", Text(", ".join(plan.prepare))
-    if plan.choice:
-        yield "choice", Text(", ".join(f"{key}: {value}" for key, value in plan.choice.items()))
+    if plan.placement is not None:
+        how, details = plan.placement, [placement_text(plan)]
+        details += [f"cpu {how.cpu}"] if how.cpu else []
+        details += [f"{name} {ratio:.2f} times as fast as float" for name, ratio in how.speedups.items()]
+        yield "placement", Text(", ".join(details))
     for label, names in (("guarded", plan.float_nodes), ("kept", plan.kept)):
         if names:
             shown = names if verbose else names[:4]

@@ -68,7 +68,8 @@ def _make_title(found: Profile) -> Text:
 
 
 def _make_rows(found: Profile) -> Iterator[tuple[str, RenderableType]]:
-    yield "all", Text(f"{decibel(found.sqnr_db)} with everything quantized, {found.samples} samples")
+    count = f"{found.samples} sample{'' if found.samples == 1 else 's'}"
+    yield "all", Text(f"{decibel(found.sqnr_db)} with everything quantized, {count}")
     if found.data:
         yield "data", Text(found.data)
     if len(found.outputs) > 1:

@@ -1,4 +1,4 @@
-"""Targets: what each engine accepts and where its pairs go."""
+"""Targets: the specs that each engine accepts, and where its pairs go."""
 
 from onnxq.errors import ConfigError
 from onnxq.targets.base import (
@@ -15,6 +15,7 @@ from onnxq.targets.ort import ORT, ORT_WEIGHT_ONLY
 from onnxq.targets.trt import TRT, TRT_WEIGHT_ONLY
 from onnxq.targets.virtual import VIRTUAL
 
+# By name and mode of quantization.
 TARGETS: dict[tuple[str, str], Target] = {
     ("ort", "static"): ORT,
     ("ort", "weight-only"): ORT_WEIGHT_ONLY,
@@ -26,7 +27,7 @@ TARGETS: dict[tuple[str, str], Target] = {
 
 
 def target(name: str, mode: str = "static") -> Target:
-    """The target called `name`; ConfigError with the nearest name otherwise."""
+    """The target of this name and mode. Raises ConfigError naming those there are."""
     found = TARGETS.get((name, mode))
     if found is None:
         names = sorted({known for known, _ in TARGETS})

@@ -1,4 +1,4 @@
-"""What every target says of itself: the specs it accepts, and where pairs go, as tables of data."""
+"""The rules of an engine as data: the specs it accepts, and where its pairs go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shapes = Mapping[TensorId, Shape]
 
 
 class Output(str, Enum):
-    """What an int8 kernel writes."""
+    """The type that an int8 kernel writes."""
 
     PAIR = "pair"  # the kernel exists only with a QuantizeLinear behind
     FLOAT = "float"  # the kernel always writes float
@@ -28,7 +28,7 @@ class Output(str, Enum):
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A node with what a rule needs to know of its surroundings."""
+    """A node with the graph around it, as rules ask about it. Inputs are counted from 0."""
 
     node: NodeRef
     index: GraphIndex
@@ -51,7 +51,7 @@ class Candidate:
         return None if found is None else self.index.constant(found)
 
     def shape(self, k: int) -> Shape | None:
-        """The shape of input k as observed, or as declared when all dims are known."""
+        """The shape of input k: observed, else declared; None where a dim is unknown."""
         found = self.tensor(k)
         return None if found is None else self.shape_of(found)
 
@@ -60,7 +60,7 @@ class Candidate:
         return self.shape_of(TensorId(self.node.outputs[0], self.node.scope))
 
     def shape_of(self, tensor: TensorId) -> Shape | None:
-        """Observed shape of any tensor, else the static one."""
+        """The shape of any tensor: observed, else declared; None where a dim is unknown."""
         if tensor in self.shapes:
             return self.shapes[tensor]
         declared = self.index.shape(tensor)
@@ -83,112 +83,117 @@ class Candidate:
         return self.node.attrs.get(name, default)
 
 
+# The reason against a candidate, for people; None without one.
 Check = Callable[[Candidate], str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementRule:
-    """One way an engine makes a quantized kernel of an operator.
-
-    data: input indices that take activations (empty: every input that is not constant).
-    weight, bias: input index of a constant weight or bias, None when the operator has none.
-    output: whether the kernel needs a pair behind it; shares: input and output must have one scale.
-    fuses: activations that disappear into the kernel when the pair sits behind them.
-    compute: this rule is worth quantizing for; the others only keep data in integers between.
-    inputs: which inputs take a pair, where that depends on the graph; it takes the place of `data`.
-    closes: the tensor whose pair closes the unit, where it is not the node's own result.
-    joins: reads the pairs that are there for others' sake and shares their scale; it asks for none of its own.
-    follow: for rules that do not compute, in targets without costs: does the node gain, given the nodes chosen?
-    opt_in: why the rule is off unless the person forces it with `quantize: true`; "" when it is on.
-    together: the other nodes without which the kernel does not come about.
-    check: why a given node does not qualify, or None. unpaid: why int8 does not pay for one that does, or None.
-    kernel: what the engine's optimized graph then shows; tests assert it.
-    """
+    """One way in which an engine makes a quantized kernel of an operator."""
 
     name: str
     ops: tuple[str, ...]
+    # Name of the kernel in the engine's optimized graph; tests assert that it is there.
     kernel: str
     why: str
+    # Whether the kernel needs a pair behind it.
     output: Output = Output.PAIR
+    # Inputs that take activations; (): every input that is not constant.
     data: tuple[int, ...] = (0,)
+    # Input of a constant weight and bias; None where the operator has none.
     weight: int | None = None
     bias: int | None = None
+    # Input and output must have one scale.
     shares: bool = False
+    # Activations that the kernel computes as well when the pair stands behind them.
     fuses: tuple[str, ...] = ()
+    # The kernel saves time by itself; those of other rules only keep data in integers between such.
     compute: bool = False
+    # Why a node does not qualify, and why int8 does not pay for one that does.
     check: Check = lambda _: None
     unpaid: Check = lambda _: None
+    # The inputs that take a pair, in the place of `data`, where they depend on the graph.
     inputs: Callable[[Candidate], tuple[int, ...]] | None = None
+    # The tensor behind which the closing pair stands, where it is not the node's own result.
     closes: Callable[[Candidate], TensorId | None] = lambda _: None
+    # The node reads pairs that stand for other readers, and shares their scale; it asks for none of its own.
     joins: bool = False
+    # For rules that do not compute, in targets without costs: whether the node gains, given the chosen nodes.
     follow: Callable[[Candidate, frozenset[str]], bool] = lambda _, __: True
+    # Why the rule is off unless the person forces it with `quantize: true`; "" when it is on.
     opt_in: str = ""
+    # The node is one of the two products of attention.
+    attention: bool = False
+    # The other nodes without which the engine has no such kernel.
     together: Callable[[Candidate], tuple[str, ...]] = lambda _: ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capability:
-    """The specs a target accepts for a role on some operators, and what it costs.
-
-    ops empty: any operator. `opset` is the lowest that can say it; `fix` is for the refusal of the rest.
-    blocks: the block sizes a blocked kernel reads (empty: any).
-    shape: why a weight of this shape has no kernel all the same, and what to do, or None.
-    """
+    """Specs that a target accepts for a role on some operators."""
 
     role: Role
+    # (): any operator.
     ops: tuple[str, ...] = ()
     bits: tuple[int, ...] = (8,)
     storage: tuple[str, ...] = ("int8", "uint8")
     symmetric: tuple[bool, ...] = (True, False)
     granularity: tuple[type, ...] = (PerTensor,)
+    # Block sizes that a blocked kernel reads; (): any.
     blocks: tuple[int, ...] = ()
+    # Why a weight of this shape has no kernel all the same, and the fix; None where it has.
     shape: Callable[[Shape, QuantSpec], tuple[str, str] | None] = lambda _, __: None
+    # The lowest opset that has such pairs.
     opset: int = 13
+    # Price of the spec, for people.
     warning: str = ""
 
 
-def _exact(node: NodeRef, shape: Shape) -> SumOrder | None:
-    """Every kernel adds in 32 bits."""
+def _order_no_sums(node: NodeRef, shape: Shape) -> SumOrder | None:
+    """None: every kernel adds in 32 bits."""
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """An engine's rules as data.
-
-    costs: units are chosen by a minimum cut on predicted times; else every compute unit the rules take is quantized.
-    zero_points: whether a zero point other than 0 can be said. int32_bias: whether a bias may be dequantized int32.
-    quantizes_alone: the engine quantizes or fuses by itself what stands between pairs, and must be kept from it.
-    times_itself: ONNX Runtime on this machine is the engine, so its times say something.
-    half: it computes float16 itself, so a float16 model keeps its types; else it is planned and written in float32.
-    strict: what the tables do not accept the engine refuses or reads wrongly, so plans are checked site by site.
-    no_kernel: operators that cost time and have no quantized kernel in any placement, with what there is instead.
-    no_gain: operators whose quantized kernel is slower than the float one in any placement, with the reason.
-    sum_order: which int8 weights of a node a kernel adds up in 16 bits on some CPUs when it reads 8-bit activations,
-        as `numerics.saturation` says it; None where every kernel is exact.
-    """
+    """The rules of an engine."""
 
     name: str
+    # In the order of precedence: the first that takes a node holds.
     rules: tuple[PlacementRule, ...]
     capabilities: tuple[Capability, ...]
+    # Nodes are chosen by a minimum cut on predicted times; else every compute node that a rule takes is quantized.
     costs: bool = True
+    # The engine reads zero points other than 0, and a DequantizeLinear on an int32 bias.
     zero_points: bool = True
     int32_bias: bool = True
+    # The engine quantizes or fuses float nodes between pairs by itself, and must be kept from it.
     quantizes_alone: bool = True
+    # The engine is ONNX Runtime on this machine, so that its times can be measured here.
     times_itself: bool = True
+    # It computes float16, so that a float16 model keeps its types; else it is planned and written in float32.
     half: bool = False
+    # The engine refuses or misreads specs outside the tables, so that plans are checked site by site.
     strict: bool = False
+    # Operators without a quantized kernel in any placement, and those with a slower one: each with the reason.
     no_kernel: Mapping[str, str] = field(default_factory=dict)
     no_gain: Mapping[str, str] = field(default_factory=dict)
-    sum_order: Callable[[NodeRef, Shape], SumOrder | None] = _exact
+    # The int8 weights of a node that a kernel adds up in 16 bits on some CPUs when it reads 8-bit activations, as
+    # `numerics.saturation` describes them; None where every kernel is exact.
+    sum_order: Callable[[NodeRef, Shape], SumOrder | None] = _order_no_sums
+
+    @property
+    def attention_rules(self) -> frozenset[str]:
+        """Names of the rules for the products of attention."""
+        return frozenset(rule.name for rule in self.rules if rule.attention)
 
     @property
     def saturates(self) -> bool:
         """True when kernels on some CPUs add products in 16 bits."""
-        return self.sum_order is not _exact
+        return self.sum_order is not _order_no_sums
 
     def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Unquantized | None]:
-        """The rule that quantizes this node; or why none does (None, None: the engine has no such kernel)."""
+        """The rule that quantizes this node, or the reason why none does; (None, None): no rule is for its operator."""
         refusal: Refusal | None = None
         unpaid: LeftFloat | None = None
         for rule in self.rules:
@@ -198,6 +203,7 @@ class Target:
             loss = rule.unpaid(candidate) if reason is None else None
             if reason is None and loss is None:
                 return rule, None
+            # The first reason holds, and one about time comes before one about kernels: a kernel is there then.
             if loss is not None:
                 unpaid = unpaid or LeftFloat(candidate.node.name, loss, rule.name)
             elif reason is not None and rule.compute and refusal is None:
@@ -205,7 +211,7 @@ class Target:
         return None, unpaid or refusal
 
     def without_kernel(self, name: str, op_type: str) -> Unquantized | None:
-        """Why this node is quantized in no placement, as no node of its operator is; None where it may be."""
+        """Why no node of this operator is quantized, as a reason for the node `name`; None where one may be."""
         if op_type in self.no_kernel:
             return Refusal(name, self.no_kernel[op_type], rule="no-kernel", code="R101")
         if op_type in self.no_gain:
@@ -213,7 +219,7 @@ class Target:
         return None
 
     def capability(self, spec: QuantSpec, role: Role, op_type: str) -> Capability | None:
-        """The table row that accepts this spec, or None."""
+        """The first row of the table that accepts this spec; None without one."""
         for row in self.capabilities:
             if (
                 row.role is role
@@ -228,11 +234,11 @@ class Target:
         return None
 
     def refuse(self, spec: QuantSpec, role: Role, node: NodeRef) -> Refusal | None:
-        """None if the target runs this spec; else what it would take instead."""
+        """The refusal of a spec that the target does not run, with those it takes instead; None where it runs."""
         if self.capability(spec, role, node.op_type) is not None:
             return None
         rows = [row for row in self.capabilities if row.role is role and (not row.ops or node.op_type in row.ops)]
-        takes = "; or ".join(_describe(row) for row in rows) or "nothing"
+        takes = "; or ".join(_describe_row(row) for row in rows) or "nothing"
         reason = f"{self.name} has no {node.op_type} kernel for {describe(spec)} {role}s"
         return Refusal(node.name, reason, f"use {takes}", code="R103")
 
@@ -245,12 +251,12 @@ _GRAIN = {PerTensor: "per tensor", PerChannel: "per channel", PerBlock: "per blo
 
 
 def describe(spec: QuantSpec) -> str:
-    """A spec in a few words: "8-bit asymmetric uint8 per tensor"."""
+    """The spec in a few words: "8-bit asymmetric uint8 per tensor"."""
     scheme = "symmetric" if spec.symmetric else "asymmetric"
     return f"{spec.bits}-bit {scheme} {spec.storage} {_GRAIN[type(spec.granularity)]}"
 
 
-def _describe(row: Capability) -> str:
+def _describe_row(row: Capability) -> str:
     schemes = "/".join("symmetric" if sym else "asymmetric" for sym in row.symmetric)
     grains = " or ".join(_GRAIN[grain] for grain in row.granularity)
     bits = "/".join(map(str, row.bits))

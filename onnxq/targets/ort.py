@@ -16,25 +16,27 @@ from onnxq.sites import Role
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Shape, Target
 
+# Activations that fold into the QuantizeLinear behind them, since its range ends where theirs does.
 _CLIPS = ("Relu", "Clip")
 
 
-def _float_data(c: Candidate) -> str | None:
+def _check_float_data(c: Candidate) -> str | None:
     tensor = c.tensor(0)
+    # 0: not declared, 1: float32, as TensorProto numbers them.
     if tensor is not None and c.index.dtype(tensor) not in (0, 1):
         return "its data is not float32, and ORT fuses quantized kernels for float32 graphs only"
     return None
 
 
-def _conv(c: Candidate) -> str | None:
+def _check_conv(c: Candidate) -> str | None:
     if not c.is_constant(1):
         return "its weight is computed at run time: no quantized kernel takes it"
     if c.tensor(2) is not None and not c.is_constant(2):
         return "its bias is computed at run time: no quantized kernel takes it"
-    return _float_data(c)
+    return _check_float_data(c)
 
 
-def _gemm(c: Candidate) -> str | None:
+def _check_gemm(c: Candidate) -> str | None:
     if not c.is_constant(1) or c.is_constant(0):
         return "its weight is computed at run time: no quantized kernel takes it"
     if c.attr("transA", 0):
@@ -48,66 +50,67 @@ def _gemm(c: Candidate) -> str | None:
             return "its C input is not a constant bias with beta 1"
         if bias.size != channels:
             return "its C input does not hold one bias a column"
-    return _float_data(c)
+    return _check_float_data(c)
 
 
-def _matmul(c: Candidate) -> str | None:
+def _check_matmul(c: Candidate) -> str | None:
     if c.is_constant(0):
         return "the constant stands on the left: no quantized kernel takes it"
     weight = c.tensor(1)
     shape = None if weight is None else c.index.shape(weight)
     if c.is_constant(1) and (shape is None or len(shape) != 2):
         return "its weight is not a matrix"
-    return _float_data(c)
+    return _check_float_data(c)
 
 
-def _product(c: Candidate) -> str | None:
-    """A MatMul of two activations qualifies, and is slower."""
+def _check_constant_weight(c: Candidate) -> str | None:
+    """The reason why int8 does not pay: a MatMul of two activations has a kernel, and it is slower."""
     return None if c.is_constant(1) else "both operands are activations (attention): int8 gains nothing there in ORT"
 
 
-def _two_activations(c: Candidate) -> str | None:
+def _check_two_activations(c: Candidate) -> str | None:
     if c.is_constant(0) or c.is_constant(1):
         return "one operand is constant"
     if c.node.inputs[0] == c.node.inputs[1]:
         return "both operands are the same tensor"
-    return _float_data(c)
+    return _check_float_data(c)
 
 
-def _gate(c: Candidate) -> str | None:
-    """A squeeze-excite gate: one value a channel times a map."""
+def _check_gate(c: Candidate) -> str | None:
+    """Why a Mul is not a squeeze-excite gate: a map times one value per channel."""
     first, second = c.shape(0), c.shape(1)
     if first is None or second is None or len(first) != len(second) or len(first) < 3:
         return "not a gate"
     small = min((first, second), key=math.prod)
     if any(dim != 1 for dim in small[2:]) or math.prod(first) == math.prod(second):
         return "not a gate"
-    return _two_activations(c)
+    return _check_two_activations(c)
 
 
-def _concat(c: Candidate) -> str | None:
+def _check_concat(c: Candidate) -> str | None:
     if any(c.is_constant(k) for k in range(len(c.node.inputs))):
         return "one operand is constant"
-    return _float_data(c)
+    return _check_float_data(c)
 
 
-def _maxpool(c: Candidate) -> str | None:
+def _check_maxpool(c: Candidate) -> str | None:
     if len([out for out in c.node.outputs if out]) > 1:
         return "its indices are read"
     if c.rank(0) not in (None, 4):
         return "only 2-D pooling has a uint8 kernel"
-    return _float_data(c)
+    return _check_float_data(c)
 
 
-def _resize(c: Candidate) -> str | None:
+def _check_resize(c: Candidate) -> str | None:
     mode = c.attr("mode", "nearest")
-    return _float_data(c) if mode in ("nearest", b"nearest") else "only nearest is done in integers"
+    return _check_float_data(c) if mode in ("nearest", b"nearest") else "only nearest is done in integers"
 
 
-def _first_is_data(c: Candidate) -> str | None:
-    return "its data is constant" if c.is_constant(0) else _float_data(c)
+def _check_first_is_data(c: Candidate) -> str | None:
+    return "its data is constant" if c.is_constant(0) else _check_float_data(c)
 
 
+# In the order of precedence. Kernels and reasons: measured on onnxruntime 1.31.
 RULES: tuple[PlacementRule, ...] = (
     PlacementRule(
         name="conv",
@@ -118,7 +121,7 @@ RULES: tuple[PlacementRule, ...] = (
         bias=2,
         fuses=_CLIPS,
         compute=True,
-        check=_conv,
+        check=_check_conv,
     ),
     PlacementRule(
         name="gemm",
@@ -130,7 +133,7 @@ RULES: tuple[PlacementRule, ...] = (
         bias=2,
         fuses=_CLIPS,
         compute=True,
-        check=_gemm,
+        check=_check_gemm,
     ),
     PlacementRule(
         name="matmul",
@@ -140,8 +143,8 @@ RULES: tuple[PlacementRule, ...] = (
         output=Output.FLOAT,
         weight=1,
         compute=True,
-        check=_matmul,
-        unpaid=_product,
+        check=_check_matmul,
+        unpaid=_check_constant_weight,
     ),
     PlacementRule(
         name="residual-add",
@@ -150,7 +153,7 @@ RULES: tuple[PlacementRule, ...] = (
         why="pairs on both inputs and the output keep a residual net in integers",
         data=(0, 1),
         fuses=_CLIPS,
-        check=_two_activations,
+        check=_check_two_activations,
     ),
     PlacementRule(
         name="gate-mul",
@@ -159,7 +162,7 @@ RULES: tuple[PlacementRule, ...] = (
         why="a squeeze-excite gate between int8 convolutions",
         data=(0, 1),
         fuses=_CLIPS,
-        check=_gate,
+        check=_check_gate,
     ),
     PlacementRule(
         name="concat",
@@ -167,14 +170,14 @@ RULES: tuple[PlacementRule, ...] = (
         kernel="QLinearConcat",
         why="pairs on all inputs and the output, scales may differ",
         data=(),
-        check=_concat,
+        check=_check_concat,
     ),
     PlacementRule(
         name="global-average-pool",
         ops=("GlobalAveragePool",),
         kernel="QLinearGlobalAveragePool",
         why="pairs on both sides",
-        check=_float_data,
+        check=_check_float_data,
     ),
     PlacementRule(
         name="max-pool",
@@ -182,14 +185,14 @@ RULES: tuple[PlacementRule, ...] = (
         kernel="MaxPool",
         why="pools bytes when both sides share one scale",
         shares=True,
-        check=_maxpool,
+        check=_check_maxpool,
     ),
     PlacementRule(
         name="leaky-relu",
         ops=("LeakyRelu",),
         kernel="QLinearLeakyRelu",
         why="pairs on both sides: it does not fold into the convolution before it",
-        check=_float_data,
+        check=_check_float_data,
     ),
     PlacementRule(
         name="move",
@@ -197,7 +200,7 @@ RULES: tuple[PlacementRule, ...] = (
         kernel="",
         why="moves bytes when both sides share one scale",
         shares=True,
-        check=_first_is_data,
+        check=_check_first_is_data,
     ),
     PlacementRule(
         name="resize-nearest",
@@ -205,12 +208,14 @@ RULES: tuple[PlacementRule, ...] = (
         kernel="Resize",
         why="moves bytes when both sides share one scale",
         shares=True,
-        check=_resize,
+        check=_check_resize,
     ),
 )
 
+# Operators whose weight may have one scale per output channel.
 _CHANNEL = ("Conv", "Gemm", "MatMul")
 
+# The first row that accepts a spec gives the warning, so those without one come before.
 CAPABILITIES: tuple[Capability, ...] = (
     Capability(role=Role.ACTIVATION, bits=(8,), storage=("uint8", "int8")),
     Capability(
@@ -266,6 +271,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     ),
 )
 
+# Only a MatMul has a weight-only kernel: it and the DequantizeLinear of its weight become MatMulNBits.
 WEIGHT_ONLY: tuple[Capability, ...] = (
     Capability(
         role=Role.WEIGHT,
@@ -301,12 +307,13 @@ _NO_KERNEL = {
     "RNN": "ORT has no quantized RNN kernel",
     "Einsum": "ORT has no quantized Einsum kernel",
 }
+# Its kernel is there, and loses.
 _NO_GAIN = {"AveragePool": "ORT's quantized AveragePool is slower than the float one"}
 
 
-# The operators of a Q/DQ file that u8 x s8 kernels compute, and those kernels as nodes of their own, by the shape of
-# their weight: [M, C / group, *taps], [K, N] or [N, K] by transB, [K, N].
-_CONVS = frozenset({"Conv", "QLinearConv"})
+# Operators that u8 x s8 kernels compute in a Q/DQ file, and those kernels as nodes of their own, by the shape of their
+# weight: [M, C / group, *taps]; [K, N], or [N, K] with transB; [K, N].
+CONVS = frozenset({"Conv", "QLinearConv"})
 _GEMMS = frozenset({"Gemm", "QGemm"})
 _MATRICES = frozenset(
     {"MatMul", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QAttention"}
@@ -314,12 +321,13 @@ _MATRICES = frozenset(
 
 
 def sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
-    """The order in which the u8 x s8 kernels of a node go through its weight, two products to a 16-bit sum.
+    """The order of axes in which u8 x s8 kernels read a node's weight, adding two products to a 16-bit sum.
 
-    Conv: input channels of one tap, tap after tap. Only a Conv of one input and one output channel a group has a kernel
-    of its own, which is exact; other operators' weights are multiplied as float or uint8. Measured on onnxruntime 1.31.
+    Conv: input channels of one tap, tap after tap. None where no sum is of 16 bits: a Conv of one input and one output
+    channel per group has an exact kernel, and other operators' weights are multiplied as float or uint8. Measured on
+    onnxruntime 1.31.
     """
-    if node.op_type in _CONVS and len(shape) > 2:
+    if node.op_type in CONVS and len(shape) > 2:
         exact = shape[1] == 1 and shape[0] == int(node.attrs.get("group", 1))
         return None if exact else (0, *range(2, len(shape)), 1)
     if node.op_type in _GEMMS and len(shape) == 2:

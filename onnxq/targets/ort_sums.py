@@ -1,4 +1,4 @@
-"""The operators whose int8 weights ONNX Runtime multiplies by uint8 data: in 16-bit sums on x86 CPUs without VNNI.
+"""The operators whose int8 weights ONNX Runtime multiplies by uint8 data, in 16-bit sums on x86 CPUs without VNNI.
 
 Measured on onnxruntime 1.31 with a CPU that has AVX2 only. Exact, and so not listed: ConvInteger; uint8 x uint8 and
 int8 x int8 in any operator; MatMulNBits.
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from onnxq.graph import NodeRef
 from onnxq.numerics import neighbours
-from onnxq.targets.ort import sum_order
+from onnxq.targets.ort import CONVS, sum_order
 
 _MICROSOFT = "com.microsoft"
 
 
 class Data(Enum):
-    """How an operator gets its integers."""
+    """The form in which an operator reads its integer data."""
 
     PAIR = "behind a DequantizeLinear"
     STORED = "as an input"
@@ -30,18 +30,16 @@ class Data(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class IntegerProduct:
-    """One operator: where its data and its weights are.
-
-    zero: where the data's zero point is, whose type is the data's; -1 nowhere. result: it is an integer kernel only
-    with a QuantizeLinear behind it.
-    """
+    """One operator, with the inputs that hold its data and its weights."""
 
     op: str
     domains: tuple[str, ...] = ("",)
     reads: Data
     data: int = 0
+    # Input of the data's zero point, whose type is that of the data; -1: none.
     zero: int = -1
     weights: tuple[int, ...]
+    # The kernel is an integer one only with a QuantizeLinear behind it.
     result: bool = False
 
 
@@ -67,11 +65,12 @@ def integer_product(node: NodeRef) -> IntegerProduct | None:
 
 
 def weight_sums(node: NodeRef, weight: NDArray[Any]) -> NDArray[Any] | None:
-    """The stored weights as [rows, sums, 2], one entry for each 16-bit sum; None where the node's kernel is exact.
+    """The stored weights as [rows, sums, 2], one pair for each 16-bit sum; None where the node's kernel is exact.
 
-    A vector is one row, a stack of matrices [..., K, N] (recurrent weights, batched MatMul) has their rows in a row.
+    A vector is one row; of a stack of matrices [..., K, N] (recurrent weights, batched MatMul) each column is one.
     """
-    if "Conv" not in node.op_type and weight.ndim != 2:
+    # Batched and recurrent weights are no case of `sum_order`: each [K, N] in them is multiplied as one matrix.
+    if node.op_type not in CONVS and weight.ndim != 2:
         if weight.ndim < 1:
             return None
         rows = weight[None] if weight.ndim == 1 else np.swapaxes(weight, -1, -2).reshape(-1, weight.shape[-2])

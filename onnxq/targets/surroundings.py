@@ -1,4 +1,4 @@
-"""What placement rules ask of a node's surroundings: where its inputs come from, how far away, and what they meet."""
+"""Searches of the graph around a node, for placement rules: residual blocks and attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections import deque
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.sites import TensorId
 
-# Nodes that hand a convolution's result on: they copy, move or bound it, or work on one operand beside a constant.
+# Nodes between a convolution and the end of its branch: they copy or move its result, compute it pointwise, or combine
+# it with a constant.
 _COPIES = frozenset(
     ("Identity", "Cast", "Dropout", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Pad")
 )
@@ -17,22 +18,24 @@ _POINTWISE = frozenset(
 )  # fmt: skip
 _WITH_CONSTANT = frozenset(("Add", "Sub", "Mul", "Div"))
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
-# Between the scores of attention and its softmax.
+# Nodes between the scores of attention and its softmax: scaling and masking.
 _SCORING = frozenset(("Add", "Mul", "Div", "Sub", "Where", "Cast", "Identity", "Reshape", "Flatten", "Max", "Clip"))
 _AFTER_SOFTMAX = frozenset(("Cast", "Identity", "Dropout", "Where", "Reshape", "Flatten"))
 _MOVES = frozenset(("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast"))
+# Nodes that cut one result into query, key and value.
 _CUTS = frozenset(("Slice", "Split", "Gather"))
+# Nodes that a search passes at most.
 _REACH = 24
 
 
-def resolved(index: GraphIndex, node: NodeRef) -> list[TensorId]:
+def list_computed_inputs(index: GraphIndex, node: NodeRef) -> list[TensorId]:
     """The computed tensors a node reads, in order."""
     found = [index.resolve(name, node.scope) for name in node.inputs if name]
     return [tensor for tensor in found if tensor is not None and not index.is_constant(tensor)]
 
 
-def backbone(index: GraphIndex, tensor: TensorId) -> str | None:
-    """The convolution this tensor is the (activated, moved) result of, by name; None when something else made it.
+def find_backbone(index: GraphIndex, tensor: TensorId) -> str | None:
+    """Name of the convolution whose activated and moved result the tensor is; None for any other tensor.
 
     x * sigmoid(x) counts as an activation; a sum or product of two different branches ends the search.
     """
@@ -42,9 +45,9 @@ def backbone(index: GraphIndex, tensor: TensorId) -> str | None:
             return None
         if node.op_type in _CONVOLUTIONS:
             return node.name
-        sources = resolved(index, node)
+        sources = list_computed_inputs(index, node)
         if node.op_type == "Mul" and len(sources) == 2:
-            gate = _gated(index, sources)
+            gate = _find_gated(index, sources)
             if gate is None:
                 return None
             tensor = gate
@@ -55,85 +58,92 @@ def backbone(index: GraphIndex, tensor: TensorId) -> str | None:
     return None
 
 
-def _gated(index: GraphIndex, sources: list[TensorId]) -> TensorId | None:
-    """x of x * gate(x)."""
+def _find_gated(index: GraphIndex, sources: list[TensorId]) -> TensorId | None:
+    """x of x * gate(x); None for any other product. sources: the two factors."""
     for k in (0, 1):
         gate = index.producer(sources[k])
         if gate is not None and gate.op_type in ("Sigmoid", "HardSigmoid", "Tanh"):
-            inner = resolved(index, gate)
+            inner = list_computed_inputs(index, gate)
             if inner == [sources[1 - k]]:
                 return sources[1 - k]
     return None
 
 
-def distances(index: GraphIndex, tensor: TensorId) -> dict[TensorId, int]:
-    """Every tensor this one is computed from, with the least number of nodes between."""
+def measure_distances(index: GraphIndex, tensor: TensorId) -> dict[TensorId, int]:
+    """Every tensor that this one is computed from, with the least number of nodes between."""
     found = {tensor: 0}
     pending = deque([tensor])
     while pending:
         at = pending.popleft()
         node = index.producer(at)
-        for source in resolved(index, node) if node is not None else ():
+        for source in list_computed_inputs(index, node) if node is not None else ():
             if source not in found:
                 found[source] = found[at] + 1
                 pending.append(source)
     return found
 
 
-def skip_input(index: GraphIndex, node: NodeRef) -> int | None:
-    """Which input of an Add is the skip branch of a residual block; None when it is not one.
+def find_skip_input(index: GraphIndex, node: NodeRef) -> int | None:
+    """Input of an Add that is the skip branch of a residual block; None where the Add ends no such block.
 
-    The other input is the end of the convolution branch, whose kernel takes the sum in. Of two branches that both end
-    in convolutions, the one farther from where they part is the convolution branch (Model-Optimizer's
-    build_non_residual_input_map); two results of one convolution, and sums of anything else, are no residual blocks.
+    The other input is the end of the convolution branch, whose kernel computes the sum as well. Of two branches that
+    both end in convolutions, the longer one from their common tensor on is the convolution branch (Model-Optimizer's
+    build_non_residual_input_map). Two results of one convolution, and sums of anything else, are no residual blocks.
     """
-    sources = resolved(index, node)
+    sources = list_computed_inputs(index, node)
     if len(sources) != 2 or sources[0] == sources[1] or any(index.producer(tensor) is None for tensor in sources):
         return None
-    ends = [backbone(index, tensor) for tensor in sources]
+    ends = [find_backbone(index, tensor) for tensor in sources]
     if ends[0] == ends[1]:
         return None
-    first, second = (distances(index, tensor) for tensor in sources)
+    first, second = (measure_distances(index, tensor) for tensor in sources)
     common = [tensor for tensor in first if tensor in second]
+    # The nearest common tensor; of two as near the first by name, so that the answer is the same on every run.
     parting = min(common, key=lambda t: (first[t] + second[t], t), default=None)
     if ends[0] is not None and ends[1] is not None:
         if parting is None:
             return 0
         return 1 if first[parting] > second[parting] else 0
+    # Only one branch ends in a convolution. It ends a block unless that convolution makes the common tensor: then it is
+    # in front of both branches.
     k = 0 if ends[0] is not None else 1
     maker = None if parting is None else index.producer(parting)
     return None if maker is not None and maker.name == ends[k] else 1 - k
 
 
-def two_computed(index: GraphIndex, node: NodeRef) -> bool:
+def multiplies_activations(index: GraphIndex, node: NodeRef) -> bool:
     """True for a MatMul of two activations."""
-    return node.op_type == "MatMul" and len(resolved(index, node)) == 2
+    return node.op_type == "MatMul" and len(list_computed_inputs(index, node)) == 2
 
 
-def attention_of(index: GraphIndex, node: NodeRef) -> tuple[str, str] | None:
-    """(QK^T, PV) by name, when this MatMul is one of the two: MatMul, scale and mask, Softmax, MatMul."""
-    if not two_computed(index, node):
+def find_attention(index: GraphIndex, node: NodeRef) -> tuple[str, str] | None:
+    """Names of the products (QK^T, PV) of which this MatMul is one: MatMul, scale and mask, Softmax, MatMul.
+
+    None where it is not one of them.
+    """
+    if not multiplies_activations(index, node):
         return None
-    scores = _scores_of(index, node)
+    scores = _find_scores(index, node)
     if scores is not None:
         return scores, node.name
-    for reader in _forward(index, node):
-        if two_computed(index, reader) and _scores_of(index, reader) == node.name:
+    for reader in _find_products_behind(index, node):
+        if multiplies_activations(index, reader) and _find_scores(index, reader) == node.name:
             return node.name, reader.name
     return None
 
 
-def _scores_of(index: GraphIndex, node: NodeRef) -> str | None:
-    """The QK^T whose softmax is this MatMul's left operand."""
+def _find_scores(index: GraphIndex, node: NodeRef) -> str | None:
+    """Name of the QK^T whose softmax is the left operand of this MatMul; None without one."""
     first = index.resolve(node.inputs[0], node.scope)
-    softmax = None if first is None else _back_to(index, first, _AFTER_SOFTMAX, "Softmax")
+    softmax = None if first is None else _search_backward(index, first, _AFTER_SOFTMAX, "Softmax")
     if softmax is None:
         return None
-    scores = _back_to(index, resolved(index, softmax)[0], _SCORING, "MatMul")
-    return scores.name if scores is not None and two_computed(index, scores) else None
+    scores = _search_backward(index, list_computed_inputs(index, softmax)[0], _SCORING, "MatMul")
+    return scores.name if scores is not None and multiplies_activations(index, scores) else None
 
 
-def _back_to(index: GraphIndex, tensor: TensorId, through: frozenset[str], op_type: str) -> NodeRef | None:
+def _search_backward(index: GraphIndex, tensor: TensorId, through: frozenset[str], op_type: str) -> NodeRef | None:
+    """The nearest node of type `op_type` that the tensor comes from by way of nodes of the types `through`."""
     pending, seen = deque([tensor]), {tensor}
     while pending and len(seen) < _REACH:
         node = index.producer(pending.popleft())
@@ -142,15 +152,16 @@ def _back_to(index: GraphIndex, tensor: TensorId, through: frozenset[str], op_ty
         if node.op_type == op_type:
             return node
         if node.op_type in through:
-            fresh = [source for source in resolved(index, node) if source not in seen]
+            fresh = [source for source in list_computed_inputs(index, node) if source not in seen]
             seen.update(fresh)
             pending.extend(fresh)
     return None
 
 
-def _forward(index: GraphIndex, node: NodeRef) -> list[NodeRef]:
-    """What reads this node's result through scaling, masking and softmax."""
+def _find_products_behind(index: GraphIndex, node: NodeRef) -> list[NodeRef]:
+    """The MatMuls that read this node's result through scaling, masking and softmax."""
     pending, seen, found = deque([node]), {node.name}, []
+    # Forward a result has several readers, so more nodes are seen at the same depth.
     while pending and len(seen) < 4 * _REACH:
         at = pending.popleft()
         for edge in index.consumers(TensorId(at.outputs[0], at.scope)):
@@ -165,10 +176,10 @@ def _forward(index: GraphIndex, node: NodeRef) -> list[NodeRef]:
     return found
 
 
-def cut_for_attention(index: GraphIndex, node: NodeRef) -> TensorId | None:
-    """The biased result of a product that is cut into operands of attention (one weight for query, key and value).
+def find_attention_cut(index: GraphIndex, node: NodeRef) -> TensorId | None:
+    """The result, with its bias, of a product that is cut into query, key and value (one weight for all three).
 
-    None when the result is not cut, or the parts go elsewhere.
+    None where the result is not cut, or its parts do not reach attention.
     """
     at = result = TensorId(node.outputs[0], node.scope)
     for _ in range(_REACH):
@@ -177,7 +188,7 @@ def cut_for_attention(index: GraphIndex, node: NodeRef) -> TensorId | None:
             return result if any(_reaches_product(index, reader) for reader in readers) else None
         if len(readers) != 1 or index.is_output(at) or not readers[0].outputs[0]:
             return None
-        biased = readers[0].op_type == "Add" and len(resolved(index, readers[0])) == 1
+        biased = readers[0].op_type == "Add" and len(list_computed_inputs(index, readers[0])) == 1
         if not biased and readers[0].op_type not in _MOVES:
             return None
         at = TensorId(readers[0].outputs[0], readers[0].scope)
@@ -186,14 +197,14 @@ def cut_for_attention(index: GraphIndex, node: NodeRef) -> TensorId | None:
 
 
 def _reaches_product(index: GraphIndex, node: NodeRef) -> bool:
-    """True when an attention product reads what is cut here, moved and scaled."""
+    """True when a product of attention reads a part of this node's result, moved and scaled."""
     pending, seen = deque([node]), {node.name}
     while pending and len(seen) < _REACH:
         at = pending.popleft()
         for name in at.outputs:
             for edge in index.consumers(TensorId(name, at.scope)) if name else ():
                 reader = index.node(edge.node)
-                if attention_of(index, reader) is not None:
+                if find_attention(index, reader) is not None:
                     return True
                 if reader.name not in seen and reader.op_type in _MOVES | _CUTS | _WITH_CONSTANT:
                     seen.add(reader.name)

@@ -1,4 +1,4 @@
-"""TensorRT: where pairs must stand so that its kernels run in int8, as measured on TensorRT-RTX 1.7 for SM86.
+"""TensorRT: the places of pairs in which its kernels run in int8, as measured on TensorRT-RTX 1.7 for SM86.
 
 Pairs on both operands of Conv, Gemm and MatMul, on the skip branch of a residual Add, and nowhere else: the engine
 computes bias, activation and the next QuantizeLinear behind the product in one kernel, so a pair between a
@@ -14,10 +14,17 @@ import math
 from onnxq.sites import Role
 from onnxq.spec import FLOAT8, PerBlock, PerChannel, PerTensor, QuantSpec
 from onnxq.targets.base import Candidate, Capability, Output, PlacementRule, Shape, Target
-from onnxq.targets.surroundings import attention_of, backbone, cut_for_attention, resolved, skip_input, two_computed
+from onnxq.targets.surroundings import (
+    find_attention,
+    find_attention_cut,
+    find_backbone,
+    find_skip_input,
+    list_computed_inputs,
+    multiplies_activations,
+)
 
 
-def _conv(c: Candidate) -> str | None:
+def _check_conv(c: Candidate) -> str | None:
     if not c.is_constant(1):
         return "its weight is computed at run time: TensorRT has no int8 kernel for that"
     if c.is_constant(0):
@@ -25,7 +32,7 @@ def _conv(c: Candidate) -> str | None:
     return None
 
 
-def _gemm(c: Candidate) -> str | None:
+def _check_gemm(c: Candidate) -> str | None:
     if c.is_constant(0):
         return "its data is constant"
     if c.is_constant(1) and c.attr("transA", 0):
@@ -33,14 +40,14 @@ def _gemm(c: Candidate) -> str | None:
     return None
 
 
-def _gemm_unpaid(c: Candidate) -> str | None:
+def _check_gemm_gain(c: Candidate) -> str | None:
     if not c.is_constant(1):
         return "its weight is computed at run time: it is left float, as all products of two activations"
-    return _vector(c, 0 if c.attr("transB", 0) else 1)
+    return _check_columns(c, 0 if c.attr("transB", 0) else 1)
 
 
-def _matmul(c: Candidate) -> str | None:
-    if two_computed(c.index, c.node):
+def _check_matmul(c: Candidate) -> str | None:
+    if multiplies_activations(c.index, c.node):
         return "both operands are computed"
     if not c.is_constant(1):
         return "the constant stands on the left: its channels are not the product's columns"
@@ -49,64 +56,67 @@ def _matmul(c: Candidate) -> str | None:
     return None
 
 
-def _matmul_unpaid(c: Candidate) -> str | None:
-    return _vector(c, 1)
+def _check_matmul_gain(c: Candidate) -> str | None:
+    return _check_columns(c, 1)
 
 
-def _cut(c: Candidate) -> str | None:
-    return _matmul(c) or (None if cut_for_attention(c.index, c.node) is not None else "its result is not cut")
+def _check_cut(c: Candidate) -> str | None:
+    return _check_matmul(c) or (None if find_attention_cut(c.index, c.node) is not None else "its result is not cut")
 
 
-def _vector(c: Candidate, axis: int) -> str | None:
-    """Measured: int8 with one column is padded to two and sliced again; one row (batch 1) needs nothing of the kind."""
+def _check_columns(c: Candidate, axis: int) -> str | None:
+    """Why a product with one output channel does not pay. axis: that of the weight's output channels."""
+    # Measured: int8 with one column is padded to two and sliced again; one row (batch 1) is not.
     weight = c.shape(1)
     if weight is not None and len(weight) == 2 and weight[axis] == 1:
         return "a product with one column: TensorRT pads it in int8, which costs more than it saves"
     return None
 
 
-def _scores(c: Candidate) -> str | None:
-    found = attention_of(c.index, c.node)
+def _check_scores(c: Candidate) -> str | None:
+    found = find_attention(c.index, c.node)
     return None if found is not None and found[0] == c.node.name else "not the scores of attention"
 
 
-def _values(c: Candidate) -> str | None:
-    found = attention_of(c.index, c.node)
+def _check_values(c: Candidate) -> str | None:
+    found = find_attention(c.index, c.node)
     return None if found is not None and found[1] == c.node.name else "not the values of attention"
 
 
-def _product(c: Candidate) -> str | None:
-    return None if two_computed(c.index, c.node) else "one operand is constant"
+def _check_product(c: Candidate) -> str | None:
+    return None if multiplies_activations(c.index, c.node) else "one operand is constant"
 
 
-def _partners(c: Candidate) -> tuple[str, ...]:
-    return tuple(name for name in attention_of(c.index, c.node) or () if name != c.node.name)
+def _find_partners(c: Candidate) -> tuple[str, ...]:
+    return tuple(name for name in find_attention(c.index, c.node) or () if name != c.node.name)
 
 
-def _residual(c: Candidate) -> str | None:
-    return None if skip_input(c.index, c.node) is not None else "not the end of a residual block"
+def _check_residual(c: Candidate) -> str | None:
+    return None if find_skip_input(c.index, c.node) is not None else "not the end of a residual block"
 
 
-def _skip(c: Candidate) -> tuple[int, ...]:
-    k = skip_input(c.index, c.node)
+def _list_skip_inputs(c: Candidate) -> tuple[int, ...]:
+    k = find_skip_input(c.index, c.node)
     return () if k is None else (k,)
 
 
-def _takes_the_sum(c: Candidate, chosen: frozenset[str]) -> bool:
-    """The convolution branch ends in a chosen convolution, whose kernel can take the sum in."""
-    k = skip_input(c.index, c.node)
-    return k is not None and backbone(c.index, resolved(c.index, c.node)[1 - k]) in chosen
+def _takes_sum(c: Candidate, chosen: frozenset[str]) -> bool:
+    """True when the convolution branch ends in a chosen convolution, whose kernel can compute the sum as well."""
+    k = find_skip_input(c.index, c.node)
+    return k is not None and find_backbone(c.index, list_computed_inputs(c.index, c.node)[1 - k]) in chosen
 
 
-def _float_data(c: Candidate) -> str | None:
+def _check_computed_data(c: Candidate) -> str | None:
     return "its data is constant" if c.is_constant(0) else None
 
 
+# TensorRT fuses the two products and the softmax of attention as one kernel, "mha" in its names.
 _MHA_OFF = (
     "attention stays float: quantized it may cost accuracy, and only all four operands and the result together make "
     "TensorRT's fused kernel"
 )
 
+# In the order of precedence: of the rules for MatMul, those for one place in the graph come before the general one.
 RULES: tuple[PlacementRule, ...] = (
     PlacementRule(
         name="conv",
@@ -117,7 +127,7 @@ RULES: tuple[PlacementRule, ...] = (
         weight=1,
         bias=2,
         compute=True,
-        check=_conv,
+        check=_check_conv,
     ),
     PlacementRule(
         name="gemm",
@@ -128,8 +138,8 @@ RULES: tuple[PlacementRule, ...] = (
         weight=1,
         bias=2,
         compute=True,
-        check=_gemm,
-        unpaid=_gemm_unpaid,
+        check=_check_gemm,
+        unpaid=_check_gemm_gain,
     ),
     PlacementRule(
         name="matmul-qkv",
@@ -140,9 +150,9 @@ RULES: tuple[PlacementRule, ...] = (
         output=Output.PAIR,
         weight=1,
         compute=True,
-        check=_cut,
-        unpaid=_matmul_unpaid,
-        closes=lambda c: cut_for_attention(c.index, c.node),
+        check=_check_cut,
+        unpaid=_check_matmul_gain,
+        closes=lambda c: find_attention_cut(c.index, c.node),
     ),
     PlacementRule(
         name="matmul",
@@ -152,8 +162,8 @@ RULES: tuple[PlacementRule, ...] = (
         output=Output.FLOAT,
         weight=1,
         compute=True,
-        check=_matmul,
-        unpaid=_matmul_unpaid,
+        check=_check_matmul,
+        unpaid=_check_matmul_gain,
     ),
     PlacementRule(
         name="attention-qk",
@@ -163,9 +173,10 @@ RULES: tuple[PlacementRule, ...] = (
         output=Output.FLOAT,
         data=(0, 1),
         compute=True,
-        check=_scores,
+        check=_check_scores,
         opt_in=_MHA_OFF,
-        together=_partners,
+        attention=True,
+        together=_find_partners,
     ),
     PlacementRule(
         name="attention-pv",
@@ -175,9 +186,10 @@ RULES: tuple[PlacementRule, ...] = (
         output=Output.PAIR,
         data=(0, 1),
         compute=True,
-        check=_values,
+        check=_check_values,
         opt_in=_MHA_OFF,
-        together=_partners,
+        attention=True,
+        together=_find_partners,
     ),
     PlacementRule(
         name="product",
@@ -187,7 +199,7 @@ RULES: tuple[PlacementRule, ...] = (
         output=Output.FLOAT,
         data=(0, 1),
         compute=True,
-        check=_product,
+        check=_check_product,
         opt_in="a product of two activations stays float: int8 costs it accuracy",
     ),
     PlacementRule(
@@ -196,9 +208,9 @@ RULES: tuple[PlacementRule, ...] = (
         kernel="kgen reading Int8",
         why="a pair on the skip branch only: the kernel reads int8 and the float sum of its own convolution",
         output=Output.FLOAT,
-        inputs=_skip,
-        check=_residual,
-        follow=_takes_the_sum,
+        inputs=_list_skip_inputs,
+        check=_check_residual,
+        follow=_takes_sum,
     ),
     PlacementRule(
         name="concat",
@@ -218,19 +230,23 @@ RULES: tuple[PlacementRule, ...] = (
         output=Output.FLOAT,
         shares=True,
         joins=True,
-        check=_float_data,
+        check=_check_computed_data,
     ),
 )
 
+# Operators whose weight may have one scale per output channel.
 _CHANNEL = ("Conv", "Gemm", "MatMul")
+# All in int8; below 8 bits a Clip or the values themselves keep to the range.
 _NARROW = (2, 3, 4, 5, 6, 7, 8)
 
+# Elements per scale that its int4 kernels read.
 _BLOCKS = (16, 32, 64, 128)
-# Measured: 5x5 and 3x3x3 run in FP8, 6x6 and 4x4x4 in float, with the pairs computed beside.
+# Taps of a convolution's kernel, measured: 5x5 and 3x3x3 run in FP8, 6x6 and 4x4x4 in float, with the pairs computed
+# beside.
 _FP8_TAPS = 32
 
 
-def _few_taps(shape: Shape, _: QuantSpec) -> tuple[str, str] | None:
+def _check_taps(shape: Shape, _: QuantSpec) -> tuple[str, str] | None:
     if math.prod(shape[2:]) <= _FP8_TAPS:
         return None
     return (
@@ -239,7 +255,7 @@ def _few_taps(shape: Shape, _: QuantSpec) -> tuple[str, str] | None:
     )
 
 
-def _whole_blocks(shape: Shape, spec: QuantSpec) -> tuple[str, str] | None:
+def _check_blocks(shape: Shape, spec: QuantSpec) -> tuple[str, str] | None:
     grain = spec.granularity
     if not isinstance(grain, PerBlock) or shape[grain.axis] % grain.size == 0:
         return None
@@ -267,7 +283,7 @@ CAPABILITIES: tuple[Capability, ...] = (
         storage=(FLOAT8,),
         symmetric=(True,),
         granularity=(PerTensor, PerChannel),
-        shape=_few_taps,
+        shape=_check_taps,
         opset=19,
         warning="FP8 kernels exist from compute capability 8.9 on; on older GPUs TensorRT refuses to build",
     ),
@@ -282,7 +298,7 @@ WEIGHT_ONLY: tuple[Capability, ...] = (
         symmetric=(True,),
         granularity=(PerBlock,),
         blocks=_BLOCKS,
-        shape=_whole_blocks,
+        shape=_check_blocks,
         opset=21,
     ),
     Capability(
@@ -304,6 +320,7 @@ _NO_KERNEL = {
     "Einsum": "write it as MatMul: pairs are placed on MatMul, Gemm and Conv",
 }
 
+# costs=False: there is no table of costs for GPUs, so every node that the rules take is quantized.
 TRT = Target(
     name="trt",
     rules=RULES,

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import onnx
@@ -35,6 +36,35 @@ def test_an_error_is_one_document_on_stdout_and_a_line_on_stderr(tmp_path) -> No
     assert code == error["exit"] == 1
     assert (error["code"], error["kind"], error["file"], error["line"]) == ("Q101", "model", str(path), None)
     assert said.startswith(f"error[Q101]: {path}: there is no such file\n")
+
+
+def save_model(path: Path, text: str) -> Path:
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17, "me" : 1]>\n{text}'), path)
+    return path
+
+
+# Faults of a node, which names no file by itself.
+NODE_FAULTS = {
+    "a cycle": ("g (float[1,4] x) => (float[1,4] y) { y = Add(x, z) z = Relu(y) }", ["inspect"], "Q103"),
+    "an unknown operator": ("g (float[1,4] x) => (float[1,4] y) { y = me.Foo(x) }", ["plan", "quantize"], "Q113"),
+}
+
+
+@pytest.mark.parametrize("fault", list(NODE_FAULTS))
+def test_a_fault_of_a_node_has_the_file_of_its_model(tmp_path, fault) -> None:
+    text, commands, code = NODE_FAULTS[fault]
+    path = save_model(tmp_path / "m.onnx", text)
+    for command in commands:
+        _, error, said = failed(command, str(path), "--json")
+        assert (error["code"], error["file"], error["line"]) == (code, str(path), None)
+        assert error["subject"] != str(path)
+        assert said.startswith(f"error[{code}]: {error['subject']}: ")
+
+
+def test_of_two_models_neither_is_blamed(tmp_path) -> None:
+    path = save_model(tmp_path / "m.onnx", NODE_FAULTS["a cycle"][0])
+    _, error, _ = failed("diff", str(path), str(path), "--json")
+    assert (error["code"], error["file"]) == ("Q103", "")
 
 
 def test_without_json_stdout_stays_empty(tmp_path) -> None:

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 import onnxq
 from onnxq.cli import cli
-from onnxq.cli.signals import Stopped, stopping
+from onnxq.cli.signals import Stopped, catch_signals
 from tests.processes import start
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
@@ -115,7 +115,7 @@ def test_a_caller_of_the_command_gets_its_handlers_back() -> None:
 def test_repeated_signals_do_not_disturb_the_cleaning_up() -> None:
     before = {number: signal.signal(number, signal.SIG_DFL) for number in _ASKING}
     try:
-        with stopping() as stops:
+        with catch_signals() as stops:
             with pytest.raises(Stopped):
                 signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)
@@ -130,8 +130,9 @@ _BUILDS = """
 import subprocess, sys
 from pathlib import Path
 from onnx import parser
-from onnxq.cli.signals import stopping
-from onnxq.engines.builder.process import Job, build_engine
+from onnxq.cli.signals import catch_signals
+from onnxq.engines.builder.process import Job
+from onnxq.engines.builder.process import build_engine
 run = subprocess.run
 def slow(command, **how):
     # A library that takes long: the process announces itself, and stands still.
@@ -140,7 +141,7 @@ def slow(command, **how):
     return run([sys.executable, "-c", code, sys.argv[1] + "/pid"], **how)
 subprocess.run = slow
 model = parser.parse_model(MODEL)
-with stopping():
+with catch_signals():
     build_engine(model, Job(engine="ort"), Path(sys.argv[1]), timeout=60)
 """
 

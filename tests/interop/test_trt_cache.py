@@ -11,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.errors import CalibrationError
-from onnxq.interop import read_cache, write_cache
+from onnxq.interop import cache_of, read_cache, write_cache
 from onnxq.interop.trt_cache import HEADER, parse_cache
+from onnxq.plan import Plan, SitePlan
+from onnxq.sites import Edge, Role, TensorId
+from onnxq.spec import QParams, QuantSpec
 
 BITS = st.integers(0x2C000000, 0x53000000)  # 2e-12 to 5e11
 NAMES = st.text(
@@ -157,3 +160,14 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_cache(tmp_path / "none.cache")
     with pytest.raises(CalibrationError, match="directory"):
         read_cache(tmp_path)
+
+
+@pytest.mark.parametrize("scope", ["", "If_0.then_branch"])
+def test_names_with_colons_stay_whole(scope: str) -> None:
+    """Inputs of one reader are written under the name of their tensor, as the exporter gave it."""
+    site = SitePlan(
+        site=Edge("attention", 1, scope), role=Role.ACTIVATION, spec=QuantSpec(),
+        qparams=QParams(np.float32(0.5), np.int32(0)), tensor=TensorId("onnx::MatMul_12", scope),
+    )  # fmt: skip
+    plan = Plan(target="trt", model="m", topology="t", weights="w", sites=(site,))
+    assert cache_of(plan) == {"onnx::MatMul_12": np.float32(0.5)}

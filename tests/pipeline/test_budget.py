@@ -181,9 +181,9 @@ def test_times_that_are_none(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "wanted"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400), ("0.5 m", 30)])
 def test_times(text: str, wanted: float) -> None:
-    from onnxq.cli.options import seconds
+    from onnxq.cli.options import parse_seconds
 
-    assert seconds(None, None, text) == wanted  # type: ignore[arg-type]
+    assert parse_seconds(None, None, text) == wanted  # type: ignore[arg-type]
 
 
 # The command, but slow, and saying aloud what it begins.

@@ -19,10 +19,10 @@ from tests.pipeline.models import images, residual
 @pytest.mark.parametrize("cpu", [None, "any", *CPU_COSTS])
 def test_plan_and_report_say_what_was_placed_for(cpu: str | None) -> None:
     result = onnxq.quantize(residual(), images(), effort="fast", latency=False, cpu=cpu)
-    assert result.plan.choice["cpu"] == (cpu or "any")
+    assert result.plan.placement.cpu == (cpu or "any")
     assert result.report.cpu == (cpu or "any")
     assert json.loads(report_json(result.report))["cpu"] == (cpu or "any")
-    assert onnxq.make_plan(residual(), images(), cpu=cpu).choice["cpu"] == (cpu or "any")
+    assert onnxq.make_plan(residual(), images(), cpu=cpu).placement.cpu == (cpu or "any")
     again = onnxq.apply(residual(), result.plan, latency=False)
     assert again.report.cpu == (cpu or "any")
     assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
@@ -41,7 +41,7 @@ def test_the_summary_names_the_kind_that_timed() -> None:
 
 def test_a_measured_placement_is_for_this_machine() -> None:
     result = onnxq.quantize(residual(), images(), placement="measured", effort="fast", latency=False)
-    assert result.plan.choice["cpu"] == cpu_kind()
+    assert result.plan.placement.cpu == cpu_kind()
     with pytest.raises(ConfigError, match="cpu") as caught:
         onnxq.quantize(residual(), images(), placement="measured", cpu="vnni")
     assert "placement: rules" in str(caught.value)

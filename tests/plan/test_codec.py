@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.errors import PlanError
-from onnxq.plan import BiasPlan, Plan, SitePlan, from_json, to_json
+from onnxq.plan import (
+    AttentionChoice,
+    AttentionKind,
+    BiasPlan,
+    PlacementChoice,
+    PlacementMethod,
+    Plan,
+    SitePlan,
+    from_json,
+    to_json,
+)
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, TensorId
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
@@ -54,11 +64,27 @@ def site_plans(draw: st.DrawFn) -> SitePlan:
         bound=(draw(bounds), draw(bounds)),
         derived=draw(st.none() | st.tuples(sites, sites)),
         group=draw(st.sampled_from(["", "x"])),
-        tensor=draw(names),
+        tensor=draw(st.none() | st.builds(TensorId, names, st.sampled_from(["", "If_0.then_branch"]))),
         anchor=draw(st.sampled_from(["", "ab12"])),
     )
 
 
+placements = st.builds(
+    PlacementChoice,
+    method=st.sampled_from(PlacementMethod),
+    cpu=st.sampled_from(["", "any", "avx2"]),
+    candidate=names,
+    threads=st.integers(0, 8),
+    speedups=st.dictionaries(names, st.floats(0.01, 9.0), max_size=2),
+)
+decibels = st.just(np.inf) | st.floats(-20, 200)
+attentions = st.builds(
+    AttentionChoice,
+    kind=st.sampled_from(AttentionKind),
+    float_db=decibels,
+    quantized_db=decibels,
+    samples=st.integers(1, 99),
+)
 plans = st.builds(
     Plan,
     target=st.just("ort"),
@@ -74,7 +100,8 @@ plans = st.builds(
     left_float=st.lists(st.builds(LeftFloat, names, names, names, names), max_size=2).map(tuple),
     warnings=st.lists(st.builds(Caution, names, names), max_size=2).map(tuple),
     data=names,
-    choice=st.dictionaries(names, names, max_size=2),
+    placement=st.none() | placements,
+    attention=st.none() | attentions,
     nodes=st.dictionaries(names, names, max_size=2),
 )
 

@@ -14,6 +14,7 @@ from onnx import numpy_helper, parser, shape_inference
 
 from onnxq.config import Config, Rule
 from onnxq.graph import name_nodes
+from onnxq.plan import PlacementChoice
 from onnxq.planner.balance import TOLERATED, Balance, place
 from onnxq.planner.build import Draft, draft
 from onnxq.planner.cut import CutProblem, weighted_sum
@@ -125,7 +126,7 @@ def test_what_no_graph_can_serve_is_left_float_with_a_warning() -> None:
     alone = draft(net(24, 10, ["dense", "dense"]), Config(cpu="vnni")).default()
     assert alone.sites
     assert not alone.warnings
-    assert alone.choice["cpu"] == "vnni"
+    assert alone.placement == PlacementChoice(cpu="vnni")
 
 
 def test_what_the_person_forces_is_quantized_on_every_kind() -> None:
@@ -146,9 +147,9 @@ def test_beside_what_is_forced_nothing_makes_another_kind_slower() -> None:
 
 def test_the_plan_names_the_kind_it_was_made_for() -> None:
     for cpu in ("any", *CPU_COSTS):
-        assert drafted("wide residual", cpu=cpu).default().choice == {"placement": "rules", "cpu": cpu}
-    assert "cpu" not in drafted("wide residual", target="virtual").default().choice
-    assert "cpu" not in drafted("wide residual", mode="weight-only").default().choice
+        assert drafted("wide residual", cpu=cpu).default().placement == PlacementChoice(cpu=cpu)
+    assert drafted("wide residual", target="virtual").default().placement == PlacementChoice()
+    assert drafted("wide residual", mode="weight-only").default().placement == PlacementChoice()
 
 
 @pytest.mark.parametrize("cpu", CPU_COSTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.plan import Plan, SitePlan, from_json, to_json
+from onnxq.plan import PlacementChoice, Plan, SitePlan, from_json, to_json
 from onnxq.report import show_plan, site_line, spec_text
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
@@ -53,7 +53,7 @@ PLAN = Plan(
     left_float=(LeftFloat("Add_1", "would not pay"), LeftFloat("Add_2", "would not pay")),
     warnings=(Caution("W103", "other CPUs could be served better"),),
     data="8 samples",
-    choice={"placement": "rules"},
+    placement=PlacementChoice(),
 )
 
 TABLE = """\
@@ -64,7 +64,7 @@ Conv_0/in1                 weight      int8 symmetric per channel 0  ort.conv
 plan        2 sites for ort: 1 activation, 1 weight (without numbers:
             calibration adds them)
 prepare     fold_constants
-choice      placement: rules
+placement   by rules
 guarded     a, b, c, d and 2 more
 refused     1 x [R101] no kernel (Softmax_3)
                 fix: leave it float

@@ -43,7 +43,7 @@ def samples(shapes: dict[str, tuple[int, ...]], count: int = 3) -> list[dict[str
 
 
 def sites(plan: onnxq.Plan) -> dict[str, str]:
-    return {site.tensor: str(site.role) for site in plan.sites}
+    return {str(site.tensor): str(site.role) for site in plan.sites}
 
 
 def test_pairs_stand_where_the_rules_say() -> None:

@@ -147,7 +147,7 @@ def pairs(exported: Exported) -> dict[str, tuple[str, str]]:
     tensors = {plan.site: plan.tensor for plan in exported.plan.sites}
     for site, places in exported.sites.items():
         place = places[0]
-        behind, front = part(place, "dequantized"), tensors[place]
+        behind, front = part(place, "dequantized"), tensors[place].name
         if front in outputs:
             behind, front = front, part(place, "float")
         found[site] = (front, behind)

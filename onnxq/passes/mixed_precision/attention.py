@@ -9,7 +9,8 @@ from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import PassReport
 from onnxq.passes.rounding.passes import round_again
 from onnxq.passes.state import State
-from onnxq.plan import Plan
+from onnxq.plan import AttentionChoice, AttentionKind, Plan
+from onnxq.targets import target
 
 NAME, AGAIN = "attention", "attention_after_rounding"
 
@@ -45,17 +46,25 @@ def choose_attention(ctx: RunContext, state: State) -> tuple[State, PassReport]:
         for a, b in zip(found["float"], found["quantized"], strict=True)
     ]
     count = len(judge.samples)
-    said = f"{worst['quantized']:.1f} dB quantized, {worst['float']:.1f} dB in float, on {count} held-back samples"
-    if all(kept):
-        plan = replace(whole, choice={**whole.choice, "attention": f"quantized ({said})"})
-        return replace(state, plan=plan), PassReport(NAME, ("quantized",))
-    reason = f"attention stays float: quantized it costs more than {_MAY_COST_DB:g} dB ({said})"
-    names = {edge.node for site in whole.sites for edge in site.consumers or () if site.rule.startswith("attention")}
-    left_float = tuple(
-        replace(one, reason=reason) if one.rule.startswith("attention") and one.subject in names else one
-        for one in plain.left_float
+    choice = AttentionChoice(
+        kind=AttentionKind.FLOAT,
+        float_db=round(worst["float"], 1),
+        quantized_db=round(worst["quantized"], 1),
+        samples=count,
     )
-    plan = replace(plain, left_float=left_float, choice={**plain.choice, "attention": f"float ({said})"})
+    if all(kept):
+        plan = replace(whole, attention=replace(choice, kind=AttentionKind.QUANTIZED))
+        return replace(state, plan=plan), PassReport(NAME, ("quantized",))
+    reason = (
+        f"attention stays float: quantized it costs more than {_MAY_COST_DB:g} dB ({worst['quantized']:.1f} dB "
+        f"quantized, {worst['float']:.1f} dB in float, on {count} held-back samples)"
+    )
+    rules = target(plain.target).attention_rules
+    names = {edge.node for site in whole.sites for edge in site.consumers or () if site.rule in rules}
+    left_float = tuple(
+        replace(one, reason=reason) if one.rule in rules and one.subject in names else one for one in plain.left_float
+    )
+    plan = replace(plain, left_float=left_float, attention=choice)
     return replace(state, plan=plan), PassReport(NAME, ("float",))
 
 
@@ -67,24 +76,19 @@ def reconsider_attention(ctx: RunContext, state: State) -> tuple[State, PassRepo
     assert state.plain is not None
     assert state.unrounded is not None
     chosen, report = choose_attention(ctx, state)
-    if quantizes_attention(chosen.planned):
+    if chosen.planned.quantizes_attention:
         return chosen, report
     plan = chosen.planned
     bare = replace(
         without_attention(state.unrounded, state.plain),
-        refusals=plan.refusals, left_float=plan.left_float, choice=plan.choice,
+        refusals=plan.refusals, left_float=plan.left_float, placement=plan.placement, attention=plan.attention,
     )  # fmt: skip
     return round_again(ctx, chosen, bare, AGAIN)
 
 
-def quantizes_attention(plan: Plan) -> bool:
-    """True where a trial chose to quantize attention."""
-    return plan.choice.get("attention", "").startswith("quantized")
-
-
 def has_attention_rules(ctx: RunContext, state: State) -> bool:
     """True where the rules for attention made the plan."""
-    return ctx.config.attention == "quantized" or quantizes_attention(state.planned)
+    return ctx.config.attention == "quantized" or state.planned.quantizes_attention
 
 
 def _is_open(ctx: RunContext, state: State) -> bool:
@@ -92,7 +96,7 @@ def _is_open(ctx: RunContext, state: State) -> bool:
 
 
 def _is_rounded_and_quantized(ctx: RunContext, state: State) -> bool:
-    return state.plain is not None and state.unrounded is not None and quantizes_attention(state.planned)
+    return state.plain is not None and state.unrounded is not None and state.planned.quantizes_attention
 
 
 ATTENTION = Pass(

@@ -16,7 +16,7 @@ from onnxq.graph import GraphIndex
 from onnxq.passes.base import RunContext
 from onnxq.passes.mixed_precision.request import FLOAT, UINT16
 from onnxq.passes.state import State
-from onnxq.plan import Plan, SitePlan
+from onnxq.plan import PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, Draft, bind_sums
 from onnxq.sites import Edge, LeftFloat, Role, Site, TensorId
 from onnxq.spec import QuantSpec
@@ -92,10 +92,11 @@ class Ways:
         if self.to == UINT16:
             return self._widened(keys)
         left = self.left(keys)
-        if self.plan.choice.get("placement") == "measured":
-            taken = self.draft.candidates()[self.plan.choice["chosen"]].difference(keys)
+        how = self.plan.placement
+        if how is not None and how.method is PlacementMethod.MEASURED:
+            taken = self.draft.candidates()[how.candidate].difference(keys)
             told = tuple(r for r in self.plan.left_float if r.rule == "measured")
-            made = left.placed(Choice(taken, (*told, *(left.refused[name] for name in sorted(keys)))), self.plan.choice)
+            made = left.placed(Choice(taken, (*told, *(left.refused[name] for name in sorted(keys)))), how)
         else:
             made = left.default(attention=self.attention)
         return _carried(self.plan, made, self.draft.index)
@@ -192,7 +193,7 @@ def _carried(old: Plan, new: Plan, index: GraphIndex) -> Plan:
     nodes = {**{bias.edge.node: old.nodes.get(bias.edge.node, "") for bias in biases}, **new.nodes}
     return replace(
         new, sites=tuple(sites), biases=biases, nodes=nodes, scalings=old.scalings, data=old.data,
-        warnings=old.warnings, choice=old.choice,
+        warnings=old.warnings, placement=old.placement, attention=old.attention,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from onnxq.config import Config
 from onnxq.errors import ConfigError
-from onnxq.graph import GraphIndex, ModelLike, fold_constants, infer_shapes, name_nodes, strip_weights
+from onnxq.graph import GraphIndex, ModelLike, fold_constants, infer_shapes, name_nodes
 from onnxq.graph.scopes import walk
 from onnxq.nearest import did_you_mean
 from onnxq.passes.base import Pass, RunContext, Stage, rewriting

@@ -1,4 +1,4 @@
-"""What nodes cost in ONNX Runtime, by kind of CPU.
+"""Predicted times of nodes in ONNX Runtime, by kind of CPU.
 
 Measured for x86 with and without VNNI. Nobody has measured an ARM: there is no table for it.
 """

@@ -1,4 +1,8 @@
-"""What the cost model is asked, what it answers, and the constants that a kind of CPU gives it."""
+"""Input and output of the cost model, and the constants that each kind of CPU gives it.
+
+Units, by the end of a name: `_us` and `_launch` microseconds, `_ns` nanoseconds per element, `_gmacs` multiplications
+per nanosecond.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 Shape = tuple[int, ...]
-# A value by size, linear in the logarithm of the size between the entries.
+# Values by size; see `interpolate` for sizes between.
 Table = Mapping[int, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpCase:
-    """One node as its cost sees it; a shape that is not known is None."""
+    """One node as its cost depends on it; a shape that is not known is None."""
 
     op_type: str
     inputs: tuple[Shape | None, ...]
@@ -23,6 +27,7 @@ class OpCase:
     group: int = 1
     kernel: Shape = ()
     strides: Shape = ()
+    # Operator of the activation behind, which the kernel computes as well; "" without one.
     activation: str = ""
 
 
@@ -36,62 +41,58 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairCosts:
-    """QuantizeLinear and DequantizeLinear: microseconds to launch, nanoseconds an element.
-
-    from_conv: more behind a float Conv (ReorderOutput and Transpose); to_conv: more in front of one (Transpose, the
-    guarding Clip and ReorderInput).
-    """
+    """Times of QuantizeLinear and DequantizeLinear."""
 
     q_launch: float
     q_ns: float
     dq_launch: float
     dq_ns: float
+    # On top, behind a float Conv: ReorderOutput and Transpose.
     from_conv_launch: float
     from_conv_ns: float
+    # On top, in front of a float Conv: Transpose, the guarding Clip and ReorderInput.
     to_conv_launch: float
     to_conv_ns: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConvCosts:
-    """Dense and grouped Conv. `_gmacs` are multiplications a nanosecond, `_ns` nanoseconds, `_launch` microseconds.
+    """Constants of dense and grouped Conv."""
 
-    block: channels of one NCHWc block of the float kernels; row_tile: outputs of a row that they do at once.
-    cold_ns: operands that other nodes have pushed out of the nearest cache, which chains of equal Convs do not show.
-    clip_ns: NCHWc kernels do Relu on the way out, Clip in a second pass; int8 ones need neither.
-    float_gmacs: by blocks of output channels; float_gmacs_nchw: inputs of less than a block are read as they are.
-    float_single: a single output of a row costs 1 + this * (kernel - 1) / blocks, the addend at most float_single_most.
-    float_reorder_ns: an output that a Conv of less than a block will read goes back to NCHW.
-    stream_float, stream_int8: microseconds a million weights to bring them in, by their number.
-    int8_image_ns: a map of 2 to 4 channels is the model's input: it comes in NCHW and is transposed.
-    int8_in_ns, int8_in_tap_ns, int8_out_ns: of one output pixel, by channels.
-    line_gmacs: float Conv of one or three dimensions, by the smaller number of channels.
-    grouped_float_gmacs: by input channels of a group.
-    """
-
+    # Channels of one NCHWc block of the float kernels, and outputs of a row that they compute at once.
     block: int
     row_tile: int
     launch: float
     int8_launch: float
+    # Operands that other nodes have pushed out of the nearest cache; chains of equal Convs do not show these.
     cold_ns: float
     int8_cold_ns: float
+    # NCHWc kernels compute Relu on the way out and Clip in a second pass; int8 ones need neither.
     clip_ns: float
+    # By blocks of output channels; `_nchw`: for inputs of less than a block, which are read as they are.
     float_gmacs: Table
     float_gmacs_nchw: float
+    # A single output of a row costs 1 + float_single * (kernel - 1) / blocks, the addend at most float_single_most.
     float_single: float
     float_single_most: float
     float_pixel_ns: float
+    # An output that a Conv of less than a block will read goes back to NCHW.
     float_reorder_ns: float
+    # Microseconds per million weights to bring them in from memory, by their number.
     stream_float: Table
     stream_int8: Table
     int8_gmacs: float
+    # A map of 2 to 4 channels is the model's input: it comes in NCHW and is transposed.
     int8_image_ns: float
     int8_channel_ns: float
     int8_gather_ns: float
+    # Per output pixel, by input channels, the same for each tap, and by output channels.
     int8_in_ns: Table
     int8_in_tap_ns: Table
     int8_out_ns: Table
+    # Float Conv of one or three dimensions, by the smaller number of channels.
     line_gmacs: Table
+    # By input channels of a group.
     grouped_float_gmacs: Table
     grouped_int8_ns: float
     grouped_int8_tap_ns: float
@@ -100,38 +101,36 @@ class ConvCosts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DepthwiseCosts:
-    """Conv of one input and one output channel a group.
+    """Constants of Conv of one input and one output channel per group."""
 
-    float_ns: by the width of the map; float_taps: time grows with (taps/9) to this power; float_skip_ns: of an input
-    that stride leaves without an output. odd_ns, odd4_ns: a channel count that fills no vector of 16, of 8.
-    line: Conv of one or three dimensions, which is done group by group.
-    """
-
+    # By the width of the map.
     float_ns: Table
+    # Time grows with (taps / 9) to this power.
     float_taps: float
+    # Per input that a stride leaves without an output.
     float_skip_ns: float
     int8_launch: float
     int8_tap_ns: float
     int8_ns: float
     int8_pixel_ns: float
     int8_channel_ns: float
+    # On top for a channel count that fills no vector of 16, and of 8.
     odd_ns: float
     odd4_ns: float
+    # Conv of one or three dimensions, which is computed group by group.
     line_group_ns: float
     line_tap_ns: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearCosts:
-    """Gemm and MatMul. one_row_gmacs: what a single row reaches. matmul_bias: the Add that a float Gemm does not need.
-
-    stream: microseconds a million weights, by their number; one row hides most of it.
-    """
+    """Constants of Gemm and MatMul."""
 
     launch: float
     int8_launch: float
     gmacs: float
     int8_gmacs: float
+    # Reached by a product with a single row.
     one_row_gmacs: float
     int8_one_row_gmacs: float
     row_ns: float
@@ -139,60 +138,59 @@ class LinearCosts:
     int8_row_ns: float
     int8_out_ns: float
     int8_in_ns: float
+    # The Add behind a MatMul, which a Gemm does not need.
     matmul_bias_launch: float
     matmul_bias_ns: float
     matmul_int8_bias_launch: float
     matmul_int8_bias_ns: float
+    # Microseconds per million weights to bring them in from memory, by their number; one row hides most of it.
     stream_float: Table
     stream_int8: Table
 
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """Cost of an operator by elements: microseconds to launch, nanoseconds an element.
-
-    odd_ns: more for each element of a float map whose channels do not fill NCHWc blocks (it goes back to NCHW).
-    pixel_ns, odd_pixel_ns: of int8 kernels that go pixel by pixel, and more of it where channels do not fill vectors.
-    taps: times are for one tap of the kernel.
-    """
+    """Times of an operator that depend on the number of elements: microseconds to launch, nanoseconds per element."""
 
     float_us: float
     float_ns: float
     int8_us: float
     int8_ns: float
+    # On top per element of a float map whose channels do not fill NCHWc blocks, so that it goes back to NCHW.
     odd_ns: float = 0.0
+    # Per pixel of int8 kernels that go pixel by pixel, and on top where channels do not fill vectors.
     pixel_ns: float = 0.0
     odd_pixel_ns: float = 0.0
+    # Times are per tap of the kernel.
     taps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CpuCosts:
-    """The constants of one kind of CPU. origin: the machine, version and day they were measured on and with.
-
-    int8_network: what products in integers take in whole networks over what chains of equal nodes show, beyond what
-    float ones do.
-    elements: by operator; besides the names of operators "residual" (an Add that a Conv in front of it takes in, the
-    usual case on maps), "gate" (a Mul of a map by one value a channel) and "unknown" (without the pair around it).
-    """
+    """The constants of one kind of CPU."""
 
     name: str
+    # The machine, the version and the day of the measurement.
     origin: str
+    # Factor on products in integers: their time in whole networks over that in chains of equal nodes, beyond the
+    # same factor of float ones.
     int8_network: float
     pairs: PairCosts
     conv: ConvCosts
     depthwise: DepthwiseCosts
     linear: LinearCosts
+    # By operator; also "residual" (an Add that the Conv in front computes as well, the usual case on maps), "gate" (a
+    # Mul of a map by one value per channel) and "unknown" (any other operator, without the pair around it).
     elements: Mapping[str, Moves]
 
 
 def pad(n: int, multiple: int) -> int:
-    """The next multiple."""
+    """`n` rounded up to a multiple."""
     return -(-n // multiple) * multiple
 
 
 def interpolate(table: Table, x: float) -> float:
-    """Piecewise linear in log(x), constant beyond both ends."""
+    """The table at x: piecewise linear in log(x), constant beyond both ends."""
     points = sorted(table)
     if x <= points[0]:
         return table[points[0]]

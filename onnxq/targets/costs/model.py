@@ -1,4 +1,4 @@
-"""What a node costs in ONNX Runtime's CPU provider, float and int8: the numbers behind the placement min-cut.
+"""Time of a node in ONNX Runtime's CPU provider, float and int8, for the minimum cut of placement.
 
 Microseconds of one thread, from the constants of a kind of CPU. The model is static: shapes in, time out, so that the
 same graph is always placed the same way. Only differences and ratios matter; another machine scales both sides.
@@ -16,24 +16,31 @@ import math
 from onnxq.targets.costs.base import Cost, CpuCosts, Moves, OpCase, interpolate
 from onnxq.targets.costs.convs import INT8_BLOCK, conv_cost
 
+# Taken for sizes that are not known: small, so that int8 does not look cheap.
 UNKNOWN_ROWS = 1
 UNKNOWN_ELEMENTS = 4096
-# One row hides most of the stream of weights, from 16 rows on none.
+# Share of the time to bring weights in that shows: one row hides most of it, 16 rows and more none.
 STREAM_ONE_ROW, STREAM_ALL_ROWS = 0.35, 16
-# Activations that go into the kernel in front of them.
+# Activations that the kernel in front of them computes as well.
 _FOLDED = ("Relu", "Clip")
 _NOTHING = Moves(0.0, 0.0, 0.0, 0.0)
 
 
 def quantize_us(elements: int | None, cpu: CpuCosts, *, from_conv: bool = False) -> float:
-    """Cost of going from a float producer to int8 consumers: QuantizeLinear, and the way from NCHWc to NHWC."""
+    """Microseconds from a float producer to int8 consumers: QuantizeLinear, and the change from NCHWc to NHWC.
+
+    elements: None where they are not known. from_conv: the producer is a Conv.
+    """
     n, pairs = UNKNOWN_ELEMENTS if elements is None else elements, cpu.pairs
     layout = pairs.from_conv_launch + n * pairs.from_conv_ns / 1e3 if from_conv else 0.0
     return pairs.q_launch + n * pairs.q_ns / 1e3 + layout
 
 
 def dequantize_us(elements: int | None, cpu: CpuCosts, *, to_conv: bool = False) -> float:
-    """Cost of going from an int8 producer to float consumers: DequantizeLinear, and the way from NHWC to NCHWc."""
+    """Microseconds from an int8 producer to float consumers: DequantizeLinear, and the change from NHWC to NCHWc.
+
+    elements: None where they are not known. to_conv: a consumer is a Conv.
+    """
     n, pairs = UNKNOWN_ELEMENTS if elements is None else elements, cpu.pairs
     layout = pairs.to_conv_launch + n * pairs.to_conv_ns / 1e3 if to_conv else 0.0
     return pairs.dq_launch + n * pairs.dq_ns / 1e3 + layout
@@ -47,13 +54,13 @@ def op_cost(case: OpCase, cpu: CpuCosts) -> Cost:
     if case.op_type == "Conv" and case.weight is not None:
         cost = conv_cost(case, case.weight, cpu)
     elif case.op_type in ("Gemm", "MatMul") and case.weight is not None and len(case.weight) > 1:
-        cost = _linear_cost(case, case.weight, cpu)
+        cost = _compute_linear_cost(case, case.weight, cpu)
     else:
-        return _moves_cost(case, cpu)
+        return _compute_moves_cost(case, cpu)
     return Cost(cost.float_us, cost.int8_us * cpu.int8_network)
 
 
-def _linear_cost(case: OpCase, weight: tuple[int, ...], cpu: CpuCosts) -> Cost:
+def _compute_linear_cost(case: OpCase, weight: tuple[int, ...], cpu: CpuCosts) -> Cost:
     """Gemm (uint8 in, uint8 out) and MatMul by a constant (uint8 in, float out)."""
     linear, weights = cpu.linear, math.prod(weight)
     outputs, rows = weight[-1], UNKNOWN_ROWS
@@ -61,6 +68,7 @@ def _linear_cost(case: OpCase, weight: tuple[int, ...], cpu: CpuCosts) -> Cost:
         outputs = case.output[-1]
         rows = max(1, math.prod(case.output[:-1]))
     depth = weights // max(outputs, 1)
+    # Microseconds per million weights, as the tables have them.
     exposed = weights * min(1.0, STREAM_ONE_ROW + (1 - STREAM_ONE_ROW) * math.log(rows, STREAM_ALL_ROWS)) / 1e6
     float_us = linear.launch + max(rows / linear.gmacs, 1 / linear.one_row_gmacs) * weights / 1e3
     float_us += rows * (linear.row_ns + outputs * linear.out_ns) / 1e3
@@ -74,7 +82,8 @@ def _linear_cost(case: OpCase, weight: tuple[int, ...], cpu: CpuCosts) -> Cost:
     return Cost(float_us, int8_us)
 
 
-def _row_of(case: OpCase, cpu: CpuCosts) -> Moves:
+def _find_row(case: OpCase, cpu: CpuCosts) -> Moves:
+    """The row of `CpuCosts.elements` for a node."""
     shape = case.output
     if case.op_type in _FOLDED:
         return _NOTHING
@@ -82,19 +91,19 @@ def _row_of(case: OpCase, cpu: CpuCosts) -> Moves:
         return cpu.elements["residual"]
     if case.op_type == "Mul" and any(known is not None and known != shape for known in case.inputs):
         return cpu.elements["gate"]
-    return cpu.elements.get(case.op_type) or _with_pair(cpu.elements["unknown"], cpu)
+    return cpu.elements.get(case.op_type) or _add_pair(cpu.elements["unknown"], cpu)
 
 
-def _with_pair(row: Moves, cpu: CpuCosts) -> Moves:
-    """Integers in and out of a kernel that computes in float."""
+def _add_pair(row: Moves, cpu: CpuCosts) -> Moves:
+    """The row of a kernel that computes in float between integers: with the pair around it."""
     pairs = cpu.pairs
     launch, ns = pairs.q_launch + pairs.dq_launch, pairs.q_ns + pairs.dq_ns
     return Moves(row.float_us, row.float_ns, row.int8_us + launch, row.int8_ns + ns)
 
 
-def _moves_cost(case: OpCase, cpu: CpuCosts) -> Cost:
-    """Operators that cost by their elements. Without sizes int8 never looks cheaper than float."""
-    row = _row_of(case, cpu)
+def _compute_moves_cost(case: OpCase, cpu: CpuCosts) -> Cost:
+    """Time of an operator by its elements. Without sizes int8 is never cheaper than float."""
+    row = _find_row(case, cpu)
     shapes = [shape for shape in (case.output, *case.inputs) if shape is not None]
     shape = max(shapes, key=math.prod) if case.op_type == "GlobalAveragePool" and shapes else case.output
     if shape is None:

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.cli import cli
 from onnxq.cli.group import LazyGroup
-from onnxq.cli.options import size
+from onnxq.cli.options import parse_size
 from onnxq.errors import ModelError
 from tests.processes import start
 
@@ -124,7 +124,7 @@ def test_a_wrong_command_line_exits_with_2(args, said):
 )
 def test_amounts_of_memory(text, count):
     option = click.Option(["--memory-limit"])
-    assert size(click.Context(cli), option, text) == count
+    assert parse_size(click.Context(cli), option, text) == count
 
 
 FAULTS = [

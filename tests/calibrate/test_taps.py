@@ -118,13 +118,13 @@ def test_a_larger_sample_later_on_is_split_up(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("onnxq.calibrate.activations._LOOK_AHEAD", 1)
     feeds = [{"a": np.ones((1, length), np.float32)} for length in (2, 50, 2)]
     made: list[tuple[TensorId, ...]] = []
-    runner = taps.Taps._runner
+    runner = taps.Taps._open_runner
 
     def watched(self: taps.Taps, group: tuple[TensorId, ...]) -> object:
         made.append(group)
         return runner(self, group)
 
-    monkeypatch.setattr(taps.Taps, "_runner", watched)
+    monkeypatch.setattr(taps.Taps, "_open_runner", watched)
     sites = plan(site("a"), site("b"), site("c"))
     found = calibrate(chain, sites, dataset(chain, feeds), memory_limit=400)
     assert [len(group) for group in made] == [3, 2, 1]

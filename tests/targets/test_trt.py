@@ -11,6 +11,7 @@ from onnx import TensorProto, numpy_helper
 
 import onnxq
 from onnxq.config import load_config
+from onnxq.plan import AttentionKind
 from onnxq.sites import Role
 from onnxq.targets.trt import RULES
 from tests.targets.graphs import model
@@ -58,7 +59,7 @@ def cut_attention(config: onnxq.Config) -> onnxq.Result:
 
 
 def pairs(result: onnxq.Result) -> set[str]:
-    return {site.tensor for site in result.plan.sites if site.role is not Role.WEIGHT}
+    return {str(site.tensor) for site in result.plan.sites if site.role is not Role.WEIGHT}
 
 
 def test_every_rule_has_a_graph() -> None:
@@ -79,11 +80,11 @@ def test_pairs_stand_where_the_rules_say(name: str) -> None:
     groups: dict[str, set[str]] = {}
     for site in result.plan.sites:
         if site.group:
-            groups.setdefault(site.group, set()).add(site.tensor)
+            groups.setdefault(site.group, set()).add(str(site.tensor))
             assert site.qparams is not None
     assert {frozenset(group) for group in groups.values()} == set(case.groups)
     for group in case.groups:
-        scales = {float(s.qparams.scale) for s in result.plan.sites if s.tensor in group and s.qparams is not None}
+        scales = {float(s.qparams.scale) for s in result.plan.sites if str(s.tensor) in group and s.qparams is not None}
         assert len(scales) == 1
 
 
@@ -160,7 +161,7 @@ CONVNEXT = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
     [("residual-identity", "i", True), ("residual-linear", "i", True), ("no-residual", "d", False)],
 )
 def test_the_skip_branch_reads_the_pair_that_is_there(name: str, tensor: str, reads: bool) -> None:
-    site = next(site for site in quantized(name).plan.sites if site.tensor == tensor)
+    site = next(site for site in quantized(name).plan.sites if str(site.tensor) == tensor)
     assert any(edge.node.startswith("add") for edge in site.consumers or ()) is reads
 
 
@@ -190,7 +191,7 @@ def test_attention_stays_float_unless_forced() -> None:
 
 def test_attention_is_quantized_where_it_keeps_the_answers() -> None:
     result = attention(load_config(CONFIG, {"attention": "auto"}))
-    assert result.plan.choice["attention"].startswith("quantized (")
+    assert result.plan.quantizes_attention
     assert pairs(result) == {"x", "o", "q", "k", "p", "v", "o0"}
     assert "attention quantized" in result.report.placement
 
@@ -204,7 +205,9 @@ def test_attention_stays_float_where_it_does_not() -> None:
             wide[:, :2] *= 400.0 if tensor.name == "wk" else 0.0025
             tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
     result = onnxq.quantize(proto, samples(proto), load_config(CONFIG, {"attention": "auto"}))
-    assert result.plan.choice["attention"].startswith("float (")
+    assert result.plan.attention is not None
+    assert result.plan.attention.kind is AttentionKind.FLOAT
+    assert result.plan.attention.quantized_db < result.plan.attention.float_db
     assert pairs(result) == {"x", "o"}
     assert result.plan.calibrated
     assert {one.subject for one in result.report.left_float} == {"matmul9", "matmul13"}

@@ -1,0 +1,79 @@
+"""Every pair and bias of a plan written into its model."""
+
+from __future__ import annotations
+
+import json
+
+from onnxq.emit.metadata import BITS_KEY, PLAN_KEY, read_records, write_plan
+from onnxq.emit.pairs import PairWriter
+from onnxq.errors import PlanError
+from onnxq.graph import Editor, GraphIndex, ModelLike, index_of, opset_of
+from onnxq.plan import Plan
+from onnxq.plan.limits import check_numbers, check_specs
+from onnxq.plan.names import part
+from onnxq.sites import Edge, Role, TensorId
+
+
+def put_biases(proto: ModelLike, plan: Plan) -> ModelLike:
+    """The prepared model with the plan's float biases in the place of its own.
+
+    Each takes the place at one input only: other readers of the old bias keep it. Raises PlanError for an input that is
+    not there.
+    """
+    if not plan.biases:
+        return proto
+    index, editor = index_of(proto), Editor(proto)
+    for bias in plan.biases:
+        node = index.node(bias.edge.node)
+        # The input behind the last is allowed: an operator without a bias gets one there.
+        if bias.edge.index > len(node.inputs):
+            raise PlanError(str(bias.edge), "this node has no place for a bias", "plan this model again", code="Q404")
+        name = editor.fresh(f"{part(bias.edge, 'float')}/corrected")
+        editor.add_initializer(node.scope, name, bias.values)
+        editor.replace_input(bias.edge, name)
+    editor.remove_unused()
+    return editor.export()
+
+
+def emit(proto: ModelLike, plan: Plan) -> ModelLike:
+    """The prepared model with every pair of the plan in it.
+
+    Weights and biases become integer initializers behind a DequantizeLinear; activations get a
+    QuantizeLinear/DequantizeLinear pair, with a float Clip in front when the bit width is narrower than its container.
+    Every node is named after its site and carries `onnxq.*` metadata; the plan without its numbers goes into the
+    model's metadata.
+
+    Raises PlanError for a site without numbers, one that is not in this model, or one that the target cannot run.
+    """
+    if opset_of(proto) < plan.opset:
+        raise PlanError(plan.model, f"the plan needs opset {plan.opset}, the model has {opset_of(proto)}", code="Q404")
+    index = index_of(proto)
+    check_specs(plan, index)
+    check_numbers(plan)
+    own_inputs = frozenset(site.site for site in plan.sites if isinstance(site.site, Edge))
+    writer = PairWriter(Editor(proto), index, _find_integer_readers(plan, index), own_inputs)
+    for site in plan.existing:
+        writer.connect_existing(site)
+    for site in plan.sites:
+        if site.qparams is None:
+            raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)", code="Q405")
+        if site.role in (Role.WEIGHT, Role.BIAS):
+            writer.write_constant(site, site.qparams)
+        else:
+            writer.write_activation(site, site.qparams)
+    writer.editor.remove_unused()
+    records = {**read_records(proto, index), **writer.records}
+    writer.editor.model_metadata({PLAN_KEY: write_plan(plan), BITS_KEY: json.dumps(records)})
+    return writer.editor.export()
+
+
+def _find_integer_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
+    """Names of the nodes that read a quantized activation, so that their kernels may multiply integers."""
+    found = set()
+    for site in plan.all_sites:
+        if site.role is Role.ACTIVATION:
+            edges = site.consumers
+            if edges is None and isinstance(site.site, TensorId):
+                edges = index.consumers(site.site)
+            found |= {edge.node for edge in edges or ()}
+    return frozenset(found)

@@ -1,0 +1,196 @@
+"""One site after another written into a graph as nodes, scales and zero points.
+
+activation:  tensor -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear -> readers
+constant:    integers -> [Cast ->] DequantizeLinear -> readers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxq.calibrate.constants import tensor_of
+from onnxq.emit.constants import STORAGE_TYPES, numpy_type, quantize_constant
+from onnxq.emit.metadata import Record, describe_site
+from onnxq.errors import PlanError
+from onnxq.graph import Editor, GraphIndex, ModelLike
+from onnxq.numerics import clip_bounds, scale_as
+from onnxq.plan import SitePlan
+from onnxq.plan.names import part
+from onnxq.sites import Edge, Role, TensorId
+from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+
+# Lowest and highest value, as numpy scalars of the type that is bounded.
+Bounds = tuple[np.generic | float, np.generic | float]
+
+
+class PairWriter:
+    """Writes sites into an editor; `records` describes the nodes written so far, by name.
+
+    in_integers: names of the nodes that read a quantized activation. apart: inputs that have a site of their own.
+    """
+
+    def __init__(
+        self, editor: Editor[ModelLike], index: GraphIndex, in_integers: frozenset[str], apart: frozenset[Edge]
+    ) -> None:
+        self.editor, self.index, self.in_integers, self.apart = editor, index, in_integers, apart
+        # A model output keeps its name on the dequantized tensor; its float values get this one.
+        self.renamed: dict[TensorId, str] = {}
+        self.records: dict[str, Record] = {}
+
+    def connect_existing(self, site: SitePlan) -> None:
+        """Let the site's consumers read a pair that the model came with. Those that read one already stay."""
+        pair = self.index.node(site.dequantize)
+        edges = [edge for edge in site.consumers or () if not self._reads_dequantized(edge)]
+        made = pair.outputs[0]
+        # Half a pair, in front of an operator on integers: float readers need the other half.
+        if edges and pair.op_type == "QuantizeLinear":
+            names = self._make_names(site, ("dq_node", "dequantized"))
+            made = names["dequantized"]
+            self.editor.insert_node(
+                pair.scope, "DequantizeLinear", [pair.outputs[0], *pair.inputs[1:]], [made], name=names["dq_node"],
+                metadata=self._add_record(site, names["dq_node"]), after=pair.name,
+            )  # fmt: skip
+        for edge in edges:
+            self.editor.replace_input(edge, made)
+
+    def _reads_dequantized(self, edge: Edge) -> bool:
+        node = self.index.node(edge.node)
+        held = self.index.resolve(node.inputs[edge.index], node.scope)
+        maker = None if held is None else self.index.producer(held)
+        return maker is not None and maker.op_type == "DequantizeLinear"
+
+    def write_activation(self, site: SitePlan, qparams: QParams) -> None:
+        """Tensor -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear -> its readers."""
+        tensor, scope = tensor_of(self.index, site.site), site.site.scope
+        names = self._make_names(site, ("q_node", "dq_node", "quantized", "dequantized"))
+        source = self.renamed.get(tensor, tensor.name)
+        whole = site.consumers is None
+        if whole and self.index.is_output(tensor):
+            source = self.editor.fresh(part(site.site, "float"))
+            self.editor.rename_tensor(tensor, source)
+            self.renamed[tensor] = source
+            names["dequantized"] = tensor.name
+        producer = self.index.producer(tensor)
+        reader = self.index.node(site.consumers[0].node) if site.consumers else None
+        after = producer.name if producer is not None and producer.scope == scope else None
+        before = reader.name if after is None and reader is not None else None
+        made = TensorId(source, tensor.scope)
+        # An input with a site of its own, e.g. in a branch that captures the tensor, reads the float values.
+        whole_edges = (edge for edge in self.editor.consumers(made) if edge not in self.apart)
+        edges = tuple(whole_edges) if whole else site.consumers or ()
+        scale, zero = self._add_qparams(site, qparams, scope)
+        quantizer_input = source
+        narrow = not site.spec.fills_storage or site.spec.narrow_range
+        alike = isinstance(site.spec.granularity, PerTensor)
+        if narrow and alike:
+            # In float, in front of QuantizeLinear, so that 8-bit kernels still fuse.
+            bounds = clip_bounds(qparams, site.spec, self._find_float_type(site))
+            quantizer_input, clip = self._insert_clip(site, source, bounds, before=before, after=after)
+            before, after = None, clip
+        axis = _axis_attributes(site.spec)
+        self.editor.insert_node(
+            scope, "QuantizeLinear", [quantizer_input, scale, zero], [names["quantized"]],
+            name=names["q_node"], attrs=axis, metadata=self._add_record(site, names["q_node"]),
+            before=before, after=after,
+        )  # fmt: skip
+        quantized, last = names["quantized"], names["q_node"]
+        if narrow and not alike:
+            # A Clip has one pair of bounds, and only the quantized values of all channels share one.
+            kind = numpy_type(site.spec).type
+            quantized, last = self._insert_clip(
+                site, quantized, (kind(site.spec.qmin), kind(site.spec.qmax)), after=last
+            )
+        self.editor.insert_node(
+            scope, "DequantizeLinear", [quantized, scale, zero], [names["dequantized"]],
+            name=names["dq_node"], attrs=axis, metadata=self._add_record(site, names["dq_node"]), after=last,
+        )  # fmt: skip
+        self.editor.rewire(made, names["dequantized"], consumers=edges, outputs=whole)
+
+    def _insert_clip(
+        self, site: SitePlan, source: str, bounds: Bounds, *, before: str | None = None, after: str | None = None
+    ) -> tuple[str, str]:
+        """A Clip on `source`, to bounds of its type; returns the names of its result and its node."""
+        scope = site.site.scope
+        names = self._make_names(site, ("clip_node", "clipped", "clip_min", "clip_max"))
+        for name, bound in zip(("clip_min", "clip_max"), bounds, strict=True):
+            self.editor.add_initializer(scope, names[name], np.asarray(bound))
+        self.editor.insert_node(
+            scope, "Clip", [source, names["clip_min"], names["clip_max"]], [names["clipped"]],
+            name=names["clip_node"], metadata=self._add_record(site, names["clip_node"]), before=before, after=after,
+        )  # fmt: skip
+        return names["clipped"], names["clip_node"]
+
+    def write_constant(self, site: SitePlan, qparams: QParams) -> None:
+        """Integer initializer -> DequantizeLinear -> its readers."""
+        tensor, scope = tensor_of(self.index, site.site), site.site.scope
+        value = self.index.constant(tensor)
+        if value is None:
+            raise PlanError(str(site.site), "is not a constant in this model", "plan this model again", code="Q404")
+        names = self._make_names(site, ("dq_node", "quantized", "dequantized"))
+        data = quantize_constant(site, qparams, value)
+        storage = site.spec.storage
+        first = min(site.consumers or (), key=lambda edge: self.index.node(edge.node).order)
+        # Kernels that multiply integers take bytes; in weight-only graphs the 4-bit DequantizeLinear is the kernel.
+        if site.spec.storage_bits < 8 and first.node in self.in_integers:
+            storage = self._insert_cast(site, data, names["quantized"], first.node)
+        else:
+            self.editor.add_initializer(scope, names["quantized"], data, dtype=STORAGE_TYPES[storage])
+        scale, zero = self._add_qparams(site, qparams, scope, storage)
+        inputs = [names["quantized"], scale] + ([] if site.role is Role.BIAS else [zero])
+        self.editor.insert_node(
+            scope, "DequantizeLinear", inputs, [names["dequantized"]], name=names["dq_node"],
+            attrs=_axis_attributes(site.spec), metadata=self._add_record(site, names["dq_node"]), before=first.node,
+        )  # fmt: skip
+        for edge in site.consumers or ():
+            self.editor.replace_input(edge, names["dequantized"])
+
+    def _insert_cast(self, site: SitePlan, data: NDArray[np.generic], name: str, reader: str) -> str:
+        """A Cast from 4 bits in the file to a byte in the graph; returns the storage it casts to."""
+        # Engines compute the Cast of a constant once, when they load the file.
+        scope, wide = site.site.scope, site.spec.numpy_storage
+        names = self._make_names(site, ("packed", "cast_node"))
+        self.editor.add_initializer(scope, names["packed"], data, dtype=STORAGE_TYPES[site.spec.storage])
+        self.editor.insert_node(
+            scope, "Cast", [names["packed"]], [name], name=names["cast_node"], attrs={"to": int(STORAGE_TYPES[wide])},
+            metadata=self._add_record(site, names["cast_node"]), before=reader,
+        )  # fmt: skip
+        return wide
+
+    def _add_qparams(self, site: SitePlan, qparams: QParams, scope: str, storage: str = "") -> tuple[str, str]:
+        """Names of the scale and the zero point, written beside the site; a bias has no zero point to read."""
+        names = self._make_names(site, ("scale", "zero_point"))
+        self.editor.add_initializer(scope, names["scale"], scale_as(qparams, self._find_float_type(site)))
+        if site.role is not Role.BIAS:
+            zero = np.asarray(qparams.zero_point, numpy_type(site.spec))
+            kind = STORAGE_TYPES[storage or site.spec.storage]
+            self.editor.add_initializer(scope, names["zero_point"], zero, dtype=kind)
+        return names["scale"], names["zero_point"]
+
+    def _find_float_type(self, site: SitePlan) -> type[np.floating]:
+        """The type of the site's scale: float16 for a float16 tensor."""
+        # DequantizeLinear returns the type of its scale, which so must be the tensor's.
+        return (
+            np.float16 if self.index.dtype(tensor_of(self.index, site.site)) == onnx.TensorProto.FLOAT16 else np.float32
+        )
+
+    def _make_names(self, site: SitePlan, parts: Iterable[str]) -> dict[str, str]:
+        return {name: self.editor.fresh(part(site.site, name)) for name in parts}
+
+    def _add_record(self, site: SitePlan, node: str) -> dict[str, str]:
+        """Note the site for a node; returns the metadata that the node carries."""
+        record = describe_site(site)
+        self.records[node] = record
+        return {f"onnxq.{key}": str(value) for key, value in record.items()}
+
+
+def _axis_attributes(spec: QuantSpec) -> dict[str, int]:
+    grain = spec.granularity
+    if isinstance(grain, PerChannel):
+        return {"axis": grain.axis}
+    if isinstance(grain, PerBlock):
+        return {"axis": grain.axis, "block_size": grain.size}
+    return {}

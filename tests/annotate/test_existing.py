@@ -1,0 +1,122 @@
+"""The pairs that a model came with, as planning sees them: sites with numbers, and a view without them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from onnxq.annotate import find_existing, read_plan_note
+from onnxq.annotate.existing import already_quantized, is_guard
+from onnxq.graph import index_of, name_nodes
+from onnxq.sites import Edge, Role, TensorId
+from tests.annotate import models
+
+
+def existing(make):
+    return find_existing(name_nodes(make()))
+
+
+def ops(proto: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in proto.graph.node]
+
+
+def test_a_float_model_has_none() -> None:
+    found = existing(models.float_conv)
+    assert found.view is None
+    assert (found.by_tensor, found.by_edge, found.constants, found.stand_ins) == ({}, {}, (), frozenset())
+
+
+def test_pairs_become_sites_with_the_numbers_of_the_file() -> None:
+    found = existing(models.two_widths)
+    site = found.by_tensor[TensorId("x")]
+    assert site.qparams is not None
+    assert (float(site.qparams.scale), int(site.qparams.zero_point)) == (np.float32(0.02), 128)
+    assert (site.spec.bits, site.spec.storage, site.dequantize) == (8, "uint8", "in_dq")
+    assert found.by_edge[Edge("conv", 0)] == site
+    narrow = found.by_tensor[TensorId("c")]
+    assert (narrow.spec.bits, narrow.spec.storage) == (4, "int8")
+    assert {one.role for one in found.constants} == {Role.WEIGHT, Role.BIAS}
+    assert found.weighted == {"conv"}
+    assert Edge("conv", 1) in found.direct
+
+
+def test_the_view_has_the_float_network_and_its_outputs() -> None:
+    found = existing(models.two_widths)
+    assert found.view is not None
+    assert not {"QuantizeLinear", "DequantizeLinear"} & set(ops(found.view))
+    assert [value.name for value in found.view.graph.output] == ["y"]
+    conv = next(node for node in found.view.graph.node if node.op_type == "Conv")
+    assert conv.input[0] == "x"
+
+
+@pytest.mark.parametrize("make", [models.lone_nodes, models.two_widths])
+def test_reading_changes_nothing(make) -> None:
+    proto = name_nodes(make())
+    before = proto.SerializeToString(deterministic=True)
+    find_existing(proto)
+    assert proto.SerializeToString(deterministic=True) == before
+
+
+def test_a_scale_computed_at_run_time_is_shared_with_nobody() -> None:
+    found = existing(models.lone_nodes)
+    assert (found.by_tensor, found.by_edge) == ({}, {})
+    assert found.view is None or "QuantizeLinear" in ops(found.view)
+
+
+def test_halves_that_differ_stay_in_the_view() -> None:
+    proto = models.two_widths()
+    other = models.tensor("other", np.float32(0.5))
+    proto.graph.initializer.append(other)
+    next(node for node in proto.graph.node if node.name == "in_dq").input[1] = "other"
+    found = find_existing(name_nodes(proto))
+    assert TensorId("x") not in found.by_tensor
+    assert found.view is not None
+    assert {"in_q", "in_dq"} <= {node.name for node in found.view.graph.node}
+
+
+def test_two_pairs_with_the_same_numbers_are_one_site() -> None:
+    nodes = [
+        *models.pair("x", "d1", "s", "z", names=("q1", "dq1")),
+        *models.pair("x", "d2", "s", "z", names=("q2", "dq2")),
+        helper.make_node("Add", ["d1", "d2"], ["y"], name="add"),
+    ]
+    inits = [models.tensor("s", np.float32(0.1)), models.tensor("z", np.int8(0))]
+    found = find_existing(name_nodes(models.model(nodes, inits)))
+    assert len({id(site) for site in found.by_edge.values()}) == 1
+    assert set(found.by_edge) == {Edge("add", 0), Edge("add", 1)}
+
+
+def test_readers_behind_a_guard_read_the_pair_too() -> None:
+    nodes = [
+        *models.pair("x", "d", "s", "z", names=("q", "dq")),
+        helper.make_node("Clip", ["d"], ["g"], name="guard"),
+        helper.make_node("Neg", ["g"], ["y"], name="neg"),
+    ]
+    inits = [models.tensor("s", np.float32(0.1)), models.tensor("z", np.int8(0))]
+    proto = name_nodes(models.model(nodes, inits))
+    index = index_of(proto)
+    assert [node.name for node in index.nodes if is_guard(node)] == ["guard"]
+    assert Edge("neg", 0) in find_existing(proto).by_edge
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ((0, 0), ""),
+        ((1, 0), "already quantized: 1 pair kept"),
+        ((2, 1), "already quantized: 2 pairs and 1 operator kept"),
+        ((0, 3), "already quantized: 3 operators kept"),
+    ],
+)
+def test_the_message_counts_both_kinds(counts: tuple[int, int], text: str) -> None:
+    assert already_quantized(*counts) == text
+
+
+@pytest.mark.parametrize("text", [None, "", "{", '{"schema": 1}', '{"schema": 99}', "[]"])
+def test_a_note_that_is_no_plan_is_none(text: str | None) -> None:
+    proto = models.two_widths()
+    if text is not None:
+        proto.metadata_props.add(key="onnxq.plan", value=text)
+    assert read_plan_note(proto) is None

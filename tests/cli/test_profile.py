@@ -1,0 +1,48 @@
+"""onnxq profile: groupings, and the text of its figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+from onnxq.cli import cli
+from onnxq.cli.profile import _KINDS, _parse_groupings
+from tests.codes.kit import gemm
+
+
+def test_one_sample_is_one_sample(tmp_path: Path) -> None:
+    onnx.save(gemm(64, 64), tmp_path / "m.onnx")
+    name = onnx.load(tmp_path / "m.onnx").graph.input[0].name
+    np.savez(tmp_path / "x.npz", **{name: np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)})
+    args = ["profile", tmp_path / "m.onnx", "--data", tmp_path / "x.npz", "--by", "site"]
+    shown = {
+        count: CliRunner().invoke(cli, [*map(str, args), "--samples", str(count)], catch_exceptions=False).stdout
+        for count in (1, 2)
+    }
+    assert "with everything quantized, 1 sample\n" in shown[1]
+    assert "with everything quantized, 2 samples\n" in shown[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (None, _KINDS),
+        ("", _KINDS),
+        ("node", ("node",)),
+        ("site, node,site", ("site", "node")),
+        (",stretch,", ("stretch",)),
+    ],
+)
+def test_groupings(text: str | None, found: tuple[str, ...]) -> None:
+    option = click.Option(["--by"])
+    assert _parse_groupings(click.Context(cli), option, text) == found
+
+
+def test_an_unknown_grouping_names_those_there_are() -> None:
+    with pytest.raises(click.BadParameter, match="'layer' is no grouping; they are node, stretch, site"):
+        _parse_groupings(click.Context(cli), click.Option(["--by"]), "node,layer")

@@ -1,0 +1,71 @@
+"""The integers of weights and biases: rounded, or carried by the plan and checked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from onnxq.emit.constants import STORAGE_TYPES, numpy_type, quantize_constant
+from onnxq.errors import PlanError
+from onnxq.numerics import weight_qparams
+from onnxq.plan import SitePlan
+from onnxq.sites import Role, TensorId
+from onnxq.spec import STORAGE_BITS, PerChannel, QParams, QuantSpec
+
+WEIGHT = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+SPEC = QuantSpec(granularity=PerChannel(0))
+QPARAMS = weight_qparams(WEIGHT, SPEC)
+
+
+def site(spec: QuantSpec = SPEC, role: Role = Role.WEIGHT, **fields: object) -> SitePlan:
+    return SitePlan(site=TensorId("w"), role=role, spec=spec, **fields)
+
+
+@pytest.mark.parametrize("storage", list(STORAGE_BITS))
+def test_every_storage_has_a_type_in_onnx_and_in_numpy(storage: str) -> None:
+    assert TensorProto.DataType.Name(STORAGE_TYPES[storage]).lower() == storage
+    bits, signed = STORAGE_BITS[storage]
+    kind = numpy_type(QuantSpec(bits=bits, signed=signed, storage=storage))
+    assert kind == {"float8e4m3fn": np.float32, "int4": np.int8, "uint4": np.uint8}.get(storage, storage)
+
+
+def test_a_weight_is_rounded_to_nearest_in_its_own_shape() -> None:
+    found = quantize_constant(site(), QPARAMS, WEIGHT)
+    assert (found.dtype, found.shape) == (np.int8, WEIGHT.shape)
+    assert np.array_equal(found, np.rint(WEIGHT / QPARAMS.scale[:, None]))
+
+
+def test_a_bias_becomes_a_vector() -> None:
+    spec = QuantSpec(bits=32)
+    qparams = QParams(np.float32(0.5), np.int32(0))
+    found = quantize_constant(site(spec, Role.BIAS), qparams, np.array([[1.0, -2.0]], np.float32))
+    assert (found.dtype, found.tolist()) == (np.int32, [2, -4])
+
+
+def test_the_plans_own_values_take_the_place_of_rounding() -> None:
+    values = np.full(WEIGHT.shape, 3, np.int8)
+    assert quantize_constant(site(values=values), QPARAMS, WEIGHT) is values
+
+
+FAULTS = {
+    "shape": (np.zeros((8, 3), np.int8), SPEC, ()),
+    "type": (np.zeros((3, 8), np.int16), SPEC, ()),
+    "range": (np.full((3, 8), 9, np.int8), QuantSpec(bits=4, storage="int8", granularity=PerChannel(0)), ()),
+    "sums": (np.full((3, 8), 127, np.int8), SPEC, ((0, 1),)),
+}
+
+
+@pytest.mark.parametrize("name", list(FAULTS))
+def test_values_that_do_not_fit_name_the_site(name: str) -> None:
+    values, spec, orders = FAULTS[name]
+    with pytest.raises(PlanError) as caught:
+        quantize_constant(site(spec, values=values, sum_orders=orders), QPARAMS, WEIGHT)
+    assert (caught.value.subject, caught.value.code) == ("w", "Q408")
+    assert "overflow 16-bit sums" in caught.value.cause if name == "sums" else "do not fit" in caught.value.cause
+
+
+def test_an_error_of_the_arithmetic_names_the_site() -> None:
+    with pytest.raises(PlanError) as caught:
+        quantize_constant(site(), QParams(np.ones(5, np.float32), np.zeros(5, np.int32)), WEIGHT)
+    assert (caught.value.subject, caught.value.code) == ("w: scale", "Q407")

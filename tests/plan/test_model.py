@@ -1,0 +1,103 @@
+"""The plan as a value: look-ups, counts, equality, and the tensor behind each site."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from onnxq.errors import PlanError
+from onnxq.plan import AttentionChoice, AttentionKind, BiasPlan, Plan, SitePlan, from_json, to_json
+from onnxq.plan.scalings import Scaling, check_scaling
+from onnxq.sites import Edge, Role, TensorId
+from onnxq.spec import QParams, QuantSpec
+
+SPEC = QuantSpec()
+NUMBERS = QParams(np.float32(1), np.int32(0))
+
+
+def site(name: str, role: Role = Role.ACTIVATION, **fields: object) -> SitePlan:
+    return SitePlan(site=TensorId(name), role=role, spec=SPEC, **fields)
+
+
+def plan(*sites: SitePlan, **fields: object) -> Plan:
+    return Plan(target="ort", model="m", topology="t", weights="w", sites=sites, **fields)
+
+
+def test_sites_are_found_by_identity_existing_ones_too() -> None:
+    made = plan(site("x"), site("w", Role.WEIGHT), existing=(site("old"),))
+    assert made.site(TensorId("w")).role is Role.WEIGHT
+    assert made.site(TensorId("old")) is made.existing[0]
+    assert [str(one.site) for one in made.all_sites] == ["old", "x", "w"]
+    with pytest.raises(PlanError, match="no such site in the plan") as caught:
+        made.site(Edge("n", 1, "If_0.then_branch"))
+    assert (caught.value.subject, caught.value.code) == ("If_0.then_branch::n/in1", "Q404")
+
+
+def test_counts_leave_out_existing_pairs() -> None:
+    made = plan(site("x"), site("y"), site("w", Role.WEIGHT), existing=(site("old"),))
+    assert made.by_role() == {"activation": 2, "weight": 1}
+    assert plan().by_role() == {}
+
+
+def test_calibrated_once_every_site_has_numbers() -> None:
+    assert plan().calibrated
+    half = plan(site("x", qparams=NUMBERS), site("y"))
+    assert not half.calibrated
+    assert half.with_sites(half.sites[:1]).calibrated
+
+
+@pytest.mark.parametrize("name", ["x", "onnx::MatMul_12", "a::b::c"])
+@pytest.mark.parametrize("scope", ["", "If_0.then_branch", "me::Block/If_1.else_branch"])
+def test_the_tensor_of_a_site_keeps_its_colons(name: str, scope: str) -> None:
+    tensor = TensorId(name, scope)
+    edge = SitePlan(site=Edge("n", 1, scope), role=Role.WEIGHT, spec=SPEC, tensor=tensor)
+    assert from_json(to_json(plan(edge))).sites[0].quantized_tensor == tensor
+    assert SitePlan(site=tensor, role=Role.WEIGHT, spec=SPEC).quantized_tensor == tensor
+
+
+def test_an_input_without_a_tensor_is_a_fault_of_the_plan() -> None:
+    with pytest.raises(PlanError, match="does not name its tensor"):
+        _ = SitePlan(site=Edge("n", 1), role=Role.WEIGHT, spec=SPEC).quantized_tensor
+
+
+def test_equality_looks_into_arrays() -> None:
+    values = np.arange(4, dtype=np.int8)
+    weight = site("w", Role.WEIGHT, values=values)
+    assert weight == site("w", Role.WEIGHT, values=values.copy())
+    assert weight != site("w", Role.WEIGHT, values=values[::-1])
+    assert weight != site("w", Role.WEIGHT, values=values.astype(np.int16))
+    assert weight != site("w", Role.WEIGHT)
+    assert weight != "w"
+    bias = BiasPlan(edge=Edge("n", 2), values=np.zeros(2, np.float32))
+    assert bias == replace(bias, values=np.zeros(2, np.float32))
+    assert bias != replace(bias, values=np.ones(2, np.float32))
+    assert bias != 3
+    assert {weight, site("w", Role.WEIGHT)} == {weight, site("w", Role.WEIGHT)}
+
+
+def test_attention_counts_as_quantized_only_where_it_was_tried_and_kept() -> None:
+    tried = AttentionChoice(kind=AttentionKind.QUANTIZED, float_db=30.0, quantized_db=29.5, samples=2)
+    assert not plan().quantizes_attention
+    assert plan(attention=tried).quantizes_attention
+    assert not plan(attention=replace(tried, kind=AttentionKind.FLOAT)).quantizes_attention
+
+
+FACTORS = {
+    "equalize": ([1.0, 2.0], True), "smooth": ([0.5], True), "absorb": ([-1.0, 0.0], True),
+    "equalize 0": ([0.0], False), "smooth below 0": ([-1.0], False), "absorb NaN": ([np.nan], False),
+    "equalize of two rows": ([[1.0], [2.0]], False), "smooth inf": ([np.inf], False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(FACTORS))
+def test_factors_are_a_row_of_numbers_that_a_pass_computes(name: str) -> None:
+    factors, legal = FACTORS[name]
+    made = Scaling(name=name.split()[0], tensor=TensorId("x"), factors=np.asarray(factors, np.float32), anchor="a1")
+    if legal:
+        assert check_scaling(made) is made
+        assert from_json(to_json(plan(scalings=(made,)))).scalings == (made,)
+        return
+    with pytest.raises(ValueError, match="the factors of x must be a row of finite numbers"):
+        check_scaling(made)
