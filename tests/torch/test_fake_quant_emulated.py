@@ -72,11 +72,11 @@ CASES = [
 class _Emulated(PlannedKernels):
     def __init__(self, library: ctypes.CDLL) -> None:
         self.driver = Driver(library)
-        self.driver.enter(0)
-        self.module = self.driver.load(b"image")
+        self.driver.enter_context(0)
+        self.module = self.driver.load_module(b"image")
 
     def launch(self, kernel: str, grid: int, call: Call, device: Any) -> None:
-        self.driver.launch(self.driver.function(self.module, kernel), grid, call, 0x123456789A)
+        self.driver.launch_kernel(self.driver.find_function(self.module, kernel), grid, call, 0x123456789A)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> _Emulated:
 def _data(shape: tuple[int, ...], grid: Grid, dtype: Any) -> Any:
     rng = torch.Generator().manual_seed(11)
     x = torch.randn(shape, generator=rng)
-    scales = qparam_shape(x, grid)
+    scales = qparam_shape(x.shape, grid.axis, grid.block_size)
     width = torch.float64 if dtype == torch.float64 else torch.float32
     scale = (torch.rand(scales, generator=rng) * 0.2 + 0.1).to(width)
     x[torch.rand(shape, generator=rng) < 0.2] = float("inf")
@@ -160,6 +160,6 @@ def test_same_bits_again(kernels: _Emulated) -> None:
 
 def test_a_driver_that_refuses_is_quoted(kernels: _Emulated) -> None:
     with pytest.raises(RuntimeError, match=r"cuModuleGetFunction failed: named symbol not found \(500\)"):
-        kernels.driver.function(kernels.module, "fq_nothing")
+        kernels.driver.find_function(kernels.module, "fq_nothing")
     with pytest.raises(RuntimeError, match="cuModuleLoadData failed"):
-        kernels.driver.load(b"other")
+        kernels.driver.load_module(b"other")

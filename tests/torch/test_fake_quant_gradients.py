@@ -27,7 +27,7 @@ def _case(grain: str, levels: tuple[int, int, float], dtype: Any, shape: tuple[i
     qmin, qmax, centre = levels
     grid = Grid(qmin, qmax, axis, block)
     x = torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype)
-    scales = qparam_shape(x, grid)
+    scales = qparam_shape(x.shape, grid.axis, grid.block_size)
     width = torch.float64 if dtype == torch.float64 else torch.float32
     scale = (torch.rand(scales, generator=rng, dtype=torch.float64) + 0.5) * 4 / (qmax - qmin)
     zero = centre + torch.rand(scales, generator=rng, dtype=torch.float64) * 3
@@ -190,7 +190,7 @@ def test_compiled_backward_equals_the_reference(
     qmin, qmax = data.draw(st.sampled_from([(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1), (0, 2**bits - 1)]))
     grid = Grid(qmin, qmax, axis, block, 0.5, 2.0, edge)
     x = torch.from_numpy(rng.normal(0, 2 ** (bits - 1), shape))
-    scales = qparam_shape(x, grid)
+    scales = qparam_shape(x.shape, grid.axis, grid.block_size)
     scale = torch.from_numpy(rng.uniform(0.3, 2, scales)).float().reshape(scales)
     zero = torch.from_numpy(rng.uniform(qmin, qmax, scales)).float().reshape(scales)
     ties = (x * 2).round() / 2 * _spread(scale.double(), x, grid)

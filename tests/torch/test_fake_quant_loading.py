@@ -88,5 +88,5 @@ def test_without_a_driver_the_warning_says_so() -> None:
         pytest.skip("there is a CUDA driver")
     kernels._warn_once.cache_clear()
     with pytest.warns(SlowFakeQuantWarning, match=r"on CUDA runs as composed torch operators.*libcuda"):
-        found = kernels._on_cuda.__wrapped__(0)
+        found = kernels._find_cuda_kernels.__wrapped__(0)
     assert isinstance(found, kernels.ReferenceKernels)

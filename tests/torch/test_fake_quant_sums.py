@@ -18,7 +18,7 @@ from onnxq.numerics import SumOrder, fake_quant_weight, saturating_sums
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize, sums
 from torch_frontend.fake_quant.grid import Grid
-from torch_frontend.fake_quant.reference import gathered
+from torch_frontend.fake_quant.reference import sum_like
 
 LAYOUTS: list[tuple[tuple[int, ...], tuple[SumOrder, ...]]] = [
     ((5, 8), ((0, 1),)),
@@ -105,7 +105,7 @@ def test_gradients(dense: bool, seed: int, layout: int, symmetric: bool) -> None
     assert torch.equal(x.grad, torch.where(sign != 0, dy, plain_x.grad))  # type: ignore[arg-type]
     grain = spec.granularity
     grid = Grid(spec.qmin, spec.qmax, getattr(grain, "axis", None), getattr(grain, "size", 0))
-    room = gathered(0.5 * 64 * sign * dy.double(), scale, grid)
+    room = sum_like(0.5 * 64 * sign * dy.double(), scale, grid)
     torch.testing.assert_close(scale.grad, plain_scale.grad + room.float(), rtol=1e-5, atol=1e-3, equal_nan=True)
 
 

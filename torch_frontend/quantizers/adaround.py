@@ -64,7 +64,7 @@ class AdaRound(Quantizer):
         """
         scale, _ = self._numbers()
         with torch.no_grad():
-            ratio = w.detach().float() / groups.spread(scale, self.spec, tuple(w.shape))
+            ratio = w.detach().float() / groups.spread_values(scale, self.spec, tuple(w.shape))
             rest = ratio - ratio.floor()
             zeta, gamma = self.options["zeta"], self.options["gamma"]
             # Where w / s is no number the error below says so; sigmoid's inverse is finite as gamma < 0 <= rest < zeta.
@@ -117,7 +117,7 @@ class AdaRound(Quantizer):
         shape = tuple(x.shape)
         if up.shape != x.shape:
             raise CalibrationError(self.site, f"rounding was learned for {tuple(up.shape)}, not {shape}", "learn again")
-        scale, zero = (groups.spread(t, self.spec, shape) for t in self._numbers())
+        scale, zero = (groups.spread_values(t, self.spec, shape) for t in self._numbers())
         ratio = x.detach().to(scale.dtype) / scale
         levels = (ratio.floor() + up + zero).clamp(self.spec.qmin, self.spec.qmax)
         if orders := self.sum_orders():

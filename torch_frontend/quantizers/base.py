@@ -245,7 +245,7 @@ class Quantizer(nn.Module):
             self.observe(x)
         if not (self.active and self.calibrated):
             return x
-        if (wrong := groups.misfit(x.shape, self.spec, getattr(self, self.slots[0]).shape)) is not None:
+        if (wrong := groups.explain_misfit(x.shape, self.spec, getattr(self, self.slots[0]).shape)) is not None:
             raise PlanError(
                 self.site, wrong, "calibrate again with tensors of this shape, or change the granularity", code="Q407"
             )

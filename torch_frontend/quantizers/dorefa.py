@@ -39,7 +39,7 @@ class FixedScale(WeightRange):
 
     def qparams(self) -> QParams:
         """Zero point 0."""
-        shape = groups.group_count(self.seen(), self.spec).shape
+        shape = groups.count_elements(self.seen(), self.spec).shape
         return QParams(np.full(shape, self.scale, np.float32), np.zeros(shape, np.int32), "DoReFa")
 
 

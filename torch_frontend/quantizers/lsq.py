@@ -45,8 +45,8 @@ class MeanMagnitude:
         """Take in a batch; a weight replaces the one seen before."""
         if not x.numel():
             return
-        total = groups.group_sum(x.detach().abs(), self.spec).cpu()
-        count = groups.group_count(x, self.spec)
+        total = groups.sum_groups(x.detach().abs(), self.spec).cpu()
+        count = groups.count_elements(x, self.spec)
         if not bool(total.isfinite().all()):
             raise CalibrationError(
                 str(self.role), "holds NaN or inf", "find what makes it in the float model", code="Q501"

@@ -40,10 +40,10 @@ class ThreeSigma(WeightRange):
     def qparams(self) -> QParams:
         """The paper's first scale; zero point of the symmetric scheme."""
         weight = self.seen().double()
-        count = groups.group_count(weight, self.spec).to(weight.device)
-        mean = groups.group_sum(weight, self.spec) / count
-        spread = weight - groups.spread(mean, self.spec, tuple(weight.shape))
-        deviation = (groups.group_sum(spread.square(), self.spec) / count).sqrt()
+        count = groups.count_elements(weight, self.spec).to(weight.device)
+        mean = groups.sum_groups(weight, self.spec) / count
+        spread = weight - groups.spread_values(mean, self.spec, tuple(weight.shape))
+        deviation = (groups.sum_groups(spread.square(), self.spec) / count).sqrt()
         ends = torch.maximum((mean - 3 * deviation).abs(), (mean + 3 * deviation).abs()).cpu().numpy()
         scale = np.maximum(ends / 2 ** (self.spec.bits - 1), scale_floor(self.spec))
         zero = np.full(scale.shape, self.spec.qmax - symmetric_steps(self.spec))
