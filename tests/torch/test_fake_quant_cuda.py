@@ -42,7 +42,7 @@ def _call(leaves: Any, grid: Grid) -> Any:
 def _data(shape: tuple[int, ...], grid: Grid, dtype: Any) -> Any:
     rng = torch.Generator().manual_seed(11)
     x = torch.randn(shape, generator=rng)
-    scales = qparam_shape(x.shape, grid)
+    scales = qparam_shape(x.shape, grid.axis, grid.block_size)
     scale = torch.rand(scales, generator=rng) * 0.2 + 0.1
     x[torch.rand(shape, generator=rng) < 0.3] = 0.15
     return x.to(dtype), scale, torch.rand(scales, generator=rng) * 4 - 2, torch.randn(shape, generator=rng).to(dtype)

@@ -59,14 +59,12 @@ def available() -> dict[str, str]:
     Builds and loads the kernels unless they are there.
     """
     gpu = (
-        _describe_kernels(_find_cuda_kernels(torch.cuda.current_device()))
-        if torch.cuda.is_available()
-        else "reference: no GPU"
+        _describe(_find_cuda_kernels(torch.cuda.current_device())) if torch.cuda.is_available() else "reference: no GPU"
     )
-    return {"cpu": _describe_kernels(_find_host_kernels()), "cuda": gpu}
+    return {"cpu": _describe(_find_host_kernels()), "cuda": gpu}
 
 
-def _describe_kernels(kernels: Kernels) -> str:
+def _describe(kernels: Kernels) -> str:
     return f"reference: {kernels.reason}" if isinstance(kernels, ReferenceKernels) else "compiled"
 
 
@@ -91,7 +89,7 @@ def _find_cuda_kernels(index: int) -> Kernels:
 
 @cache
 def _make_cuda_kernels() -> CudaKernels:
-    # NVRTC of the CUDA packages that torch's wheel depends on is found without help; older wheels carry it in torch/lib.
+    # NVRTC of the CUDA packages that torch's wheel needs is found without help; older wheels carry it in torch/lib.
     own = Path(torch.__file__).parent / "lib"
     return CudaKernels(Driver(), lambda arch: device_image(arch, (own,)).data)
 

@@ -1,4 +1,4 @@
-"""Quantizers by name: what a configuration asks for."""
+"""Quantizers by the names that configurations use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REGISTRY: dict[str, type[Quantizer]] = {}
 
 
 def register_quantizer(name: str) -> Callable[[_Made], _Made]:
-    """Class decorator: `name` in a configuration makes one of these.
+    """Class decorator: a configuration with `name` makes this class.
 
     Raises ConfigError if the name is taken, TypeError if the class is no Quantizer.
     """
@@ -48,7 +48,7 @@ def create_quantizer(
     options: Mapping[str, Any] | None = None,
     target: str = "virtual",
 ) -> Quantizer:
-    """The quantizer called `name` for one site; ConfigError for an unknown name, option, or a spec it cannot do."""
+    """The quantizer called `name` for one site. Raises ConfigError for an unknown name or option, or a wrong spec."""
     made = _REGISTRY.get(name)
     if made is None:
         raise ConfigError(f"quantizer {name!r}", "does not exist", did_you_mean(name, _REGISTRY), code="Q310")
