@@ -1,4 +1,4 @@
-"""Several files of one export: all of them, or none."""
+"""Write the files of one export: all of them, or none."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def beside(path: Path, what: str, suffix: str) -> Path:
 
 
 def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, overwrite: bool) -> tuple[Path, ...]:
-    """Write everything into folders beside the targets, then move it into place. Returns the files, data files too.
+    """Write everything into folders beside the targets, then move it into place; return the files, data files too.
 
-    Raises OutputError when something is in the way, cannot be written, or does not fit; nothing is left then.
+    Raises OutputError if a file is in the way, cannot be written, or does not fit on the disk; no file is left then.
     """
+    # Before anything is computed or written; again below, with the data files.
     check_free("", *models, *texts, force=overwrite)
     for path in filter(is_stream, (*models, *texts)):
         raise OutputError(str(path), "is a pipe or device, and an export is several files", "name a file", code="Q603")
@@ -37,7 +38,7 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
             write_text(folder / path.name, text)
             staged[folder / path.name] = path
         check_free("", *staged.values(), force=overwrite)
-        # Data before models: a model must never stand without what it refers to.
+        # Data before models: a model must never be there without the data that it refers to.
         for file in sorted(staged, key=lambda file: not file.name.endswith(".data")):
             os.replace(file, staged[file])
     except OSError as error:
@@ -52,6 +53,7 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
 
 
 def _folder(path: Path, folders: list[ScratchFolder]) -> Path:
-    """A fresh folder beside `path`, on the same disk."""
+    """A new folder beside `path`."""
+    # On the same disk, where os.replace moves a file in one step.
     folders.append(ScratchFolder(path.parent))
     return folders[-1].path

@@ -16,7 +16,7 @@ groups      tensor, channel and block
 """
 
 from torch_frontend.quantizers.adaround import AdaRound, Rounding
-from torch_frontend.quantizers.base import Quantizer
+from torch_frontend.quantizers.base import DisabledBy, Quantizer
 from torch_frontend.quantizers.dorefa import DoReFa
 from torch_frontend.quantizers.lsq import LSQ
 from torch_frontend.quantizers.lsq_plus import LSQPlus
@@ -29,6 +29,7 @@ __all__ = [
     "LSQ",
     "PACT",
     "AdaRound",
+    "DisabledBy",
     "DoReFa",
     "LSQPlus",
     "PostStep",

@@ -37,7 +37,7 @@ class Quantizer(nn.Module):
     spec: integer range and granularity; its axis is an axis of the tensor at this site.
     site, role: identity; every message and the exported marker name the site.
     observer: gives the first qparams; None: minmax. options: the algorithm's own, checked against `defaults`.
-    target: "virtual", "ort" or "trt". A spec that it cannot hold is a ConfigError here, qparams a CalibrationError later.
+    target: "virtual", "ort" or "trt". A spec it cannot hold is a ConfigError here, qparams a CalibrationError later.
 
     scale, zero_point: float32, of shape [] / [channels] / blocked, buffers or parameters; None until calibrated.
     enabled: the switch of the user or of QuantModel. disabled_reason: why it is off for good, whatever the switch;

@@ -46,7 +46,7 @@ class FixedScale(WeightRange):
 class DoReFa(Quantizer):
     """Weights through tanh onto [-1, 1], activations clipped to [0, 1].
 
-    spec: as configured; a weight's own `spec` afterwards has one bit more, since DoReFa's k-bit values are odd integers.
+    spec: as configured; a weight's own `spec` has one bit more afterwards: DoReFa's k-bit values are odd integers.
     """
 
     roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
