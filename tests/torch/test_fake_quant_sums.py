@@ -34,7 +34,7 @@ LAYOUTS: list[tuple[tuple[int, ...], tuple[SumOrder, ...]]] = [
 
 def _sparse_and_dense(monkeypatch: pytest.MonkeyPatch, dense: bool) -> None:
     if dense:
-        monkeypatch.setattr(sums, "_is_sparse", lambda *_: False)
+        monkeypatch.setattr(sums, "_selects_sums", lambda *_: False)
 
 
 def _case(seed: int, layout: int, symmetric: bool, half: bool) -> tuple[Any, QParams, QuantSpec, tuple[SumOrder, ...]]:

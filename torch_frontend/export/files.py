@@ -30,11 +30,11 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
     folders: list[ScratchFolder] = []
     try:
         for path, model in models.items():
-            folder = _folder(path, folders)
+            folder = _make_folder(path, folders)
             save_model(model, folder / path.name)
             staged |= {file: path.with_name(file.name) for file in folder.iterdir()}
         for path, text in texts.items():
-            folder = _folder(path, folders)
+            folder = _make_folder(path, folders)
             write_text(folder / path.name, text)
             staged[folder / path.name] = path
         check_free("", *staged.values(), force=overwrite)
@@ -52,7 +52,7 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
     return tuple(staged.values())
 
 
-def _folder(path: Path, folders: list[ScratchFolder]) -> Path:
+def _make_folder(path: Path, folders: list[ScratchFolder]) -> Path:
     """A new folder beside `path`."""
     # On the same disk, where os.replace moves a file in one step.
     folders.append(ScratchFolder(path.parent))

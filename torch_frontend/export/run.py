@@ -76,8 +76,8 @@ def to_onnx(
     shapes = batch_dims(args, kwargs) if dynamic_batch and dynamic_shapes is None else dynamic_shapes
     with marking(inner, quantizers, args, kwargs):
         proto = marked_model(
-            inner, args, kwargs, opset=opset or _choose_opset(inner, quantizers), optimize=optimize, dynamic_shapes=shapes,
-            input_names=input_names, output_names=output_names,
+            inner, args, kwargs, opset=opset or _choose_opset(inner, quantizers), optimize=optimize,
+            dynamic_shapes=shapes, input_names=input_names, output_names=output_names,
         )  # fmt: skip
     sites = [quantizer.site for quantizer in quantizers]
     # As in training, so that the file has the integers that were trained.

@@ -53,8 +53,8 @@ class Driver:
         """Queue a kernel with `grid` blocks on a stream; the driver copies the argument before this returns."""
         argument = (ctypes.c_void_p * 1)(ctypes.addressof(call))
         self._call(
-            "cuLaunchKernel", function, *_dim3(grid), *_dim3(THREADS), ctypes.c_uint(0), ctypes.c_void_p(stream),
-            argument, None,
+            "cuLaunchKernel", function, *_make_dim3(grid), *_make_dim3(THREADS), ctypes.c_uint(0),
+            ctypes.c_void_p(stream), argument, None,
         )  # fmt: skip
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -65,7 +65,7 @@ class Driver:
             raise DriverError(f"{name} failed: {(text.value or b'unknown error').decode()} ({code})")
 
 
-def _dim3(first: int) -> tuple[ctypes.c_uint, ctypes.c_uint, ctypes.c_uint]:
+def _make_dim3(first: int) -> tuple[ctypes.c_uint, ctypes.c_uint, ctypes.c_uint]:
     return ctypes.c_uint(first), ctypes.c_uint(1), ctypes.c_uint(1)
 
 

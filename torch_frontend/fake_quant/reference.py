@@ -24,7 +24,7 @@ from torch_frontend.fake_quant.grid import Grid, Needed, spread_over, sum_groups
 
 def forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
     """Return y, of x's shape, dtype and, for a dense x, strides."""
-    values, steps, zero = align(x, scale, zero_point, grid)
+    values, steps, zero = align_operands(x, scale, zero_point, grid)
     levels = (values / steps).round_().clamp(grid.qmin - zero, grid.qmax - zero)
     # Adding 0 turns -0 into the +0 that an integer becomes.
     return torch.empty_like(x).copy_(levels.add_(0.0).mul_(steps))
@@ -34,7 +34,7 @@ def backward(
     dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed = (True, True, True)
 ) -> tuple[Tensor | None, ...]:
     """Return (dx, dscale, dzero_point), each like the tensor it belongs to, None where not needed. Sums in float64."""
-    values, steps, zero = align(x, scale, zero_point, grid)
+    values, steps, zero = align_operands(x, scale, zero_point, grid)
     slope = dy.to(values.dtype)
     ratio = values / steps
     rounded = ratio.round()
@@ -54,7 +54,7 @@ def backward(
     return dx, dscale, dzero
 
 
-def align(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+def align_operands(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
     """(x, scale, rounded zero point) in the type of the arithmetic, shaped to broadcast."""
     width = torch.float64 if x.dtype == torch.float64 else torch.float32
     # ONNX stores the scale of float16 tensors as float16.

@@ -99,7 +99,7 @@ def _find_overflows(
     x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, order: SumOrder
 ) -> tuple[At, Tensor, Tensor]:
     """Indices, new values and signs of the weights in overflowing sums. All zero points are 0."""
-    values, steps, _ = reference.align(x, scale, zero_point, grid)
+    values, steps, _ = reference.align_operands(x, scale, zero_point, grid)
     first, second = split_sums(values, order)
     limits = steps if not steps.dim() or _has_views(x.shape, order) else steps.reshape(-1, 1)
     found = (first + second).abs_() >= limits * _SUSPECT
@@ -119,7 +119,7 @@ def _keep_all_sums(
     x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, orders: Sequence[SumOrder]
 ) -> tuple[Tensor, Tensor]:
     """New value of every weight, and the sign of those in sums that overflow, 0 elsewhere."""
-    values, steps, zero = reference.align(x, scale, zero_point, grid)
+    values, steps, zero = reference.align_operands(x, scale, zero_point, grid)
     ratio = values / steps
     nearest = ratio.round().clamp(grid.qmin - zero, grid.qmax - zero) + zero
     levels, signs = keep_sums(nearest, ratio + zero, orders)

@@ -71,7 +71,7 @@ def out_of_place(model: fx.GraphModule) -> None:
         if not node.args or not isinstance(node.args[0], fx.Node):
             continue
         if node.op == "call_module":
-            written = _module_out_of_place(model, node)
+            written = _replace_in_place_module(model, node)
         elif node.op == "call_function":
             written = bool(node.kwargs.get("inplace")) or node.target in _IN_PLACE
             node.target = _IN_PLACE.get(node.target, node.target)
@@ -87,7 +87,7 @@ def out_of_place(model: fx.GraphModule) -> None:
             _redirect_readers(model.graph, node.args[0], node)
 
 
-def _module_out_of_place(model: fx.GraphModule, node: fx.Node) -> bool:
+def _replace_in_place_module(model: fx.GraphModule, node: fx.Node) -> bool:
     module = model.get_submodule(str(node.target))
     # `inplace` of the user's own modules may mean anything; torch.nn documents it.
     if not getattr(module, "inplace", False) or type(module).__module__.split(".")[:2] != ["torch", "nn"]:
