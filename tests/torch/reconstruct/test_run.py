@@ -1,72 +1,29 @@
-"""Learned roundings: lower error, the same every time, nothing else of the model touched."""
+"""Learned roundings: lower error, and nothing else of the model touched."""
 
 from __future__ import annotations
-
-import copy
 
 import pytest
 
 torch = pytest.importorskip("torch")
-
 from torch import nn
 
 from onnxq.errors import CalibrationError, ConfigError, DataError, ModelError, PlanError
 from onnxq.sites import Role
-from onnxq.spec import PerChannel, QuantSpec
+from tests.torch.reconstruct.kit import QLinear, plain_net, rows, values
 from torch_frontend.quant_model import QuantModel
-from torch_frontend.quantizers import AdaRound, Quantizer, create_quantizer, quantizers_of
+from torch_frontend.quantizers import AdaRound, create_quantizer, quantizers_of
 from torch_frontend.reconstruct import Progress, Settings, reconstruct
-from torch_frontend.reconstruct.cache import Cache, Record
 
 QUICK = Settings(iterations=150, batch=16, samples=64, lr=0.03)
+
+
 CONFIG = {"target": "virtual", "weights": {"bits": 3, "granularity": "channel"}, "activations": {"bits": 8}}
-
-
-def values(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def rows(count: int = 64, width: int = 12) -> torch.Tensor:
-    """Correlated, as real inputs are: for white ones rounding to nearest is best already."""
-    return values(count, 4, seed=3) @ values(4, width, seed=4)
 
 
 def images(count: int = 64, side: int = 8) -> torch.Tensor:
     """Smooth ones with a little noise."""
     smooth = nn.functional.interpolate(values(count, 1, 3, 3, seed=side), (side, side), mode="bilinear")
     return smooth + 0.05 * values(count, 1, side, side)
-
-
-class QLinear(nn.Linear):
-    """The smallest module with quantizers: no graph, no QuantModel."""
-
-    def __init__(self, a: int, b: int, site: str, kind: str = "uniform") -> None:
-        super().__init__(a, b)
-        self.seen = create_quantizer("uniform", QuantSpec(), site=f"{site}.in")
-        spec = QuantSpec(bits=3, granularity=PerChannel(0))
-        self.weight_quantizer = create_quantizer(kind, spec, site=f"{site}.weight", role=Role.WEIGHT)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(self.seen(x), self.weight_quantizer(self.weight), self.bias)
-
-
-def plain_net(*kinds: str) -> nn.Sequential:
-    torch.manual_seed(1)
-    first, second = kinds or ("uniform", "uniform")
-    net = nn.Sequential(QLinear(12, 16, "a", first), nn.ReLU(), QLinear(16, 8, "b", second))
-    calibrate(net, rows())
-    return net
-
-
-def calibrate(net: nn.Module, x: torch.Tensor) -> None:
-    quantizers = quantizers_of(net)
-    for found in quantizers:
-        found.observing = True
-    with torch.no_grad():
-        net(x)
-    for found in quantizers:
-        found.observing = False
-        found.calc_qparams()
 
 
 class Residual(nn.Module):
@@ -113,9 +70,6 @@ def output_error(model: nn.Module, x: torch.Tensor) -> float:
                 found.enabled = on
             outputs.append(model(x))
     return float((outputs[0] - outputs[1]).square().mean())
-
-
-# -- what it does ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "blocks"), [("adaround", None), ("brecq", ["0", "2"]), ("brecq", [""])])
@@ -170,27 +124,6 @@ def test_quant_model(method: str, qdrop: float) -> None:
         assert torch.equal(again(x), model(x))
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
-    results = []
-    for seed in (0, 0, 1):
-        net = plain_net()
-        settings = Settings(iterations=80, batch=8, samples=64, seed=seed, activation_lr=1e-3, lr=0.03)
-        reconstruct(net, [rows()], qdrop=0.5, settings=settings)
-        results.append(torch.cat([found.v.flatten() for found in quantizers_of(net) if isinstance(found, AdaRound)]))
-    assert torch.equal(results[0], results[1])
-    assert not torch.equal(results[0], results[2])
-
-
-def test_activation_scales_learn_only_when_asked() -> None:
-    for rate, moves in ((0.0, False), (1e-3, True)):
-        net = plain_net()
-        start = [net[0].seen.scale.clone(), net[2].seen.scale.clone()]
-        reconstruct(net, [rows()], settings=Settings(iterations=40, samples=64, activation_lr=rate))
-        for layer, scale in zip((net[0], net[2]), start, strict=True):
-            assert torch.equal(layer.seen.scale, scale) != moves
-            assert not layer.seen.scale.requires_grad
-
-
 def test_nothing_else_is_touched() -> None:
     net = plain_net("lsq", "lsq").train()
     net[1].eval()
@@ -209,40 +142,11 @@ def test_nothing_else_is_touched() -> None:
     assert net[0].weight.grad.abs().sum() > 0
 
 
-def test_what_does_not_help_is_put_back() -> None:
-    net = plain_net()
-    twin = copy.deepcopy(net)
-    result = reconstruct(net, [rows()], settings=Settings(iterations=3, lr=500.0, samples=64))
-    assert not any(unit.kept for unit in result.units)
-    assert all(unit.before == unit.after for unit in result.units)
-    with torch.no_grad():
-        assert torch.equal(net(rows(5)), twin(rows(5)))
-
-
 def test_a_second_run_starts_anew() -> None:
     net = plain_net()
     first = reconstruct(net, [rows()], settings=QUICK)
     second = reconstruct(net, [rows()], settings=QUICK)
     assert first == second
-
-
-def test_qdrop_leaves_that_share_in_float() -> None:
-    net = plain_net()
-    shares = []
-
-    def look(module: Quantizer, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        if torch.is_grad_enabled():
-            shares.append(float((output == given[0]).double().mean()))
-
-    reconstruct_first = Settings(iterations=50, samples=64, batch=64)
-    handles = []
-    # Hooks run in order of registration: this one must come after the dropping, so it is put on when learning starts.
-    reconstruct(
-        net, [rows()], qdrop=0.25, settings=reconstruct_first,
-        progress=lambda _: handles.append(net[0].seen.register_forward_hook(look)) if not handles else None,
-    )  # fmt: skip
-    assert len(shares) > 20
-    assert sum(shares) / len(shares) == pytest.approx(0.25, abs=0.03)
 
 
 def test_progress() -> None:
@@ -254,23 +158,6 @@ def test_progress() -> None:
         (unit, k, 2, step, 230) for k, unit in enumerate(("0", "2")) for step in (1, 101, 201, 230)
     ]
     assert all(p.loss >= 0 for p in told)
-
-
-# -- samples -----------------------------------------------------------------------------------------------------
-
-
-def test_a_small_memory_spills_and_changes_nothing() -> None:
-    results = []
-    for limit in (1 << 30, 2000, 1):
-        net = plain_net()
-        settings = Settings(iterations=60, batch=8, samples=64, cache_bytes=limit)
-        done = reconstruct(net, rows().split(10), qdrop=0.5, settings=settings)
-        results.append([found.v for found in quantizers_of(net) if isinstance(found, AdaRound)])
-        size = 4 * 64 * (12 + 12 + 16)
-        assert done.units[0].spilled == {1 << 30: 0, 1: size}.get(limit, done.units[0].spilled)
-        assert limit != 2000 or 0 < done.units[0].spilled < size
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def test_only_so_many_samples_are_used_and_the_rest_is_not_read() -> None:
@@ -288,27 +175,6 @@ def test_images_of_several_sizes() -> None:
     data = [images(16, side) for side in (6, 8, 10)]
     done = reconstruct(model, data, settings=QUICK)
     assert all(unit.kept for unit in done.units)
-
-
-def test_draws() -> None:
-    with Cache(1 << 20) as cache:
-        for seed in range(3):
-            x = values(5, 3, seed=seed)
-            cache.add(Record((x, torch.arange(4.0)), (), x.sum(1)))
-        assert cache.mixes()
-        drawn = cache.draw(15, torch.Generator().manual_seed(0), mixed=True)
-        torch.testing.assert_close(drawn.inputs[0].sum(1), drawn.target)  # rows stay together
-        assert drawn.target.unique().numel() == 15
-        assert torch.equal(drawn.inputs[1], torch.arange(4.0))  # what has no samples comes whole
-        few = cache.draw(4, torch.Generator().manual_seed(0), mixed=False)
-        assert len(few.target) == 4
-        cache.add(Record((values(5, 3), torch.arange(1.0, 5.0)), (), values(5)))
-        assert not cache.mixes()
-        with pytest.raises(DataError, match="without samples"):
-            cache.add(Record((), (), torch.zeros(0, 3)))
-
-
-# -- errors ------------------------------------------------------------------------------------------------------
 
 
 def test_errors_name_what_is_wrong() -> None:

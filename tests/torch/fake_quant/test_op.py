@@ -1,4 +1,4 @@
-"""fake_quantize among torch's own machinery: opcheck, compile, autocast, vmap, empty tensors, wrong calls."""
+"""fake_quantize among torch's own machinery: opcheck, compile, autocast, empty tensors."""
 
 from __future__ import annotations
 
@@ -7,30 +7,22 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-
-from onnxq.errors import ConfigError
+from tests.torch.fake_quant.kit import make_qparams, make_x
 from torch_frontend.fake_quant import available, fake_quantize
 
 # Dynamo and inductor warn about their own parts.
 quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
-
-
-def _qparams(shape: tuple[int, ...], dtype: Any = torch.float32) -> tuple[Any, Any]:
-    rng = torch.Generator().manual_seed(3)
-    return (torch.rand(shape, generator=rng) * 0.1 + 0.05).to(dtype), torch.rand(shape, generator=rng).to(dtype)
-
-
-def _x(*shape: int) -> Any:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(4))
 
 
 @quiet
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(("shape", "axis", "block"), [((), None, 0), ((4,), 1, 0), ((3, 2, 5), 1, 2)])
 def test_opcheck(dtype: Any, shape: tuple[int, ...], axis: int | None, block: int) -> None:
-    x = _x(3, 4, 5).to(dtype).requires_grad_()
-    scale, zero = (t.requires_grad_() for t in _qparams(shape))
+    x = make_x(3, 4, 5).to(dtype).requires_grad_()
+    scale, zero = (t.requires_grad_() for t in make_qparams(shape))
     settings = (-8, 7, axis, block, 0.5, 2.0, "clip")
     torch.library.opcheck(torch.ops.onnxq.fake_quantize.default, (x, scale, zero, *settings))
     plain = [t.detach() for t in (x, x, scale, zero)]
@@ -40,8 +32,8 @@ def test_opcheck(dtype: Any, shape: tuple[int, ...], axis: int | None, block: in
 
 @quiet
 def test_opcheck_of_other_strides() -> None:
-    scale, zero = (t.requires_grad_() for t in _qparams((4,)))
-    base = _x(2, 4, 3, 5)
+    scale, zero = (t.requires_grad_() for t in make_qparams((4,)))
+    base = make_x(2, 4, 3, 5)
     for x in (base.contiguous(memory_format=torch.channels_last), base[:, :, ::2], base[:, :, :, :0]):
         x = x.detach().requires_grad_()
         torch.library.opcheck(torch.ops.onnxq.fake_quantize.default, (x, scale, zero, -8, 7, 1))
@@ -67,7 +59,7 @@ class _Block(torch.nn.Module):
 def test_compiles_as_one_graph_with_equal_gradients(dynamic: bool) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
-    block, x = _Block(), _x(2, 3, 8, 8)
+    block, x = _Block(), make_x(2, 3, 8, 8)
     explained = torch._dynamo.explain(block)(x)
     assert explained.graph_break_count == 0
     results = []
@@ -78,7 +70,7 @@ def test_compiles_as_one_graph_with_equal_gradients(dynamic: bool) -> None:
         results.append([y, *(p.grad.clone() for p in block.parameters())])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)
-    other = _x(3, 3, 9, 7)
+    other = make_x(3, 3, 9, 7)
     torch.testing.assert_close(call(other), block(other))
 
 
@@ -86,8 +78,8 @@ def test_compiles_as_one_graph_with_equal_gradients(dynamic: bool) -> None:
 @quiet
 def test_compiles_with_inductor() -> None:
     torch._dynamo.reset()
-    x = _x(2, 6, 5, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
-    scale, zero = (t.requires_grad_() for t in _qparams((6,)))
+    x = make_x(2, 6, 5, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
+    scale, zero = (t.requires_grad_() for t in make_qparams((6,)))
 
     def step(x: Any) -> Any:
         return torch.relu(fake_quantize(x * 2, scale, zero, qmin=-8, qmax=7, axis=1)).square().sum()
@@ -101,11 +93,11 @@ def test_compiles_with_inductor() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_keeps_dtypes(dtype: Any) -> None:
     linear = torch.nn.Linear(8, 4)
-    scale, zero = (t.requires_grad_() for t in _qparams(()))
+    scale, zero = (t.requires_grad_() for t in make_qparams(()))
     with torch.autocast("cpu", dtype):
-        y = fake_quantize(linear(_x(5, 8)), scale, zero, qmin=-8, qmax=7)
+        y = fake_quantize(linear(make_x(5, 8)), scale, zero, qmin=-8, qmax=7)
         weight = fake_quantize(linear.weight, scale, zero, qmin=-8, qmax=7)
-        out = torch.nn.functional.linear(_x(5, 8), weight)
+        out = torch.nn.functional.linear(make_x(5, 8), weight)
     assert (y.dtype, weight.dtype, out.dtype) == (dtype, torch.float32, dtype)
     (y.float().sum() + out.float().sum()).backward()
     assert linear.weight.grad is not None
@@ -118,7 +110,7 @@ def test_autocast_keeps_dtypes(dtype: Any) -> None:
 @pytest.mark.parametrize(("shape", "axis"), [((0,), None), ((0, 3), 1), ((3, 0), 1), ((2, 3, 0), 1), ((0,), 0)])
 def test_empty_tensors(dtype: Any, shape: tuple[int, ...], axis: int | None) -> None:
     x = torch.empty(shape, dtype=dtype, requires_grad=True)
-    scale, zero = (t.requires_grad_() for t in _qparams(() if axis is None else (shape[axis],)))
+    scale, zero = (t.requires_grad_() for t in make_qparams(() if axis is None else (shape[axis],)))
     y = fake_quantize(x, scale, zero, qmin=-8, qmax=7, axis=axis)
     y.sum().backward()
     assert y.shape == x.shape
@@ -140,66 +132,12 @@ def test_scalars_and_single_values() -> None:
     assert float(scale.grad) == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize(("shape", "axis", "block"), [((), None, 0), ((4,), 0, 0), ((5,), -1, 0), ((4, 3), 1, 2)])
-def test_vmap_is_a_loop(shape: tuple[int, ...], axis: int | None, block: int) -> None:
-    scale, zero = _qparams((3, *shape))
-    x = _x(3, 4, 5)
-
-    def call(x: Any, scale: Any, zero: Any) -> Any:
-        return fake_quantize(x, scale, zero, qmin=-8, qmax=7, axis=axis, block_size=block)
-
-    looped = torch.stack([call(*one) for one in zip(x, scale, zero, strict=True)])
-    assert torch.equal(torch.vmap(call)(x, scale, zero), looped)
-    shared = torch.stack([call(one, scale[0], zero[0]) for one in x])
-    assert torch.equal(torch.vmap(call, in_dims=(0, None, None))(x, scale[0], zero[0]), shared)
-    last = torch.vmap(call, in_dims=(2, 0, 0))(x.movedim(0, 2), scale, zero)
-    assert torch.equal(last, looped)
-
-
-@pytest.mark.parametrize(("shape", "axis", "block"), [((), None, 0), ((5,), 1, 0), ((4, 3), 1, 2)])
-def test_batched_gradients_are_a_loop(shape: tuple[int, ...], axis: int | None, block: int) -> None:
-    x = _x(4, 5).requires_grad_()
-    leaves = [x, *(t.requires_grad_() for t in _qparams(shape))]
-    y = fake_quantize(*leaves, qmin=-8, qmax=7, axis=axis, block_size=block)
-    dy = _x(3, 4, 5)
-    batched = torch.autograd.grad(y, leaves, dy, retain_graph=True, is_grads_batched=True)
-    for k in range(3):
-        for one, other in zip(torch.autograd.grad(y, leaves, dy[k], retain_graph=True), batched, strict=True):
-            torch.testing.assert_close(one, other[k])
-
-
 def test_second_derivatives_are_refused() -> None:
-    x = _x(5).requires_grad_()
-    y = fake_quantize(x, *_qparams(()), qmin=-8, qmax=7)
+    x = make_x(5).requires_grad_()
+    y = fake_quantize(x, *make_qparams(()), qmin=-8, qmax=7)
     (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dx.sum().backward()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"x": torch.zeros(3, 4, dtype=torch.int32)}, r"x is torch\.int32"),
-        ({"scale": torch.zeros(4, dtype=torch.int8)}, r"scale is torch\.int8"),
-        ({"axis": 0}, r"scale has shape \(4,\), x of shape \(3, 4\) needs \(3,\)"),
-        ({"axis": None}, "4 scales for a tensor quantized as a whole"),
-        ({"axis": 2}, r"axis 2: is outside a tensor of shape \(3, 4\)"),
-        ({"axis": -3}, "axis -3"),
-        ({"zero_point": torch.zeros(3)}, r"zero_point \(3,\)"),
-        ({"qmin": 7}, "qmin 7, qmax 7"),
-        ({"qmax": 1 << 20}, "qmax 1048576"),
-        ({"block_size": -1}, "block_size -1"),
-        ({"block_size": 2}, r"needs \(3, 2\)"),
-        ({"block_size": 2, "axis": None}, "block_size 2"),
-        ({"edge": "floor"}, "edge 'floor'"),
-        ({"scale": torch.zeros(4, device="meta")}, "scale on meta"),
-    ],
-)
-def test_wrong_calls_say_what_is_wrong(change: dict[str, Any], message: str) -> None:
-    call: dict[str, Any] = {"x": _x(3, 4), "scale": torch.ones(4), "zero_point": torch.zeros(4)}
-    call |= {"qmin": -8, "qmax": 7, "axis": 1, **change}
-    with pytest.raises(ConfigError, match=message):
-        fake_quantize(call.pop("x"), call.pop("scale"), call.pop("zero_point"), **call)
 
 
 def test_meta_tensors_have_shapes_only() -> None:

@@ -185,11 +185,11 @@ def test_compute_sanitizer_finds_nothing(tool: str) -> None:
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if sanitizer is None:
         pytest.skip("no compute-sanitizer")
-    script = Path(__file__).with_name("sanitize_fake_quant.py")
+    script = Path(__file__).with_name("sanitize.py")
     done = subprocess.run(
         [sanitizer, "--tool", tool, "--kernel-regex", "kns=fq_", "--error-exitcode", "9",
          sys.executable, str(script)],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     assert "SUMMARY: 0 " in done.stdout

@@ -19,7 +19,7 @@ from torch_frontend.fake_quant.driver import Driver
 from torch_frontend.fake_quant.grid import Grid, Needed, qparam_shape
 from torch_frontend.fake_quant.planned import PlannedKernels
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # The driver's functions that the launcher uses, with the signatures of cuda.h, in front of the emulation.
 DRIVER = """
 #include "fq_emu.cpp"

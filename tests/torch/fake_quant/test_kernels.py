@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from torch_frontend.fake_quant import SlowFakeQuantWarning, available, fake_quantize, kernels
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def _python(code: str, *arguments: str, **environment: str) -> str:

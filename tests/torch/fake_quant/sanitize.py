@@ -1,6 +1,6 @@
 """Every CUDA kernel of fake_quantize once, for compute-sanitizer to watch:
 
-compute-sanitizer --tool memcheck python tests/torch/sanitize_fake_quant.py
+compute-sanitizer --tool memcheck python tests/torch/fake_quant/sanitize.py
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import torch
 
