@@ -24,6 +24,7 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
     """
     # Before anything is computed or written; again below, with the data files.
     check_free("", *models, *texts, force=overwrite)
+    # A pipe or device can take one file, not three.
     for path in filter(is_stream, (*models, *texts)):
         raise OutputError(str(path), "is a pipe or device, and an export is several files", "name a file", code="Q603")
     staged: dict[Path, Path] = {}

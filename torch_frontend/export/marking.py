@@ -69,6 +69,7 @@ def _bake_weights(
     def catch(quantizer: nn.Module, inputs: tuple[Any, ...]) -> None:
         assert isinstance(quantizer, Quantizer)
         made = quantizer.bake(inputs[0]).detach().clone()
+        # The marker of a site holds one weight.
         if not torch.equal(found.setdefault(quantizer.site, made), made):
             raise ModelError(
                 quantizer.site,

@@ -84,6 +84,7 @@ def to_onnx(
     saturation = model.config.saturation if isinstance(model, QuantModel) else "avoid"
     marked = onnxq.strip_markers(proto, target=wanted, quantizers=sites, name=name, saturation=saturation)
     plan = warn_of_moved(marked, quantizers)
+    # The same emitter as for ONNX files, so that trained and calibrated models cannot differ in form.
     done = onnxq.apply(marked.model, plan)
     return Exported(done.model, marked.model, plan, marked.sites)
 

@@ -33,6 +33,7 @@ def _explain_difference(quantizer: Quantizer, planned: SitePlan, index: GraphInd
     trained = bool(quantizer.sum_orders())
     if trained and not planned.sum_orders:
         return "kept 16-bit sums in training that the kernels of this file do not have: rounded to nearest here"
+    # The float file holds the baked weight, whose integers are those of training.
     value = index.constant(_find_tensor(index, planned.site))
     if trained or not planned.sum_orders or planned.qparams is None or value is None:
         return ""

@@ -59,6 +59,7 @@ def fake_quantize(
     sum_orders: the 16-bit sums that an int8 weight keeps, see `sums`; then as `onnxq.numerics.fake_quant_weight`.
     Raises ConfigError if shapes, dtypes, devices or the integer range do not fit.
     """
+    # LSQ+ multiplies both gradients by one factor.
     zero_factor = grad_scale if zero_point_grad_scale is None else zero_point_grad_scale
     settings = (qmin, qmax, axis, block_size, grad_scale, zero_factor, edge)
     # The op settles empty tensors before any kernel sees them.

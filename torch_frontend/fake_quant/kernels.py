@@ -81,6 +81,7 @@ def _find_host_kernels() -> Kernels:
 def _find_cuda_kernels(index: int) -> Kernels:
     try:
         kernels = _make_cuda_kernels()
+        # One instance for all devices; each loads its own module.
         kernels.load(torch.device("cuda", index))
     except (OnnxqError, OSError, DriverError) as error:
         return _composed("CUDA", str(error))

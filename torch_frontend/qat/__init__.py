@@ -23,6 +23,7 @@ Mixed precision needs nothing special: scales are float32 and rounding is comput
 wrap it in DistributedDataParallel, after `observing`: before, learned scales do not exist.
 """
 
+# Plain functions and objects, no trainer: the loop, the optimizer and the launcher stay the user's.
 from torch_frontend.qat.batch_norm import freeze_batch_norms
 from torch_frontend.qat.distill import Distiller
 from torch_frontend.qat.observation import observing, share_numbers

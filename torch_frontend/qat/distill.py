@@ -25,6 +25,7 @@ class Distiller:
         if temperature <= 0 or not 0 <= alpha <= 1:
             raise ConfigError("Distiller", f"temperature={temperature}, alpha={alpha}",
                               "temperature must be above 0, alpha between 0 and 1", code="Q318")  # fmt: skip
+        # A copy: QuantModel(copy=False) trains the Parameters of the module it is given.
         self.teacher = copy.deepcopy(teacher).eval().requires_grad_(False)
         self.temperature, self.alpha = temperature, alpha
 

@@ -58,6 +58,7 @@ class Pacer:
             wanted = self._holds("weights" if found.role is Role.WEIGHT else "activations")
             if found.enabled != wanted:
                 found.enabled = wanted
+            # Never unfrozen here: the user may have frozen some by hand.
             if self._holds("freeze_scales") and not found.frozen:
                 found.freeze()
         # Again at every step: model.train() undoes it.

@@ -18,6 +18,7 @@ class Call(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Result of the function or method for these arguments."""
+        # Tensor methods by name: their self is the first argument, as in a graph.
         if isinstance(self.target, str):
             return getattr(args[0], self.target)(*args[1:], **kwargs)
         return self.target(*args, **kwargs)
@@ -39,6 +40,7 @@ class Call(nn.Module):
 
 def _find_reference(target: Any) -> Any:
     """(module, name) of a function; the target itself if it is not found."""
+    # The modules whose functions the registry knows.
     for place in ("torch.nn.functional", "torch", "operator"):
         for name, value in vars(importlib.import_module(place)).items():
             if value is target:

@@ -54,6 +54,7 @@ class QConv3d(WeightQuantized, nn.Conv3d):
 def _convolve_transposed(layer: Any, compute: Any, x: Tensor, output_size: list[int] | None) -> Tensor:
     """Forward of torch's transposed convolutions with a quantized weight. compute: functional.conv_transposeNd."""
     dims = len(layer.kernel_size)
+    # torch chooses among the output sizes that fit by padding; its own helper keeps the rules in one place.
     extra = layer._output_padding(x, output_size, layer.stride, layer.padding, layer.kernel_size, dims, layer.dilation)
     weight = layer.quantized_weight()
     result: Tensor = compute(x, weight, layer.bias, layer.stride, layer.padding, extra, layer.groups, layer.dilation)
@@ -142,6 +143,7 @@ def shallow(module: nn.Module) -> nn.Module:
     """A copy that shares tensors and children, with tables of its own for parameters, buffers, children and hooks."""
     made = copy.copy(module)
     for name, table in module.__dict__.items():
+        # Shared tables would let a quantizer added here appear in the user's model.
         if name in ("_parameters", "_buffers", "_modules") or name.endswith("_hooks") or "_hooks_" in name:
             made.__dict__[name] = copy.copy(table)
     return made

@@ -31,6 +31,7 @@ class Entry:
     qmodule: type[nn.Module] | None = None
 
 
+# Keys are classes and functions themselves: names would confuse users' functions with torch's.
 _MODULES: dict[type[nn.Module], Entry] = {}
 _FUNCTIONS: dict[Any, Entry] = {}
 _METHODS: dict[str, Entry] = {}
@@ -40,6 +41,7 @@ def entry(op: str | Op, params: tuple[str, ...] = (), qmodule: type[nn.Module] |
     """An Entry; its data arguments are those of the operator, or the first ones where `params` has other names."""
     known = op if isinstance(op, Op) else _find_op(op)
     params = params or known.data or ("input",)
+    # Functions such as torch.mm call their operands otherwise, in the same order.
     data = known.data if all(name in params for name in known.data) else params[: len(known.data)]
     return Entry(known, params, data, qmodule)
 

@@ -49,6 +49,7 @@ MODULES: dict[str, tuple[type[nn.Module], ...]] = {
     "max_pool": (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
     "adaptive_max_pool": (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
     "interpolate": (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d),
+    # The operator copies values into a larger tensor, constants included.
     "pad": (
         nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d,
         nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d,
@@ -57,6 +58,7 @@ MODULES: dict[str, tuple[type[nn.Module], ...]] = {
     "reshape": (nn.Flatten, nn.Unflatten),
     "transpose": (nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle),
     "identity": (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
+    # Known, so that they are named in graphs and reports, and never quantized.
     "float": (nn.LocalResponseNorm, nn.Softsign, nn.LogSigmoid, nn.Hardshrink, nn.Softshrink, nn.Tanhshrink,
               nn.Threshold, nn.Softmin, nn.CosineSimilarity, nn.PairwiseDistance, nn.Unfold, nn.Fold),
     "lstm": (nn.LSTM, nn.LSTMCell),

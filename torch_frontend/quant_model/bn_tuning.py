@@ -99,7 +99,7 @@ def tuning(model: nn.Module) -> Iterator[None]:
     momenta = [norm.momentum for norm in norms]
     model.eval()
     for norm in norms:
-        norm.reset_running_stats()
+        norm.reset_running_stats()  # the float model's statistics must not count
         norm.momentum = None  # for torch: the plain mean over all batches
         norm.train()
     try:

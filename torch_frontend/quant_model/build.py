@@ -97,6 +97,7 @@ def _check_rules(model: fx.GraphModule, wishes: Wishes, plan: Draft, opaque: Seq
     askers = [*(asker_of(name) for name in names), *(a for one in opaque for a in one.askers)]
     sites += [pair.site for pair in plan.pairs]
     sites += [site for one in opaque for site in (*one.activations, *one.weights)]
+    # A rule that matches nothing is an error: most often a typo.
     wishes.check_used(askers, sites)
 
 
@@ -123,6 +124,7 @@ def _not_reached(model: nn.Module, example: Any) -> Iterable[Refusal]:
     if example is None:
         return
     args, kwargs = as_inputs(example)
+    # Only a run shows the calls of a forward that cannot be traced.
     watch = CallsOutside(model)
     with evaluating(model), watch:
         model(*args, **kwargs)
@@ -146,6 +148,7 @@ def _graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
     for node in graph.nodes:
         node.type = None  # annotations may be strings, which a pickled graph cannot import
     model = fx.GraphModule(root, graph, type(root).__name__)
+    # GraphModule creates the parents of the modules it copies, in train mode.
     kept = {id(module) for module in root.modules()}
     for module in model.modules():
         if id(module) not in kept:

@@ -37,6 +37,7 @@ def weights(quantizers: Iterable[Quantizer], tensors: Mapping[str, Tensor]) -> N
     """Calibrate all weights. tensors: site -> weight."""
     with torch.no_grad():
         for quantizer in quantizers:
+            # Observed again at every calibration: training moves weights.
             quantizer.observe(tensors[quantizer.site])
             quantizer.calc_qparams()
 
@@ -66,6 +67,7 @@ def keep_bound(quantizer: Quantizer) -> None:
 
     ONNX Runtime drops a Clip only if all values that the scale represents lie inside it.
     """
+    # (lowest, highest) of a fused Clip, set by `attach`; quantizers made by hand have none.
     bound = getattr(quantizer, "bound", (None, None))
     if bound == (None, None) or not quantizer.calibrated:
         return

@@ -54,6 +54,7 @@ def quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _through(quantizer: nn.Module, value: Any) -> Any:
+    # Lists are the tensors of a cat or stack.
     if isinstance(value, (list, tuple)):
         return [_through(quantizer, item) for item in value]
     return quantizer(value) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -129,6 +130,7 @@ def _convert_one(
     if op.refused is not None:
         out.reasons.append(Refusal(name.path, *op.refused, "no-kernel", "R101"))
         return module
+    # Activations, norms and the like stay float without a refusal, see _BY_HAND.
     if op.weight is None and op.name not in _BY_HAND:
         return module
     if place is None or not place.compute:
@@ -158,6 +160,7 @@ def _weight(
         return module
     spec = answer.wish.spec(op.block_axis if answer.wish.granularity == "block" else op.weight_axis)
     made = swapped(module)
+    # Tied weights of one spec share a quantizer.
     key = (id(made._parameters["weight"]), spec, answer.quantizer)
     if key not in shared:
         pair = Pair(site, Role.WEIGHT, spec, answer.wish.observer, answer.quantizer)
@@ -201,6 +204,7 @@ class CallsOutside(TorchFunctionMode):
             # Calls inside a known module belong to its operator.
             inside = of_module(module) is not None or isinstance(module, (WeightQuantized, Quantizer))
             self._handles.append(module.register_forward_pre_hook(_Push(self._stack, path, inside)))
+            # always_call: the stack must be right after an exception that the user's forward catches.
             self._handles.append(module.register_forward_hook(_Pop(self._stack), always_call=True))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

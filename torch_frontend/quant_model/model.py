@@ -139,7 +139,7 @@ class QuantModel(nn.Module):
             self._calibrate_again(w_quant, a_quant)
         switches.by_kind(quantizers, False, False)
         calibrate.check_numbers(quantizers.values())
-        self._seen = None
+        self._seen = None  # frees the batches
         self.state = State.CALIBRATED
         return self
 

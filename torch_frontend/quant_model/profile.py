@@ -57,6 +57,7 @@ class _Totals:
             return
         if not isinstance(reference, Tensor) or not reference.is_floating_point():
             return
+        # float64: sums over many batches of float32 lose the digits that a high SQNR needs.
         ref, got = (t.detach().double().cpu().numpy() for t in (reference, value))
         gap = ref - got
         # The arguments of _compute_metric, in order.
@@ -190,6 +191,7 @@ def eager_error(model: nn.Module, data: Any, metric: str | Metric, mode: Mode) -
             if mode == "isolated":
                 _isolated(model, layers, args, kwargs, totals)
                 continue
+            # Two runs of the whole model; calls of a layer are paired by their order.
             seen: list[dict[str, list[Any]]] = []
             for on in (False, True):
                 with switched(model, on), _outputs(model, layers) as outputs:
@@ -217,6 +219,7 @@ def _outputs(model: nn.Module, layers: Mapping[str, nn.Module]) -> Any:
 
 def _isolated(model: nn.Module, layers: Mapping[str, nn.Module], args: Any, kwargs: Any, totals: _Totals) -> None:
     """Run the float model on one batch, and every layer once more with its own quantizers on."""
+    # switched() turns all off; each layer gets its own switches back while it runs again.
     held = {q: q.enabled for q in model.modules() if isinstance(q, Quantizer)}
     busy: list[str] = []
     calls: dict[str, int] = {}

@@ -28,6 +28,7 @@ STEPS: dict[str, tuple[State, ...]] = {
     "set_quant": _NUMBERS,
     "quantization_error": _NUMBERS,
     "batchnorm_tuning": (State.CALIBRATED, State.QUANTIZED),
+    # Freezing twice is harmless.
     "freeze": (State.CALIBRATED, State.QUANTIZED, State.FROZEN, State.EXPORTED),
     "export": _NUMBERS,
 }

@@ -41,6 +41,7 @@ def enable(quantizers: Mapping[str, Quantizer], pattern: str, *, force: bool) ->
     force: undo decisions of passes, too. Raises PlanError if passes decided on all matching sites and force is False.
     """
     found = matching(quantizers, pattern)
+    # Sites that nobody disabled are fine, too: a pattern may match more than it undoes.
     mine = [q for q in found if q.disabled_reason is None or force or q.disabled_by is DisabledBy.USER]
     if not mine:
         held = found[0]

@@ -19,6 +19,7 @@ def weights_of(model: nn.Module, paths: Mapping[str, str]) -> dict[str, Tensor]:
     calls = _calls(model)
     for site, path in paths.items():
         owner = model.get_submodule(split_path(path)[0])
+        # A layer's quantizer is its child; that of a parameter is a call of its own.
         if isinstance(owner, WeightQuantized):
             found[site] = owner.weight
         elif path in calls:

@@ -15,6 +15,7 @@ limits      checks of specs and qparams against targets
 groups      tensor, channel and block
 """
 
+# Importing the modules registers their quantizers by name.
 from torch_frontend.quantizers.adaround import AdaRound, Rounding
 from torch_frontend.quantizers.base import DisabledBy, Quantizer
 from torch_frontend.quantizers.dorefa import DoReFa

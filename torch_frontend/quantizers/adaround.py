@@ -45,6 +45,7 @@ class AdaRound(Quantizer):
     defaults: ClassVar[Mapping[str, Option]] = {"zeta": 1.1, "gamma": -0.1}
     roles: ClassVar[tuple[Role, ...]] = (Role.WEIGHT,)
     slots: ClassVar[tuple[str, ...]] = ("scale", "zero_point", "v")
+    # A calibrated weight rounds to nearest until learning starts.
     optional: ClassVar[frozenset[str]] = frozenset({"v"})
 
     def __init__(self, *args: Any, **where: Any) -> None:

@@ -16,6 +16,7 @@ def axis_of(spec: QuantSpec) -> int | None:
 
 def block_size_of(spec: QuantSpec) -> int:
     """Elements in a block; 0 unless per block."""
+    # 0, not None: the op's schema takes an int.
     return spec.granularity.size if isinstance(spec.granularity, PerBlock) else 0
 
 

@@ -79,6 +79,7 @@ class MeanMagnitude:
             zero = self._range.qparams().zero_point
             # p stands for the longer side, see above.
             steps = np.maximum(self.spec.qmax - zero, zero - self.spec.qmin)
+        # A group of zeros would get scale 0.
         scale = np.maximum(2.0 * mean / np.sqrt(steps), scale_floor(self.spec))
         return QParams(np.asarray(scale, np.float32), np.asarray(zero, np.int32), "LSQ, 2 mean|x| / sqrt(p)")
 

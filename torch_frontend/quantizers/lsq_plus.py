@@ -44,6 +44,7 @@ class ThreeSigma(WeightRange):
         mean = groups.sum_groups(weight, self.spec) / count
         spread = weight - groups.spread_values(mean, self.spec, tuple(weight.shape))
         deviation = (groups.sum_groups(spread.square(), self.spec) / count).sqrt()
+        # As in the paper, 2**(b-1) steps for a side that has 2**(b-1) - 1 of them above zero.
         ends = torch.maximum((mean - 3 * deviation).abs(), (mean + 3 * deviation).abs()).cpu().numpy()
         scale = np.maximum(ends / 2 ** (self.spec.bits - 1), scale_floor(self.spec))
         zero = np.full(scale.shape, self.spec.qmax - symmetric_steps(self.spec))
@@ -65,6 +66,7 @@ class LSQPlus(Quantizer):
     @property
     def slots(self) -> tuple[str, ...]:  # type: ignore[override]
         """scale, and the offset b = -z s unless the scheme fixes the zero point."""
+        # An offset that the scheme fixes would be a parameter without effect.
         return ("scale",) if self.spec.symmetric else ("scale", "offset")
 
     @property
@@ -77,6 +79,7 @@ class LSQPlus(Quantizer):
         """-b / s clamped to qmin..qmax, not rounded (the op and `qparams` round it); None until calibrated."""
         if self.scale is None:
             return None
+        # Constant: made anew, so that it follows the scale's shape and device.
         if self.spec.symmetric:
             return torch.full_like(self.scale, self.spec.qmax - symmetric_steps(self.spec), requires_grad=False)
         free = -self.offset / self.scale

@@ -111,6 +111,7 @@ class PACT(Quantizer):
     def fake_quantize(self, x: Tensor) -> Tensor:
         """Clip with the paper's gradients, then quantize with a fixed scale, which passes them unchanged."""
         scale = self.scale
+        # low depends on alpha through the scale: x <= low adds its share to alpha's gradient.
         low, high = (self.spec.qmin - self.zero_point) * scale, self.alpha
         # NaN compares false with both ends, so it passes. detach: the rounding residual gives alpha no gradient.
         clipped = torch.where(x >= high, high.to(x.dtype), torch.where(x <= low, low.to(x.dtype), x))

@@ -12,6 +12,7 @@ from onnxq.spec import ObserverSpec, QuantSpec
 from torch_frontend.quantizers.base import Quantizer
 
 _Made = TypeVar("_Made", bound=type[Quantizer])
+# Filled by the decorator when a quantizer's module is imported.
 _REGISTRY: dict[str, type[Quantizer]] = {}
 
 
@@ -24,6 +25,7 @@ def register_quantizer(name: str) -> Callable[[_Made], _Made]:
     def put(made: _Made) -> _Made:
         if not (isinstance(made, type) and issubclass(made, Quantizer)):
             raise TypeError(f"{made!r} is not a subclass of Quantizer")
+        # A second class of one name would change the meaning of configurations and saved states.
         if name in _REGISTRY:
             raise ConfigError(f"quantizer {name!r}", "is registered already", "choose another name", code="Q310")
         _REGISTRY[name] = made

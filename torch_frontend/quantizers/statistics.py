@@ -68,6 +68,7 @@ class ActivationRange:
                 "quantize it per tensor, or name the axis that does not change",
             )
         for seen, part in zip(self._channels, parts, strict=True):
+            # Their ranges must not depend on the batch size.
             for piece in part if seen.per_sample and part.ndim else [part]:
                 seen.update(piece)
 

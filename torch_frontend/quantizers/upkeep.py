@@ -20,6 +20,7 @@ def quantizers_of(module: nn.Module) -> list[Quantizer]:
 def penalty(module: nn.Module) -> Tensor | None:
     """Sum of the quantizers' own terms of the loss, a scalar; None if there are none."""
     terms = [term for found in quantizers_of(module) if (term := found.penalty()) is not None]
+    # Stacked, so that a GPU runs two kernels however many terms there are.
     return torch.stack([term.reshape(()) for term in terms]).sum() if terms else None
 
 
@@ -50,6 +51,7 @@ class PostStep:
         if all(held.device.type == "cpu" for _, held in self._list_learned()):
             self.check()
         elif self._steps % self.every == 0:
+            # Not arrived yet: the next round will show the same NaN, since NaN stays.
             if self._pending is not None and self._pending[2].query():
                 self._report(*self._pending[:2])
             self._pending = self._send_flags()

@@ -92,6 +92,7 @@ class Regions:
                     f"block {name!r}", "is no module of the model", did_you_mean(name, parts), code="Q309"
                 )
             inside = self._add_between(own)
+            # Only one value is compared, so a block has one exit.
             exits = [n for n in inside if any(user not in inside for user in self.readers[n])]
             if len(exits) != 1:
                 has = ", ".join(self.path(n) for n in exits[:4]) or "none"

@@ -67,9 +67,11 @@ def reconstruct(
     refusals = _make_learnable(model)
     batches = _collect_batches(data, settings.samples)
     units = _find_units(model, method, blocks, settings)
+    # 0 is a choice, None the method's default.
     rate = _ACTIVATION_LR[method] if settings.activation_lr is None else settings.activation_lr
     done: list[UnitResult] = []
     learned: dict[int, str] = {}
+    # First to last: a unit's inputs come from units that are learned.
     with evaluating(model), quantizing(quantizers_of(model), True):
         for index, unit in enumerate(units):
             own = [found for found in unit.weights if isinstance(found, AdaRound)]
@@ -113,7 +115,7 @@ def as_adaround(quantizer: Quantizer) -> AdaRound | None:
     made = AdaRound(
         quantizer.spec, site=quantizer.site, role=quantizer.role, observer=quantizer.observer, target=quantizer.target
     )
-    made.to(quantizer.scale.device)
+    made.to(quantizer.scale.device)  # before the qparams, which appear on its device
     made.load_qparams(numbers)
     made.bind_sums_of(quantizer)
     made.enabled = quantizer.enabled
@@ -187,6 +189,7 @@ def _find_units(model: nn.Module, method: str, blocks: Sequence[str] | None, set
             "name them: blocks=[…]",
             code="Q304",
         )
+    # Without a graph layers are the modules that hold a weight quantizer.
     if blocks is None:
         blocks = [
             name for name, module in model.named_modules()
@@ -202,6 +205,7 @@ def _fill_cache(cache: Cache, model: nn.Module, unit: Unit, batches: list[Batch]
     for args, kwargs in batches:
         with quantizing(every, False):
             plain = unit.catch(args, kwargs)
+        # Calls are paired by their order: a unit may be called several times in a batch.
         for (inputs, _), (unquantized, target) in zip(unit.catch(args, kwargs), plain, strict=True):
             cache.add(Record(inputs, unquantized if floats else (), target))
     if not cache.records:

@@ -36,8 +36,10 @@ class Settings:
     # As in BRECQ's published code, for AdaRound too.
     warm_up: float = 0.2
     beta: tuple[float, float] = (20.0, 2.0)
+    # BRECQ's paper takes 1024 images.
     samples: int = 1024
     cache_bytes: int = 1 << 30
+    # Residual and transformer blocks have fewer; stages of a network have more.
     max_layers: int = 8
     seed: int = 0
 

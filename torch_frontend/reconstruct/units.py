@@ -80,6 +80,7 @@ def module_unit(model: nn.Module, name: str) -> Unit:
                 raise ModelError(
                     name, "is called with different arguments at different times", "name another block", code="Q124"
                 )
+            # A stack: the module may call itself, and then inner calls end first.
             pending.append(tuple(_copy_value(value) for value in flat))  # copies: the model may write into them
 
         def done(_: nn.Module, __: Any, output: Any) -> None:
@@ -180,6 +181,7 @@ def _extract_part(model: fx.GraphModule, region: set[fx.Node], exit_: fx.Node) -
 def _find_owned(model: fx.GraphModule, part: fx.GraphModule, region: set[fx.Node]) -> list[Quantizer]:
     """Quantizers inside whose readers are all inside, and that nothing outside calls or follows."""
     # A leader's qparams are also its followers'; learning them here would change other units.
+    # Leaders are shared with the sites that follow them.
     shared = {id(leader) for found in quantizers_of(model) if (leader := getattr(found, "leader", None)) is not None}
     for node in model.graph.nodes:
         if node.op == "call_module" and not (node in region and all(user in region for user in node.users)):

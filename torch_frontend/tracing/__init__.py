@@ -11,6 +11,7 @@ values    shapes and types, from an example
 modules   modules, attributes and calls by their dotted paths
 """
 
+# The tracer knows nothing of quantizers; `quant_model` places them on the graph that comes out.
 from torch_frontend.tracing.arguments import given_arguments
 from torch_frontend.tracing.attention import take_apart
 from torch_frontend.tracing.fold import factors, fold_batch_norms, folded

@@ -61,7 +61,7 @@ def _project_inputs(m: Any, query: Any, key: Any, value: Any) -> tuple[Any, Any,
     bias, size = _read_parameter(query, m, "in_proj_bias"), m.embed_dim
     if m._qkv_same_embed_dim:
         weight = _read_parameter(query, m, "in_proj_weight")
-        # Self-attention: one product, and one quantizer for the packed weight.
+        # Self-attention: one product, with the packed weight as one site.
         if query is key and key is value:
             packed = functional.linear(query, weight, bias).chunk(3, -1)
             return packed[0], packed[1], packed[2]
@@ -155,6 +155,7 @@ def decoder_layer(
 
 def encoder(m: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
     """Forward of nn.TransformerEncoder."""
+    # torch's own forward may turn padded batches into nested tensors, which ONNX does not have.
     for layer in m.layers:
         src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask)
     return src if m.norm is None else m.norm(src)
@@ -209,6 +210,7 @@ def take_apart(model: fx.GraphModule) -> None:
         if node.target is not functional.scaled_dot_product_attention:
             continue
         given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        # Masked scores stay float, so the op stays whole.
         if given.get("attn_mask") is not None or any(given.get(k) for k in ("dropout_p", "is_causal", "enable_gqa")):
             continue
         with graph.inserting_before(node):
@@ -236,6 +238,7 @@ def traceable(model: nn.Module) -> nn.Module:
     if form is None:
         return model
     made = shallow(model)
+    # A subclass under the same name, so that isinstance and messages stay as they are.
     made.__class__ = type(type(model).__name__, (type(model),), {"forward": form})
     return made
 

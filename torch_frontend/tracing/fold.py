@@ -27,6 +27,7 @@ def fold_batch_norms(model: fx.GraphModule) -> list[tuple[str, str]]:
     The layer gets new Parameters; those of the float model do not change.
     """
     calls = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
+    # How many modules hold each Parameter: a tied weight must not be scaled for one of them.
     holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     done: list[tuple[str, str]] = []
     for node in list(model.graph.nodes):
@@ -47,7 +48,7 @@ def fold_batch_norms(model: fx.GraphModule) -> list[tuple[str, str]]:
         node.replace_all_uses_with(source)
         model.graph.erase_node(node)
         done.append((path, f"folded into {source.target}"))
-    model.delete_all_unused_submodules()
+    model.delete_all_unused_submodules()  # the folded batch norms
     return done
 
 
@@ -96,6 +97,7 @@ def _spread_factors(layer: nn.Module, factor: Tensor) -> Tensor:
 
 def folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
     """A shallow copy of the layer that computes layer and batch norm, with Parameters of its own, in float64 inside."""
+    # float64, rounded once at the end.
     factor, shift = factors(norm)
     made = shallow(layer)
     old: Any = layer

@@ -30,6 +30,7 @@ def find_module(model: nn.Module, node: Any) -> nn.Module | None:
     return model.get_submodule(str(node.target)) if isinstance(node, fx.Node) and node.op == "call_module" else None
 
 
+# Shared by calibration, profiling, weights and the example, which all walk graphs node by node.
 def run_call(model: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> Any:
     """Result of a node's call of a module, method or function on these arguments, or the attribute it reads."""
     if node.op == "get_attr":

@@ -63,6 +63,7 @@ def look(model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def bound(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The graph's inputs in order, defaults included. Raises DataError for one that is missing or unknown."""
     names = [node for node in graph.nodes if node.op == "placeholder"]
+    # As Python binds a call: positions first, then names, then defaults.
     rest = dict(kwargs)
     values: list[Any] = list(args[: len(names)])
     if len(args) > len(names):
@@ -91,6 +92,7 @@ def is_float(node: fx.Node) -> bool:
     """False for integers, booleans, sizes and tuples; True for floats and where nothing is known."""
     if is_plain(node):
         return False
+    # Not observed: quantized for now; integers are found with the first batch.
     if _DTYPE not in node.meta:
         return True
     dtype: torch.dtype | None = node.meta[_DTYPE]

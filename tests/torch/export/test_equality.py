@@ -1,4 +1,4 @@
-"""An exported model computes in ONNX Runtime what the QuantModel computes in torch."""
+"""An exported model has the same outputs in ONNX Runtime as the QuantModel in torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_level_is_the_same(net: type, grain: str, bits: int) -> None:
 
 
 def assert_close_when_optimized(model: QuantModel, exported: Exported, x: torch.Tensor) -> None:
-    """Integer kernels round biases and sums; what that does to the outputs stays below two steps."""
+    """Integer kernels round biases and sums, which moves outputs by less than two steps."""
     wanted, _ = torch_run(model, x)
     fast = next(iter(ort_run(exported.model, x, [], optimize=True).values()))
     active = {q.site: q for q in model.quantizers.values() if q.active}

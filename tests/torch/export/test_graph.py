@@ -29,7 +29,7 @@ def weighted(site: str, weight: Tensor, bits: int = 8, axis: int = 0) -> Uniform
 
 
 class ByHand(nn.Module):
-    """Quantizers set by hand in a model that torch.fx cannot trace, with most of what makes identity hard.
+    """Quantizers set by hand in a model that torch.fx cannot trace, with most difficulties of identity.
 
     A layer called twice, a weight read by two layers, an add of one tensor to itself, two quantizers on one tensor,
     quantized inputs and outputs, and a branch on a shape.

@@ -98,7 +98,7 @@ def test_ranks_agree_on_all_numbers(tmp_path: Path) -> None:
 
 
 def test_numbers_of_two_ranks_are_those_of_one_that_saw_all() -> None:
-    """What `observing` does between ranks, without processes."""
+    """The steps of `observing` between ranks, without processes."""
     for kind in ("uniform", "lsq", "lsq+", "pact"):
         whole, left, right = Net(kind).eval(), Net(kind).eval(), Net(kind).eval()
         for net, seeds in ((whole, (0, 1)), (left, (0,)), (right, (1,))):

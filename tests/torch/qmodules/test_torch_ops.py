@@ -1,5 +1,5 @@
 """Every operator the front end knows: converted without changing a value, quantized where `virtual` has a place for
-it, trainable, and never an error for what it does not know.
+it, trainable, and never an error for an unknown one.
 """
 
 from __future__ import annotations

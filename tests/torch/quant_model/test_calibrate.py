@@ -65,7 +65,7 @@ class _Chain(nn.Module):
 
 
 def _by_hand(net: nn.Module, x: Tensor, weights: bool, activations: bool) -> dict[str, Tensor]:
-    """Scales of a chain, each on what the quantized layers before it give."""
+    """Scales of a chain, each observed behind the quantized layers before it."""
     found: dict[str, Tensor] = {}
 
     def rounded(t: Tensor, scale: Tensor, low: int, high: int) -> Tensor:

@@ -32,7 +32,7 @@ def test_pact_gradients(bits: int) -> None:
 
 
 def test_pact_update_by_hand() -> None:
-    """alpha = 3 with levels 0, 1, 2, 3: only what is at or above 3 moves it, and the penalty pulls it down."""
+    """alpha = 3 with integers 0, 1, 2, 3: only values at or above 3 move it, and the penalty pulls it down."""
     pact = quantizer(
         "pact", QuantSpec(bits=2, signed=False, symmetric=False), 1.0, role=Role.ACTIVATION, options={"l2": 0.01}
     )

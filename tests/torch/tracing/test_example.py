@@ -14,7 +14,7 @@ from torch_frontend.quant_model import QuantModel
 
 
 class _Shapes(nn.Module):
-    """What people write about shapes, types and tuples."""
+    """Usual code on shapes, types and tuples."""
 
     def __init__(self) -> None:
         super().__init__()
