@@ -1,4 +1,4 @@
-"""Carry out a draft: quantizers become modules, graph calls and children of layers."""
+"""Carries a draft out: quantizers become modules, graph calls and children of layers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from torch_frontend.quant_model.draft import Draft, Pair
 from torch_frontend.quant_model.follower import Follower
 from torch_frontend.quant_model.slots import fill
 from torch_frontend.quantizers import Quantizer, create_quantizer
-from torch_frontend.tracing import fresh, replace_module
+from torch_frontend.tracing import fresh
 
 WEIGHT = "weight_quantizer"
 
 
 def attach(model: fx.GraphModule, draft: Draft, config: Config) -> dict[str, str]:
-    """Insert every quantizer of the draft. Returns site -> module path, activations in order, then weights."""
+    """Put every quantizer in its place. Returns site -> module path, activations in order, then weights."""
     holder = fresh(model, "", "quantizers")
     made: dict[str, Quantizer] = {}
     paths: dict[str, str] = {}
-    # A follower is made from its leader.
     leaders_first = sorted(draft.pairs, key=lambda pair: pair.leader != pair.site)
     for pair in leaders_first:
         if pair.weight is None or not pair.weight.module:
@@ -51,7 +50,7 @@ def _make(pair: Pair, config: Config, made: dict[str, Quantizer]) -> Quantizer:
 
 
 def new_quantizer(pair: Pair, config: Config) -> Quantizer:
-    """The quantizer of a site with qparams of its own."""
+    """The quantizer of a site that has its own numbers."""
     quantizer = create_quantizer(
         pair.quantizer.name,
         pair.spec,
@@ -68,7 +67,7 @@ def new_quantizer(pair: Pair, config: Config) -> Quantizer:
 
 
 def _name_groups(draft: Draft, made: Mapping[str, Quantizer]) -> None:
-    """Name the group of sites that share a scale after their leader, as plans do."""
+    """Sites of one scale carry their leader's name, as plans do."""
     shared = {pair.leader for pair in draft.pairs if pair.leader != pair.site}
     for pair in draft.pairs:
         if pair.leader in shared and pair.site in made:
@@ -85,7 +84,6 @@ def _put(model: fx.GraphModule, holder: str, pair: Pair, quantizer: Quantizer) -
     assert pair.value is not None
     path = _add(model, holder, pair.site, quantizer)
     node = _call(model, pair.value, path)
-    # None: all readers, save the quantizer itself.
     if pair.readers is None:
         pair.value.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
     else:
@@ -95,7 +93,7 @@ def _put(model: fx.GraphModule, holder: str, pair: Pair, quantizer: Quantizer) -
 
 
 def _put_shared(model: fx.GraphModule, holder: str, group: list[Pair], quantizer: Quantizer) -> str:
-    """Insert one quantizer and one node for a parameter that one or several calls read."""
+    """A parameter that calls read: one quantizer, one node, however many calls."""
     path = _add(model, holder, group[0].site, quantizer)
     first = group[0].value
     assert first is not None
@@ -108,7 +106,6 @@ def _put_shared(model: fx.GraphModule, holder: str, group: list[Pair], quantizer
 
 def _call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
     at = value
-    # fx needs all placeholders in front of the first call.
     if value.op == "placeholder":
         at = [node for node in model.graph.nodes if node.op == "placeholder"][-1]
     with model.graph.inserting_after(at):
@@ -134,10 +131,10 @@ def _layers(model: fx.GraphModule, pairs: Iterable[Pair], config: Config) -> dic
         if id(old) not in layers:
             layers[id(old)] = swapped(old)
         layer = layers[id(old)]
-        replace_module(model, path, layer)
+        parent, _, leaf = path.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, layer)
         if WEIGHT in layer._modules:
             continue
-        # Tied weights are one Parameter in several layers.
         key = (id(layer._parameters["weight"]), pair.spec, pair.quantizer)
         if key not in by_weight:
             by_weight[key] = _make(pair, config, {})

@@ -21,7 +21,7 @@ from onnxq.spec import PerChannel, QParams
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quant_model.draft import Decision
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import factors, folded, replace_module
+from torch_frontend.tracing import factors, folded, put
 
 Pair = tuple[str, str]  # layer, batch norm
 
@@ -123,7 +123,7 @@ def fold(model: nn.Module, pairs: list[Pair]) -> list[Decision]:
         quantizer = made._modules.get("weight_quantizer")
         if isinstance(quantizer, Quantizer) and quantizer.calibrated:
             quantizer.load_qparams(_scaled(quantizer, factor.cpu().numpy()))
-        replace_module(model, path, made)
+        put(model, path, made)
         node = next(n for n in model.graph.nodes if n.op == "call_module" and n.target == norm_path)
         node.replace_all_uses_with(node.args[0])
         model.graph.erase_node(node)

@@ -1,4 +1,4 @@
-"""Build a module with quantizers from a float module: trace, simplify, name, fold, place, attach."""
+"""A float module in, a module with quantizers out: trace, simplify, name, fold, place, attach."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torch_frontend.tracing import (
     look,
     name_calls,
     named,
-    replace_module,
+    put,
     simplify,
     site_of,
     take_apart,
@@ -46,7 +46,7 @@ class Built:
 
 
 def build(model: nn.Module, config: Config, example: Any = None) -> Built:
-    """Convert a module. Its own modules do not change; Parameters are shared, save those of folded layers."""
+    """Convert a module. Its own modules are not changed; their Parameters are shared, save those of folded layers."""
     check_policies(config)
     args, kwargs = as_inputs(example) if example is not None else ((), {})
     given = given_arguments(model, args, kwargs) if example is not None else None
@@ -58,7 +58,6 @@ def build(model: nn.Module, config: Config, example: Any = None) -> Built:
 
 def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> Built:
     model = _graph_module(traced.root, traced.graph)
-    # The order matters: calls are named before anything is placed, and shapes are read before batch norms disappear.
     simplify(model)
     if config.target == "trt" and config.attention == "quantized":
         take_apart(model)
@@ -72,7 +71,6 @@ def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> 
     if config.torch.fuse_bn:
         decisions += [Decision(*done, "fuse-bn") for done in fold_batch_norms(model)]
     wishes = Wishes(config)
-    # Parts that could not be traced are converted layer by layer, under their own names.
     opaque = [(r.subject, convert(model.get_submodule(r.subject), config, wishes, r.subject)) for r in traced.opaque]
     wishes.find_paths(model.graph)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -81,7 +79,7 @@ def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> 
     paths = attach(model, plan, config)
     inner: list[Unquantized] = []
     for path, converted in opaque:
-        replace_module(model, path, converted.module)
+        put(model, path, converted.module)
         found = {**converted.activations, **converted.weights}
         paths |= {site: f"{path}.{inside}" for site, inside in found.items()}
         inner += converted.reasons
@@ -97,12 +95,11 @@ def _check_rules(model: fx.GraphModule, wishes: Wishes, plan: Draft, opaque: Seq
     askers = [*(asker_of(name) for name in names), *(a for one in opaque for a in one.askers)]
     sites += [pair.site for pair in plan.pairs]
     sites += [site for one in opaque for site in (*one.activations, *one.weights)]
-    # A rule that matches nothing is an error: most often a typo.
     wishes.check_used(askers, sites)
 
 
 def _untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Built:
-    """Convert layer by layer; calls outside of layers are listed as refusals, if there is an example."""
+    """Layer by layer. What combines their results outside is listed, when an example shows it."""
     wishes = Wishes(config)
     converted = convert(model, config, wishes)
     bind_sums(converted.module, config)
@@ -124,12 +121,11 @@ def _not_reached(model: nn.Module, example: Any) -> Iterable[Refusal]:
     if example is None:
         return
     args, kwargs = as_inputs(example)
-    # Only a run shows the calls of a forward that cannot be traced.
     watch = CallsOutside(model)
     with evaluating(model), watch:
         model(*args, **kwargs)
     modules = {"add": "Add", "mul": "Mul", "matmul": "MatMul", "cat": "Cat"}
-    for path, op in watch.finish():
+    for path, op in watch.done():
         by_hand = modules.get(op)
         fix = f"call torch_frontend.qmodules.{by_hand}() there" if by_hand else "use the layer of torch.nn there"
         name = f"{path}.{op}" if path else op
@@ -144,11 +140,10 @@ def _activations_first(model: nn.Module, paths: dict[str, str]) -> dict[str, str
 
 
 def _graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """A GraphModule of the traced modules; containers that fx adds get the mode of the model, layers keep theirs."""
+    """The traced modules in a tree of their own. Folders get the mode of the model, layers keep theirs."""
     for node in graph.nodes:
-        node.type = None  # annotations may be strings, which a pickled graph cannot import
+        node.type = None  # annotations may be words, which a pickled graph cannot import
     model = fx.GraphModule(root, graph, type(root).__name__)
-    # GraphModule creates the parents of the modules it copies, in train mode.
     kept = {id(module) for module in root.modules()}
     for module in model.modules():
         if id(module) not in kept:

@@ -1,4 +1,4 @@
-"""Conversion of modules that cannot be traced, layer by layer: layers change class, hooks quantize their inputs."""
+"""Modules that cannot be traced, converted one by one: layers change class, inputs are quantized by hooks."""
 
 from __future__ import annotations
 
@@ -31,19 +31,17 @@ from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing import Named
 
 INPUTS = "input_quantizers"
-# Operators without a weight that models which cannot be traced call as modules (torch_frontend.qmodules.Add …). Other
-# operators (activations, norms) stay float: their producers are unknown, and a pair there may round twice.
+# Operators without a weight that people use as modules where a model cannot be traced. The others (activations,
+# norms) stay float: what stands before them is not known, and a pair there may round twice.
 _BY_HAND = ("add", "mul", "matmul", "cat")
-# Operators that CallsOutside reports: they combine tensors or multiply by weights.
 _COMBINING = ("add", "sub", "mul", "matmul", "attention", "cat", "conv", "linear", "conv_transpose")
 
 
 def quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook: quantize the module's data arguments by its `input_quantizers`."""
+    """Forward pre-hook: the module's data arguments go through its `input_quantizers`, by name."""
     held = module._modules[INPUTS]
     given, named = list(args), dict(kwargs)
     for name, quantizer in held.named_children():  # type: ignore[union-attr]
-        # `_inputs` names them <parameter>_<position>; parameters may hold underscores, so the last one counts.
         param, _, position = name.rpartition("_")
         k = int(position)
         if k < len(given):
@@ -54,7 +52,6 @@ def quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _through(quantizer: nn.Module, value: Any) -> Any:
-    # Lists are the tensors of a cat or stack.
     if isinstance(value, (list, tuple)):
         return [_through(quantizer, item) for item in value]
     return quantizer(value) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -72,10 +69,10 @@ class Converted:
 
 
 def convert(model: nn.Module, config: Config, wishes: Wishes, prefix: str = "") -> Converted:
-    """A copy of the module tree that shares its tensors, with quantizers at every layer that the target quantizes.
+    """A copy of the module tree that shares its tensors, with quantizers at every layer the target has a place for.
 
     prefix: the module's own qualified name, with which sites begin. Its activation sites are inputs of layers
-    (`<path>.in`), since their producers are unknown; a layer that is called twice has one.
+    (`<path>.in`), since what feeds them is not known; a layer that is called twice has one.
     """
     out = Converted(copied(model))
     done: dict[int, nn.Module] = {}
@@ -85,7 +82,6 @@ def convert(model: nn.Module, config: Config, wishes: Wishes, prefix: str = "") 
         module = parent._modules[leaf]
         if module is None or (config.torch.skip_trace and _skipped(config, full)):
             continue
-        # One module under two names stays one module.
         if id(module) in done:
             parent._modules[leaf] = done[id(module)]
             continue
@@ -98,7 +94,7 @@ def convert(model: nn.Module, config: Config, wishes: Wishes, prefix: str = "") 
 
 
 def copied(model: nn.Module, memo: dict[int, nn.Module] | None = None) -> nn.Module:
-    """A copy of the module tree with the same tensors. memo: id of a module -> its copy."""
+    """The module tree anew, with the same tensors."""
     memo = {} if memo is None else memo
     if id(model) not in memo:
         memo[id(model)] = made = shallow(model)
@@ -130,7 +126,6 @@ def _convert_one(
     if op.refused is not None:
         out.reasons.append(Refusal(name.path, *op.refused, "no-kernel", "R101"))
         return module
-    # Activations, norms and the like stay float without a refusal, see _BY_HAND.
     if op.weight is None and op.name not in _BY_HAND:
         return module
     if place is None or not place.compute:
@@ -160,7 +155,6 @@ def _weight(
         return module
     spec = answer.wish.spec(op.block_axis if answer.wish.granularity == "block" else op.weight_axis)
     made = swapped(module)
-    # Tied weights of one spec share a quantizer.
     key = (id(made._parameters["weight"]), spec, answer.quantizer)
     if key not in shared:
         pair = Pair(site, Role.WEIGHT, spec, answer.wish.observer, answer.quantizer)
@@ -193,7 +187,7 @@ def _inputs(
 
 
 class CallsOutside(TorchFunctionMode):
-    """Records the functions that combine or multiply tensors outside of layers, by module, while it is entered."""
+    """While it is on: functions that combine or multiply tensors in code that was not traced, by module."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -201,22 +195,20 @@ class CallsOutside(TorchFunctionMode):
         self._stack: list[tuple[str, bool]] = []
         self._handles = []
         for path, module in model.named_modules():
-            # Calls inside a known module belong to its operator.
             inside = of_module(module) is not None or isinstance(module, (WeightQuantized, Quantizer))
             self._handles.append(module.register_forward_pre_hook(_Push(self._stack, path, inside)))
-            # always_call: the stack must be right after an exception that the user's forward catches.
             self._handles.append(module.register_forward_hook(_Pop(self._stack), always_call=True))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record the call, then make it."""
+        """Note the call, then make it."""
         known = of_function(func) or of_method(getattr(func, "__name__", ""))
         outside = self._stack and not any(inside for _, inside in self._stack)
         if known is not None and outside and known.op.name in _COMBINING:
             self.seen[self._stack[-1][0], known.op.name] = None
         return func(*args, **(kwargs or {}))
 
-    def finish(self) -> list[tuple[str, str]]:
-        """Remove the hooks; return (module, operator) of every recorded call."""
+    def done(self) -> list[tuple[str, str]]:
+        """Take the hooks off; (module, operator) of every call."""
         for handle in self._handles:
             handle.remove()
         return list(self.seen)

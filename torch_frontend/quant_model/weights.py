@@ -1,4 +1,4 @@
-"""The float weights that weight quantizers read: layers' own, parameters, and values computed from parameters alone."""
+"""The float weights behind weight quantizers: layers' own, parameters that calls read, and what is computed of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor, fx, nn
 
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import find_module, run_call, split_path
 
 
 def weights_of(model: nn.Module, paths: Mapping[str, str]) -> dict[str, Tensor]:
@@ -18,8 +17,7 @@ def weights_of(model: nn.Module, paths: Mapping[str, str]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     calls = _calls(model)
     for site, path in paths.items():
-        owner = model.get_submodule(split_path(path)[0])
-        # A layer's quantizer is its child; that of a parameter is a call of its own.
+        owner = model.get_submodule(path.rpartition(".")[0])
         if isinstance(owner, WeightQuantized):
             found[site] = owner.weight
         elif path in calls:
@@ -35,11 +33,18 @@ def _calls(model: nn.Module) -> dict[str, fx.Node]:
 
 
 def value_of(model: fx.GraphModule, node: Any) -> Any:
-    """The value of a node that depends on parameters alone, without quantization."""
+    """A value that only parameters go into."""
     if not isinstance(node, fx.Node):
         return node
-    args, kwargs = (fx.map_arg(part, lambda n: value_of(model, n)) for part in (node.args, node.kwargs))
-    if isinstance(find_module(model, node), Quantizer):
-        return args[0]
+    if node.op == "get_attr":
+        owner, _, leaf = str(node.target).rpartition(".")
+        return getattr(model.get_submodule(owner), leaf)
+    args = fx.map_arg(node.args, lambda n: value_of(model, n))
+    kwargs = fx.map_arg(node.kwargs, lambda n: value_of(model, n))
     with torch.no_grad():
-        return run_call(model, node, args, kwargs)
+        if node.op == "call_module":
+            module = model.get_submodule(str(node.target))
+            return args[0] if isinstance(module, Quantizer) else module(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]

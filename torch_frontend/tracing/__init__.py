@@ -15,7 +15,7 @@ modules   modules, attributes and calls by their dotted paths
 from torch_frontend.tracing.arguments import given_arguments
 from torch_frontend.tracing.attention import take_apart
 from torch_frontend.tracing.fold import factors, fold_batch_norms, folded
-from torch_frontend.tracing.modules import find_module, read_attribute, replace_module, run_call, split_path
+from torch_frontend.tracing.modules import find_module, put, read_attribute, run_call, split_path
 from torch_frontend.tracing.names import (
     Named,
     element_of,
@@ -52,8 +52,8 @@ __all__ = [
     "looked_at",
     "name_calls",
     "named",
+    "put",
     "read_attribute",
-    "replace_module",
     "run_call",
     "scope_of",
     "shape_of",

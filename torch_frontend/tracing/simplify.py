@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from torch_frontend.qmodules import shallow
-from torch_frontend.tracing.modules import replace_module
+from torch_frontend.tracing.modules import put
 from torch_frontend.tracing.names import fresh, scope_of
 
 _DROPOUTS: dict[Any, type[nn.Module]] = {
@@ -96,7 +96,7 @@ def _replace_in_place_module(model: fx.GraphModule, node: fx.Node) -> bool:
     made = shallow(module)
     made.inplace = False  # type: ignore[assignment]
     made.onnxq_was_inplace = True  # type: ignore[assignment]
-    replace_module(model, str(node.target), made)
+    put(model, str(node.target), made)
     return True
 
 
