@@ -1,4 +1,4 @@
-"""Bind weight quantizers to the 16-bit sums in which the target's kernels add their products.
+"""Which weights of a model share 16-bit sums in the kernels of its target: said to their quantizers by `bind_sums`.
 
 The target's own rule decides, on the ONNX node that a call becomes at export.
 """
@@ -22,16 +22,17 @@ from torch_frontend.quant_model.weights import value_of
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing import named
 
-# One product: its ONNX node, the shape of its weight, the quantizers of weight and data.
+# One product: its node, the shape of its weight, the quantizers of weight and data.
 Product = tuple[NodeRef, tuple[int, ...], Quantizer, Quantizer]
-# Position of `groups` among the arguments of torch.nn.functional.conv1d, conv2d and conv3d.
+# Where functional convolutions have their groups.
 _GROUPS = 6
 
 
 def bind_sums(model: nn.Module, config: Config) -> None:
     """Let every weight quantizer of a converted model keep the sums that the target's kernels add in 16 bits.
 
-    Only weights multiplied by 8-bit activations have such sums. No-op where the configuration allows saturation.
+    Only weights multiplied by activations quantized to 8 bits have such sums. Nothing is bound where the configuration
+    allows saturation.
     """
     engine = target(config.target, config.mode)
     if config.saturation == "allow" or not engine.saturates:
@@ -51,7 +52,7 @@ def _products(model: nn.Module) -> Iterator[Product]:
 
 
 def _traced(model: fx.GraphModule, node: fx.Node) -> Iterator[Product]:
-    """The product of a traced call whose data and weight come from quantizers, if it is one."""
+    """The product of a call whose data and weight come from quantizers."""
     name = named(node)
     if name is None or name.entry is None:
         return
@@ -74,7 +75,7 @@ def _traced(model: fx.GraphModule, node: fx.Node) -> Iterator[Product]:
 
 
 def _untraced(path: str, module: nn.Module) -> Iterator[Product]:
-    """The product of a layer that was converted by itself and holds its inputs' quantizers, if it is one."""
+    """The product of a layer that was converted by itself, with its inputs' quantizers beside it."""
     weight, inputs = module._modules.get(WEIGHT), module._modules.get(INPUTS)
     known = of_qmodule(module)
     if not isinstance(module, WeightQuantized) or not isinstance(weight, Quantizer) or inputs is None or known is None:
@@ -90,8 +91,7 @@ def _quantizer(model: fx.GraphModule, value: fx.Node) -> Quantizer | None:
 
 
 def _node(op: Op, path: str, groups: Any) -> NodeRef:
-    """The ONNX node that a call becomes; the target's rule reads its op type and these attributes."""
-    # A Linear's weight is [out, in], which Gemm reads with transB.
+    """The node a call becomes: a Linear's weight is stored as a Gemm reads it with transB."""
     kind = op.onnx[0] if op.onnx else ""
     attrs = {"Conv": {"group": groups}, "Gemm": {"transB": 1}}.get(kind, {})
     return NodeRef(name=path, op_type=kind, domain="", inputs=(), outputs=(), attrs=attrs, scope="", order=0)

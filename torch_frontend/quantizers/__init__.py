@@ -11,7 +11,7 @@ adaround    learned rounding
 upkeep      legal values, NaN checks and penalties after each training step
 marker      the node of a quantizer in an ONNX export
 statistics  the bridge to onnxq.observers
-limits      checks of specs and qparams against targets
+limits      checks of options, specs and qparams
 groups      tensor, channel and block
 """
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
-from onnxq.nearest import did_you_mean
 from onnxq.numerics import SumOrder, needs_bound, qparams_from_range, scale_floor
 from onnxq.sites import Role
 from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
@@ -75,7 +74,7 @@ class Quantizer(nn.Module):
             )
         self.spec, self.site, self.role, self.target = spec, site, role, target
         self.observer = observer or ObserverSpec()
-        self.options = self._check_options(options or {})
+        self.options = limits.check_options(options or {}, self.defaults, self.choices, site, self.name)
         self.enabled, self.observing, self.frozen = True, False, False
         self.disabled_reason: str | None = None
         self.disabled_by = DisabledBy.PASS
@@ -321,26 +320,6 @@ class Quantizer(nn.Module):
                 delattr(self, f"marked_{name}")
 
     # -- plumbing ----------------------------------------------------------------------------------------------
-
-    def _check_options(self, given: Mapping[str, Option]) -> dict[str, Option]:
-        """`defaults` with the given options. Raises ConfigError naming the site for a wrong name, type or word."""
-        for key, value in given.items():
-            if key not in self.defaults:
-                raise ConfigError(
-                    self.site, f"{self.name} has no option {key!r}", did_you_mean(key, self.defaults), code="Q311"
-                )
-            default = self.defaults[key]
-            wanted = (float, int) if isinstance(default, float) else (type(default),)
-            # bool is a subclass of int, but True is no number of an option.
-            if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-                raise ConfigError(
-                    self.site, f"{key}={value!r} is not a {wanted[0].__name__}", f"default: {default!r}", code="Q311"
-                )
-            if key in self.choices and value not in self.choices[key]:
-                raise ConfigError(
-                    self.site, f"{key}={value!r}", did_you_mean(str(value), self.choices[key]), code="Q311"
-                )
-        return {**self.defaults, **given}
 
     def _named(self, compute: Callable[[], Any]) -> Any:
         """Result of compute(); an OnnxqError gets this site as its subject."""

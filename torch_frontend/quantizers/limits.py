@@ -1,12 +1,41 @@
-"""Checks of specs and qparams against targets: when a quantizer is made and when it gets qparams, not in training."""
+"""Checks of options, specs and qparams: when a quantizer is made and when it gets qparams, never in training."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 
 from onnxq.errors import CalibrationError, ConfigError
+from onnxq.nearest import did_you_mean
 from onnxq.numerics import symmetric_steps
 from onnxq.spec import QParams, QuantSpec
+
+_Option = TypeVar("_Option")
+
+
+def check_options(
+    given: Mapping[str, _Option],
+    defaults: Mapping[str, _Option],
+    choices: Mapping[str, tuple[str, ...]],
+    site: str,
+    name: str,
+) -> dict[str, _Option]:
+    """`defaults` with the given options of quantizer `name`. Raises ConfigError for a wrong name, type or word."""
+    for key, value in given.items():
+        if key not in defaults:
+            raise ConfigError(site, f"{name} has no option {key!r}", did_you_mean(key, defaults), code="Q311")
+        default = defaults[key]
+        wanted = (float, int) if isinstance(default, float) else (type(default),)
+        # bool is a subclass of int, but True is no number of an option.
+        if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+            raise ConfigError(
+                site, f"{key}={value!r} is not a {wanted[0].__name__}", f"default: {default!r}", code="Q311"
+            )
+        if key in choices and value not in choices[key]:
+            raise ConfigError(site, f"{key}={value!r}", did_you_mean(str(value), choices[key]), code="Q311")
+    return {**defaults, **given}
 
 
 def allows_zero_points(target: str) -> bool:
