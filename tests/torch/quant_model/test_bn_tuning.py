@@ -12,7 +12,7 @@ from torch import nn
 
 from onnxq.errors import PlanError
 from tests.torch.nets import ResNet, images
-from tests.torch.quant_model.kit import W4A4, calibrated, model, make_seeded
+from tests.torch.quant_model.kit import W4A4, calibrated, make_seeded, model
 from torch_frontend.quant_model import QuantModel, State
 
 
