@@ -32,7 +32,7 @@ OBSERVERS = (
 # Largest error of a candidate relative to that of the present range: one decibel less. Smaller differences are noise of
 # few samples (MobileNetV2, uint8: 39.2 dB as calibrated, 36.6 at 0.97 on four samples, 38.4 at 0.8 on sixteen).
 WORTH = 0.8
-# Values, 64 KiB of float32: short enough for float32 sums to stay exact enough, and for the cache.
+# 64 KiB: what float32 sums up stays exact enough, and in the cache.
 _BLOCK = 1 << 14
 
 
@@ -88,13 +88,13 @@ def chosen(errors: dict[str, float], present: str) -> str:
 
 
 def power(values: Array) -> float:
-    """Sum of squares: float32 within a block, float64 over blocks."""
+    """Sum of squares, in float32 block by block."""
     flat = np.ascontiguousarray(values, np.float32).reshape(-1)
     return sum(float(np.dot(part, part)) for part in (flat[k : k + _BLOCK] for k in range(0, flat.size, _BLOCK)))
 
 
 def noise(exact: Sequence[Array], got: Iterable[Array], signal: float | None = None, most: float = np.inf) -> float:
-    """Sum of squared differences over `signal` (None: the power of `exact`); inf as soon as it exceeds `most`."""
+    """Sum of squared differences over `signal`, by default that of `exact`; inf as soon as it is beyond `most`."""
     signal = sum(power(one) for one in exact) if signal is None else signal
     wrong, floor = 0.0, max(signal, 1e-30)
     for a, b in zip(exact, got, strict=True):
@@ -105,5 +105,5 @@ def noise(exact: Sequence[Array], got: Iterable[Array], signal: float | None = N
 
 
 def rounded(values: Array, numbers: QParams, spec: QuantSpec) -> Array:
-    """The values quantized and dequantized, float32."""
+    """What a pair makes of the values, float32."""
     return np.asarray(fake_quant(values, numbers, spec), np.float32)

@@ -29,7 +29,7 @@ Mode = Literal["isolated", "cumulative"]
 
 
 def metric_of(metric: str | Metric) -> Metric:
-    """A metric by name, or the user's own function. Raises ConfigError with the nearest names."""
+    """A metric by name. Raises ConfigError with the nearest names."""
     if callable(metric):
         return metric
     if metric not in METRICS:
@@ -43,37 +43,36 @@ def batches_of(data: Any) -> Iterable[Any]:
 
 
 class _Totals:
-    """Error of each layer, added up batch by batch: sums that all named metrics follow from, no outputs."""
+    """Outputs of each layer in both models, batch by batch. Sums for the usual metrics, so memory does not grow."""
 
     def __init__(self, metric: str | Metric) -> None:
         self.name, self.metric = metric, metric_of(metric)
         self.sums: dict[str, list[float]] = {}
 
     def add(self, key: str, reference: Any, value: Any) -> None:
-        """Add one output. reference, value: of the float and of the quantized model; a tuple's parts count apart."""
+        """Take in one output."""
         if isinstance(reference, (tuple, list)):
             for k, (one, other) in enumerate(zip(reference, value, strict=True)):
                 self.add(f"{key}[{k}]", one, other)
             return
         if not isinstance(reference, Tensor) or not reference.is_floating_point():
             return
-        # float64: sums over many batches of float32 lose the digits that a high SQNR needs.
         ref, got = (t.detach().double().cpu().numpy() for t in (reference, value))
         gap = ref - got
-        # The arguments of _compute_metric, in order.
         new = [float(np.sum(ref * ref)), float(np.sum(gap * gap)), float(np.sum(ref * got)), float(np.sum(got * got)),
-               float(np.max(np.abs(gap), initial=0.0)), float(gap.size),
-               0.0 if isinstance(self.name, str) else float(self.metric(ref, got)), 1.0]  # fmt: skip
-        # All add up but the largest error.
+               float(np.max(np.abs(gap), initial=0.0)), float(gap.size), self._own(ref, got), 1.0]  # fmt: skip
         old = self.sums.setdefault(key, [0.0] * len(new))
         self.sums[key] = [max(a, b) if k == 4 else a + b for k, (a, b) in enumerate(zip(old, new, strict=True))]
 
+    def _own(self, ref: Array, got: Array) -> float:
+        return 0.0 if isinstance(self.name, str) else float(self.metric(ref, got))
+
     def result(self) -> dict[str, float]:
         """Layer -> metric over all batches; a metric of the user's own is averaged over batches."""
-        return {key: self._compute_metric(*sums) for key, sums in self.sums.items()}
+        return {key: self._one(*sums) for key, sums in self.sums.items()}
 
-    def _compute_metric(self, signal: float, noise: float, both: float, other: float, top: float, count: float,
-                        own: float, batches: float) -> float:  # fmt: skip
+    def _one(self, signal: float, noise: float, both: float, other: float, top: float, count: float, own: float,
+             batches: float) -> float:  # fmt: skip
         if not isinstance(self.name, str):
             return own / batches
         if self.name == "mse":
@@ -82,7 +81,6 @@ class _Totals:
             return top
         if self.name == "cosine":
             return both / max(np.sqrt(signal) * np.sqrt(other), np.finfo(float).tiny) if signal or other else 1.0
-        # As onnxq.metrics.sqnr_db: no noise is inf, noise without a signal -inf.
         if noise == 0.0:
             return float("inf")
         return float(10.0 * np.log10(signal / noise)) if signal else float("-inf")
