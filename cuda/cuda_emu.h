@@ -1,10 +1,10 @@
-// CUDA's words for a host compiler, so that kernels run unchanged without a GPU: blocks one after another, the threads
-// of a block as fibers that change hands at __syncthreads(), or, with EMU_THREADS defined, as threads of the operating
-// system, which lets ThreadSanitizer see two accesses that no barrier keeps apart.
+// CUDA's keywords for a host compiler, so that kernels run unchanged without a GPU: blocks one after another, the
+// threads of a block as fibers that switch at __syncthreads(), or, with EMU_THREADS defined, as threads of the operating
+// system, with which ThreadSanitizer sees accesses that no barrier separates.
 //
-// emu_run(kernel, first, grid, threads, argument) runs blocks first to grid - 1 and returns "" or what went wrong: a
-// barrier that not all threads reached (with EMU_THREADS the process ends there).
-// No warps, no atomics, one dimension: what the kernels use, and no more. Linux.
+// emu_run(kernel, first, grid, threads, argument) runs blocks first to grid - 1 and returns "" or an error: a barrier
+// that not all threads reached (with EMU_THREADS the process ends there).
+// No warps, no atomics, one dimension: only the parts of CUDA that the kernels use. Linux.
 #ifndef ONNXQ_CUDA_EMU_H
 #define ONNXQ_CUDA_EMU_H
 
@@ -47,7 +47,7 @@ static inline unsigned long long __umul64hi(unsigned long long a, unsigned long 
 
 #ifdef EMU_THREADS
 
-// Where a thread stands: at a barrier of the kernel, or at the end of a block.
+// Why a thread waits: at a barrier of the kernel, or at the end of a block.
 enum EmuStop { EMU_BARRIER, EMU_END };
 
 struct EmuBarrier {

@@ -20,9 +20,9 @@
 //     int fq_cpu_backward(const FqCall *);
 //     int fq_cpu_abi(void);                    sizeof(FqCall)
 // CUDA kernels take one FqCall by value, blocks of 256 threads, no dynamic shared memory, and only grid.x;
-// <t> is f32, f16, bf16 or f64. Which ones, with which grid and geometry, only onnxq.kernels.launch says:
+// <t> is f32, f16, bf16 or f64. onnxq.kernels.launch chooses kernels, grids and geometry:
 //     fq_forward_<t>                           x -> y
-//     fq_dx_<t>                                x, dy -> dx, when no gradient of scale or zero point is wanted
+//     fq_dx_<t>                                x, dy -> dx, when no gradient of scale or zero point is needed
 //     fq_rows_<t> or fq_cols_<t>               x, dy -> dx, partial sums (or dscale, dzero_point when partial is null)
 //     fq_finish_f32, fq_finish_f64             partial sums -> dscale, dzero_point
 #ifndef ONNXQ_FQ_CALL_H
@@ -44,7 +44,7 @@ struct FqCall {
     const void *x, *dy;                // dy: backward only
     void *y;                           // forward: y; backward: dx, may be null
     const void *scale, *zero_point;    // zero_point may be null: 0
-    void *dscale, *dzero_point;        // each may be null: not wanted
+    void *dscale, *dzero_point;        // each may be null: not needed
     double *partial;                   // CUDA: scratch of Plan.partial_bytes, or null
     long long outer, channels, inner, block;
     double grad_scale, zero_point_grad_scale;

@@ -21,7 +21,7 @@ struct Pass {
     typedef typename FqArithmetic<T>::Type A;
     const FqCall &call;
     const T *x, *dy;
-    T *y;  // where nothing is to be written, what is not: pointers may move along it
+    T *y;  // without an output dy, which is not written: only so that pointers may be computed
     const To way;
     const bool clip;
     int threads = 1;

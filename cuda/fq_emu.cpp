@@ -16,7 +16,7 @@ static const struct {
     {"fq_finish_f32", fq_finish_f32}, {"fq_finish_f64", fq_finish_f64},
 };
 
-// Blocks `first` to `grid` - 1 alone: the far end of a large tensor. "" when it ran, else why not, until the next call.
+// Runs blocks `first` to `grid` - 1, such as the end of a large tensor. "" or an error, valid until the next call.
 extern "C" const char *fq_emu_launch_from(const char *name, unsigned first, unsigned grid, unsigned threads,
                                           const FqCall *call) {
     static std::string said;

@@ -58,12 +58,12 @@ __device__ __forceinline__ FqIndex fq_scale_of(const FqCall &call, FqIndex eleme
     return (outer * (FqIndex)call.by_blocks.value + fq_divide(channel, call.by_block)) * call.inner + column;
 }
 
-// How scales follow each other along memory: `left` more elements of this one, then `period` of each that follows.
+// Order of scales along memory: `left` more elements of this one, then `period` elements of each next one.
 struct FqPlace {
     FqIndex scale, left, period, wrap;
 };
 
-// False where blocks end early or columns of blocks do not fill vectors: there every element looks for itself.
+// False where blocks end early or columns of blocks do not fill vectors: there every element computes its own scale.
 template <class T>
 __device__ __forceinline__ bool fq_regular(const FqCall &call) {
     if (!call.block) return true;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void fq_scalar(const FqCall &call, const FqTensors<T>
     at.y[element] = x;
 }
 
-// A block takes FQ_VECTORS vectors per thread: all loads first, so that enough bytes are under way.
+// A block takes FQ_VECTORS vectors per thread: all loads first, so that enough bytes are in flight.
 template <class T, bool BACK>
 __device__ __forceinline__ void fq_elementwise(const FqCall &call) {
     typedef typename FqArithmetic<T>::Type A;
@@ -151,7 +151,7 @@ struct FqSum {
 
 template <class A>
 __device__ __forceinline__ void fq_result(const FqCall &call, FqIndex index, const FqSum &sum) {
-    // A scale that was rounded to x's type is the one y was made with; the caller's own differs by a rounding.
+    // The caller's scale as given; y was computed with the one rounded to x's type.
     if (call.dscale) ((A *)call.dscale)[index] = (A)(call.grad_scale * sum.scale);
     if (call.dzero_point)
         ((A *)call.dzero_point)[index] =

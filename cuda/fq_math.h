@@ -1,11 +1,11 @@
-// The arithmetic of fake quantization, once: what one element becomes, forward and backward, and how float16 and
-// bfloat16 are read and written. Compiled by nvcc, NVRTC and the host's compiler; no includes beside the call's struct.
+// The arithmetic of fake quantization of one element, forward and backward, and reading and writing of float16 and
+// bfloat16. Compiled by nvcc, NVRTC and the host's compiler; no includes beside the call's struct.
 //
-// Order of operations is part of the contract: y is bit for bit what QuantizeLinear and DequantizeLinear give, so
+// The order of operations is part of the contract: y equals QuantizeLinear and DequantizeLinear bit for bit, so
 // x / s is a true division (x * (1 / s) differs at half-way points), rounding is half to even, and nothing here has the
 // form a * b + c where a fused multiply-add could change y or dx. Never build with -ffast-math or --use_fast_math.
 //
-// What is written with A and U alone also takes GCC's vectors, whose comparisons choose lane by lane in ?:.
+// Functions of the types A and U alone also take GCC's vectors, for which ?: chooses lane by lane.
 #ifndef ONNXQ_FQ_MATH_H
 #define ONNXQ_FQ_MATH_H
 
@@ -24,7 +24,7 @@ struct FqBrain {
     unsigned short bits;
 };
 
-// What a type is computed in.
+// The type of the arithmetic on a stored type.
 template <class T>
 struct FqArithmetic {
     typedef float Type;
@@ -106,7 +106,7 @@ FQ_FN FqHalf fq_write(float v, FqHalf) {
     return out;
 }
 
-// One scale and the levels it reaches, less the zero point: qmin - rint(z) and qmax - rint(z).
+// One scale and the ends of its integer range, less the zero point: qmin - rint(z) and qmax - rint(z).
 template <class A>
 struct FqLevels {
     A scale, low, high;
@@ -132,7 +132,7 @@ FQ_FN A fq_forward(A x, const FqLevels<A> &at) {
     return (level + A()) * at.scale;
 }
 
-// What an element adds to the gradients: dx whole; to be summed: `scale`, and `cut`, which is still to be times -s.
+// An element's part of the gradients: dx is complete; `scale` and `cut` are summed, and cut is then multiplied by -s.
 template <class A>
 struct FqGradient {
     A dx, scale, cut;

@@ -1,5 +1,5 @@
 // Loops over contiguous memory for the CPU twin: spans of one scale, and rows of a tile of columns with a scale each.
-// All take LANES elements at a time through registers, which is also where half types become float and back.
+// All take LANES elements at a time through registers, where half types are converted to float and back.
 #ifndef ONNXQ_FQ_SPANS_H
 #define ONNXQ_FQ_SPANS_H
 
@@ -13,18 +13,18 @@
 
 namespace {
 
-// Elements of a span (of one scale), columns of a tile, rows of a strip, and a task's least elements.
+// Elements of a span (of one scale), columns of a tile, rows of a strip, and least elements of a task.
 constexpr Index SPAN = 4096, TILE = 1024, STRIP = 128, TASK = 1 << 15;
 // Elements of narrow rows taken as one.
 constexpr Index NARROW = 512;
-// Channels shorter than this are handled as columns, if there are rows enough to share the scales: at least FEW, and a
-// twelfth of the channel's length.
+// Channels shorter than this are handled as columns, if enough rows share the scales: at least FEW, and a twelfth of the
+// channel's length.
 constexpr Index SHORT = 128, FEW = 4;
-// Bytes of an output from which on it is written past the caches: whoever reads it next would find little of it there,
-// and a cache reads what it is about to overwrite. What the system says of the last cache is no help: it may be shared.
+// Bytes. Larger outputs are written past the caches: little of them would still be there for the next reader, and a
+// cache reads memory that it is about to overwrite. The size of the last cache is no guide: it may be shared.
 constexpr Index STREAMED = 16 << 20;
-// Elements to what comes next in rows without gaps. Only if writing past the caches, which stops the processor's own
-// foresight.
+// Prefetch distance in elements, in rows without gaps. Only when writing past the caches, which stops the processor's
+// own prefetching.
 constexpr Index NEAR = 2048;
 
 Index up(Index count, Index size) { return (count + size - 1) / size; }
@@ -42,8 +42,8 @@ using Arithmetic = typename FqArithmetic<T>::Type;
 
 // ---- one register, from and to memory ----
 
-// Keeps a load where it is: where only some lanes of it are wanted, compilers join it to the choice, and then it waits
-// for a division before it asks for memory.
+// Keeps a load in place: where only some lanes are used, compilers merge it with the choice of lanes, and it then waits
+// for a division before it reads memory.
 template <class V>
 FQ_LANES void load_now(V &v) {
 #if defined(__AVX512F__)
@@ -94,7 +94,7 @@ FQ_LANES Floats read_register(const FqHalf *from) {
 #endif
 }
 
-// Where an output goes: nowhere; to memory; to memory past the caches, where registers begin on multiples of their size.
+// Destination of an output: none; memory; memory past the caches, if registers begin on multiples of their size.
 enum class To { Nowhere, Memory, Past };
 
 template <class V>
@@ -143,7 +143,7 @@ FQ_LANES void write_register(Floats v, FqHalf *to, To way) {
 #endif
 }
 
-// What went past the caches is there for whoever waits for this thread.
+// Makes writes past the caches visible to threads that wait for this one.
 inline void settle(To way) {
 #if defined(__AVX__)
     if (way == To::Past) _mm_sfence();
@@ -279,13 +279,13 @@ Sum backward_span(const T *x, const T *dy, T *dx, Index count, const FqLevels<Ar
 
 // ---- rows of a tile: contiguous elements, each with a scale of its own ----
 
-// Asks for LANES elements of what comes next, which may be beyond the end.
+// Prefetches the next LANES elements, which may lie beyond the end.
 template <int WRITE, class T>
 FQ_LANES void foresee(const T *from) {
     for (int at = 0; at < LANES * (int)sizeof(T); at += 64) __builtin_prefetch((const char *)from + at, WRITE);
 }
 
-// ahead: elements to what comes next, if the processor does not foresee it by itself; else 0.
+// ahead: prefetch distance in elements; 0 where the processor prefetches by itself.
 template <class T>
 void forward_row(const T *x, T *y, Index count, Index ahead, Columns<Arithmetic<T>> columns, To way) {
     for (Index k = 0; k < count; k += LANES) {

@@ -20,7 +20,7 @@ constexpr int REGISTER = 32;
 #else
 constexpr int REGISTER = 16;
 #endif
-// Of a sum: part of the numbers that come out, so the same for every width of registers.
+// Lanes of a sum. They decide its rounding, so they are the same for every width of registers.
 constexpr int LANES = 32;
 
 template <class A>

@@ -39,14 +39,14 @@ def scale_outputs(weight: NDArray[Any], factor: Array64, axis: int, groups: int 
 
 
 def sum_inputs(weight: NDArray[Any], axis: int) -> Array64:
-    """ΣW: what every output channel gains when the input grows by one; [channels along axis]."""
+    """ΣW, [channels along axis]: the increase of every output channel if all inputs grow by one."""
     return np.asarray(weight.astype(np.float64).sum(axis=tuple(k for k in range(weight.ndim) if k != axis)))
 
 
 def batchnorm(
     scale: NDArray[Any], bias: NDArray[Any], mean: NDArray[Any], var: NDArray[Any], epsilon: float
 ) -> tuple[Array64, Array64] | None:
-    """(a, c) of a BatchNormalization in inference, a·y + c; [channels] each. None for a variance below -epsilon."""
+    """(a, c) of a BatchNormalization in inference, a·y + c; [channels] each. None if a variance is -epsilon or less."""
     spread = var.astype(np.float64) + epsilon
     if not (spread > 0).all():
         return None
@@ -71,10 +71,8 @@ def per_channel(value: NDArray[Any], rank: int, axis: int, channels: int) -> Arr
 
 
 def rounded(value: Array64, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """`value` in a float type; None when it overflows, or sinks so low that it loses digits that count.
-
-    (float16 has none to spare below 6e-5: a weight times 1/255 may end there.)
-    """
+    """`value` in a float type; None if it overflows, or is so small there that it loses significant digits."""
+    # float16 is subnormal below 6e-5: a weight times 1/255 may end there.
     with np.errstate(over="ignore", under="ignore"):
         narrow = value.astype(dtype)
     wide = narrow.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Small networks to quantize and export, and the comparison of what torch and ONNX Runtime compute."""
+"""Small networks to quantize and export, and the comparison of torch's outputs with ONNX Runtime's."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def wish(bits: int = 8, grain: str = "tensor", target: str = "virtual", **torch_
 def quantized(
     make: type[nn.Module], config: dict[str, Any] | str, seed: int = 1, batches: int = 2
 ) -> tuple[QuantModel, Tensor]:
-    """A calibrated, frozen model, and inputs beyond what it was calibrated on."""
+    """A calibrated, frozen model, and inputs beyond its calibrated ranges."""
     torch.manual_seed(seed)
     model = make().eval()
     shape = SHAPES[make]
@@ -111,7 +111,7 @@ def quantized(
 
 
 def torch_run(model: nn.Module, x: Tensor) -> tuple[NDArray[Any], dict[str, list[NDArray[Any]]]]:
-    """The output, and what each quantizer gave, call by call."""
+    """The output, and each quantizer's results, call by call."""
     seen: dict[str, list[NDArray[Any]]] = defaultdict(list)
     hooks = [
         q.register_forward_hook(lambda q, _, y: seen[q.site].append(y.detach().numpy().copy()))
@@ -190,6 +190,6 @@ def assert_same(model: nn.Module, exported: Exported, x: Tensor) -> None:
 
 
 def step_at_outputs(active: dict[str, Any], wanted: NDArray[Any]) -> float:
-    """The largest step of any activation: what one level more or less makes of an output, at most a few times over."""
+    """The largest step of any activation; one integer more or less moves an output by a few of them at most."""
     steps = [float(q.qparams().scale.max()) for q in active.values() if q.role is not Role.WEIGHT]
     return max(steps, default=1e-5)

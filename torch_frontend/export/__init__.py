@@ -1,8 +1,9 @@
-"""Export to ONNX by identity: every quantizer leaves a marker that names it, and onnxq makes of those a plan.
+"""Export to ONNX by identity: every quantizer leaves a marker with its site, from which onnxq makes a plan.
 
 run      the export: `to_onnx`, `export_onnx`
-marking  numbers fixed and weights baked while torch exports
-graph    torch.onnx.export, and its result tidied
+marking  qparams fixed and weights baked while torch exports
+graph    torch.onnx.export, and clean-up of its result
+sums     warnings for weights that the file rounds otherwise than training did
 files    all files of an export, or none
 """
 

@@ -1,4 +1,4 @@
-"""Several files of one export: all of them, or none."""
+"""Write the files of one export: all of them, or none."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ def beside(path: Path, what: str, suffix: str) -> Path:
 
 
 def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, overwrite: bool) -> tuple[Path, ...]:
-    """Write everything into folders beside the targets, then move it into place. Returns the files, data files too.
+    """Write everything into folders beside the targets, then move it into place; return the files, data files too.
 
-    Raises OutputError when something is in the way, cannot be written, or does not fit; nothing is left then.
+    Raises OutputError if a file is in the way, cannot be written, or does not fit on the disk; no file is left then.
     """
+    # Before anything is computed or written; again below, with the data files.
     check_free("", *models, *texts, force=overwrite)
+    # A pipe or device can take one file, not three.
     for path in filter(is_stream, (*models, *texts)):
         raise OutputError(str(path), "is a pipe or device, and an export is several files", "name a file", code="Q603")
     staged: dict[Path, Path] = {}
     folders: list[ScratchFolder] = []
     try:
         for path, model in models.items():
-            folder = _folder(path, folders)
+            folder = _make_folder(path, folders)
             save_model(model, folder / path.name)
             staged |= {file: path.with_name(file.name) for file in folder.iterdir()}
         for path, text in texts.items():
-            folder = _folder(path, folders)
+            folder = _make_folder(path, folders)
             write_text(folder / path.name, text)
             staged[folder / path.name] = path
         check_free("", *staged.values(), force=overwrite)
-        # Data before models: a model must never stand without what it refers to.
+        # Data before models: a model must never be there without the data that it refers to.
         for file in sorted(staged, key=lambda file: not file.name.endswith(".data")):
             os.replace(file, staged[file])
     except OSError as error:
@@ -51,7 +53,8 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
     return tuple(staged.values())
 
 
-def _folder(path: Path, folders: list[ScratchFolder]) -> Path:
-    """A fresh folder beside `path`, on the same disk."""
+def _make_folder(path: Path, folders: list[ScratchFolder]) -> Path:
+    """A new folder beside `path`."""
+    # On the same disk, where os.replace moves a file in one step.
     folders.append(ScratchFolder(path.parent))
     return folders[-1].path

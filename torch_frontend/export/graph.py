@@ -1,4 +1,4 @@
-"""torch.onnx.export with markers in, and its result made fit to be kept: names that say where, no paths of sources."""
+"""torch.onnx.export with markers, and clean-up of its result: names by module path, no paths of source files."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from onnxq.errors import ModelError
 
+# Keys of node metadata that torch's exporter writes: the scopes of a node as a Python list, and the scope by which
+# viewers group nodes.
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _KEPT = ("namespace",)
 
@@ -33,22 +35,22 @@ def marked_model(
     input_names: Sequence[str] | None,
     output_names: Sequence[str] | None,
 ) -> onnx.ModelProto:
-    """The model as torch exports it, markers included. Raises ModelError when torch cannot."""
+    """The model as torch exports it, markers included. Raises ModelError if torch cannot export it."""
     names: dict[str, Any] = {}
     if input_names is not None:
         names["input_names"] = list(input_names)
     if output_names is not None:
         names["output_names"] = list(output_names)
-    with _quietly():
+    with _silence_exporter():
         try:
             program = torch.onnx.export(
                 model, args, kwargs=kwargs or None, dynamo=True, optimize=optimize, opset_version=opset,
                 dynamic_shapes=dynamic_shapes, verbose=False, external_data=False, **names,
             )  # fmt: skip
-        except Exception as error:  # whatever torch meets in the user's forward
+        except Exception as error:  # torch may raise anything in the user's forward
             raise ModelError(
                 type(model).__name__,
-                f"torch.onnx.export failed: {_reason(error)}",
+                f"torch.onnx.export failed: {_explain_error(error)}",
                 "see the error above; torch.export has to trace the model's forward",
                 code="Q122",
             ) from error
@@ -59,7 +61,7 @@ def marked_model(
 
 
 def batch_dims(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Dynamic shapes in which the first axis of every tensor is one batch size."""
+    """Dynamic shapes for torch.export, in which the first axis of every tensor is the same batch size."""
     batch = torch.export.Dim("batch")
 
     def dims(value: Any) -> Any:
@@ -71,15 +73,16 @@ def batch_dims(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def tidied(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """In place: nodes named `<module path>/<operator>`; of torch's metadata only the scopes that viewers group by."""
+    """Name nodes `<module path>/<operator>`; of torch's metadata keep the scopes that viewers group by; in place."""
+    # The metadata hold stack traces with paths of this machine.
     del proto.graph.metadata_props[:]
     counts: Counter[str] = Counter()
-    for graph in _graphs(proto):
+    for graph in _walk_graphs(proto):
         for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
             del value.metadata_props[:]
             value.doc_string = ""
         for node in graph.node:
-            base = _place(node)
+            base = _name_node(node)
             node.name = f"{base}_{counts[base]}" if counts[base] else base
             counts[base] += 1
             kept = [entry for entry in node.metadata_props if entry.key in _KEPT]
@@ -89,18 +92,20 @@ def tidied(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def _place(node: onnx.NodeProto) -> str:
-    """The module whose forward made the node, and the operator."""
+def _name_node(node: onnx.NodeProto) -> str:
+    """`<module path>/<operator>` of a node; without the path for calls of the model's own forward."""
     scopes = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "[]")
     try:
         path = [str(name) for name in ast.literal_eval(scopes)]
     except (SyntaxError, ValueError):
         path = []
+    # The last scope is the node itself. torch writes _empty_nn_module_stack… for nodes that no module made.
     module = path[-2] if len(path) > 1 and not path[-2].startswith("_empty_nn_module_stack") else ""
     return f"{module}/{node.op_type}" if module else node.op_type
 
 
-def _graphs(proto: onnx.ModelProto) -> Iterator[GraphProto]:
+def _walk_graphs(proto: onnx.ModelProto) -> Iterator[GraphProto]:
+    """The model's graph and all subgraphs of If, Loop and Scan."""
     waiting = [proto.graph]
     while waiting:
         graph = waiting.pop()
@@ -109,8 +114,8 @@ def _graphs(proto: onnx.ModelProto) -> Iterator[GraphProto]:
             waiting.extend(attr.g for attr in node.attribute if attr.type == onnx.AttributeProto.GRAPH)
 
 
-def _reason(error: BaseException) -> str:
-    """The first line of the innermost cause that says something."""
+def _explain_error(error: BaseException) -> str:
+    """Class and first line of the innermost cause: torch wraps the user's error several times."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -118,8 +123,8 @@ def _reason(error: BaseException) -> str:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the exporter's progress on the terminal, its notes on torchvision, and warnings about its own code."""
+def _silence_exporter() -> Iterator[None]:
+    """Run a block without the exporter's progress, its notes on torchvision, and warnings about its own code."""
     logger = logging.getLogger("torch.onnx._internal.exporter")
     level = logger.level
     logger.setLevel(logging.ERROR)

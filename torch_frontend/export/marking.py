@@ -1,4 +1,4 @@
-"""Making quantizers ready to leave their markers: numbers fixed, weights baked, everything as it was afterwards."""
+"""Prepare quantizers to leave their markers during an export: qparams fixed, weights baked."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from torch_frontend.tracing import evaluating
 def active_quantizers(model: nn.Module) -> list[Quantizer]:
     """The quantizers that are on.
 
-    Raises CalibrationError naming one that has no numbers, PlanError when none is on, ModelError when two have one
-    site.
+    Raises CalibrationError naming one without qparams, PlanError if none is on, ModelError if two have one site.
     """
     found = [quantizer for quantizer in quantizers_of(model) if quantizer.active]
     if not found:
@@ -30,6 +29,7 @@ def active_quantizers(model: nn.Module) -> list[Quantizer]:
             code="Q409",
         )
     seen: set[str] = set()
+    # Markers are found by site alone.
     for quantizer in found:
         quantizer.qparams()
         if quantizer.site in seen:
@@ -44,12 +44,13 @@ def active_quantizers(model: nn.Module) -> list[Quantizer]:
 def marking(
     model: nn.Module, quantizers: Sequence[Quantizer], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[None]:
-    """Eval mode, frozen numbers and baked weights for the time of an export.
+    """Run a block, an export, in eval mode with fixed qparams and baked weights.
 
-    Weights that their quantizer changes besides rounding them (DoReFa, AdaRound) are caught in one run of the model.
+    Weights that their quantizer does more with than round to nearest (DoReFa, AdaRound) are caught in one run of the
+    model.
     """
     with evaluating(model):
-        baked = _baked(model, quantizers, args, kwargs)
+        baked = _bake_weights(model, quantizers, args, kwargs)
         try:
             for quantizer in quantizers:
                 quantizer.prepare_marker(baked.get(quantizer.site))
@@ -59,14 +60,16 @@ def marking(
                 quantizer.forget_marker()
 
 
-def _baked(
+def _bake_weights(
     model: nn.Module, quantizers: Sequence[Quantizer], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Tensor]:
+    """Site -> baked weight, of quantizers that bake."""
     found: dict[str, Tensor] = {}
 
     def catch(quantizer: nn.Module, inputs: tuple[Any, ...]) -> None:
         assert isinstance(quantizer, Quantizer)
         made = quantizer.bake(inputs[0]).detach().clone()
+        # The marker of a site holds one weight.
         if not torch.equal(found.setdefault(quantizer.site, made), made):
             raise ModelError(
                 quantizer.site,
@@ -75,6 +78,7 @@ def _baked(
                 code="Q120",
             )
 
+    # A weight may be computed in forward, so only a run shows it.
     changing = [q for q in quantizers if q.role is Role.WEIGHT and type(q).bake is not Quantizer.bake]
     hooks = [quantizer.register_forward_pre_hook(catch) for quantizer in changing]
     try:

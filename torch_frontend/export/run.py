@@ -1,4 +1,4 @@
-"""From a quantized module to ONNX: the float network, the plan its quantizers learned, and the two put together."""
+"""Export of a quantized module to ONNX: the float network, the plan of its quantizers, and the quantized model."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from torch_frontend.quant_model import QuantModel, State
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing import as_inputs
 
-# float16 pairs, and the types below a byte or above it, are no older.
+# First opset with float16, 4-bit, 16-bit and blocked QuantizeLinear.
 _WIDE_OPSET = 21
 
 
 @dataclass(frozen=True, eq=False)
 class Exported:
-    """model: quantized. float_model: the same network without a pair. plan: what makes one of the other.
+    """An exported model.
 
-    sites: where each quantizer stands in them. files: what was written.
+    model: quantized. float_model: the same network without pairs. plan: turns float_model into model.
+    sites: quantizer's site -> its sites in these. files: the files written.
     """
 
     model: onnx.ModelProto
@@ -59,29 +60,31 @@ def to_onnx(
     """Export a QuantModel, or any module with calibrated quantizers in it.
 
     example_inputs: one batch: a tensor, a tuple of positions, or a mapping by name. target: "ort", "trt" or "virtual";
-    None: the QuantModel's own, "ort" for other modules. opset: None takes what the quantizers need. optimize: the
-    exporter's own optimizer. dynamic_batch: the first axis of every input has any size; dynamic_shapes: as
-    torch.export takes them.
+    None: the QuantModel's own, "ort" for other modules. opset: None: the one that the quantizers need. optimize: run
+    the exporter's own optimizer. dynamic_batch: the first axis of every input has any size; dynamic_shapes: as for
+    torch.export.
 
-    Every quantizer that is on leaves a marker in the graph, from which onnxq reads where it stood: the set of sites
-    found there must be that of the quantizers. The model itself is not changed.
-    Raises PlanError before calibration, CalibrationError for numbers that cannot be stored, ModelError naming a
-    quantizer that the graph lost, for a model in bfloat16, or when torch cannot export.
+    Every quantizer that is on leaves a marker in the graph, from which onnxq reads its place; the sites found there
+    must be those of the quantizers. The model itself does not change.
+    Raises PlanError before calibration, CalibrationError for qparams that cannot be stored, ModelError naming a
+    quantizer that the graph lost, for a model in bfloat16, or if torch cannot export it.
     """
-    inner, wanted = _begun(model, target)
+    inner, wanted = _begin_export(model, target)
     quantizers = active_quantizers(inner)
     _check_types(inner)
     args, kwargs = as_inputs(example_inputs)
     shapes = batch_dims(args, kwargs) if dynamic_batch and dynamic_shapes is None else dynamic_shapes
     with marking(inner, quantizers, args, kwargs):
         proto = marked_model(
-            inner, args, kwargs, opset=opset or _opset(inner, quantizers), optimize=optimize, dynamic_shapes=shapes,
-            input_names=input_names, output_names=output_names,
+            inner, args, kwargs, opset=opset or _choose_opset(inner, quantizers), optimize=optimize,
+            dynamic_shapes=shapes, input_names=input_names, output_names=output_names,
         )  # fmt: skip
     sites = [quantizer.site for quantizer in quantizers]
+    # As in training, so that the file has the integers that were trained.
     saturation = model.config.saturation if isinstance(model, QuantModel) else "avoid"
     marked = onnxq.strip_markers(proto, target=wanted, quantizers=sites, name=name, saturation=saturation)
     plan = warn_of_moved(marked, quantizers)
+    # The same emitter as for ONNX files, so that trained and calibrated models cannot differ in form.
     done = onnxq.apply(marked.model, plan)
     return Exported(done.model, marked.model, plan, marked.sites)
 
@@ -98,14 +101,14 @@ def export_onnx(
 ) -> Exported:
     """`to_onnx`, written to files: `net.onnx`, and beside it `net.float.onnx` and `net.plan.json`, all or none.
 
-    `onnxq apply net.float.onnx net.plan.json` makes the quantized model again, also of the float model after
-    other tools rewrote it. options: those of `to_onnx`.
-    Raises OutputError for a file that is there already (unless overwrite) or cannot be written; else as `to_onnx`.
+    `onnxq apply net.float.onnx net.plan.json` makes the quantized model again, also from a float model that other
+    tools have rewritten. options: those of `to_onnx`.
+    Raises OutputError for a file that exists (unless overwrite) or cannot be written; else as `to_onnx`.
     """
     whole = Path(path)
     bare = Path(float_path) if float_path is not None else beside(whole, "float", ".onnx")
     plan = Path(plan_path) if plan_path is not None else beside(whole, "plan", ".json")
-    check_free("", whole, bare, plan, force=overwrite)
+    check_free("", whole, bare, plan, force=overwrite)  # before the export, which takes long
     done = to_onnx(model, example_inputs, **{"name": bare.name, **options})
     files = write_all({bare: done.float_model, whole: done.model}, {plan: to_json(done.plan)}, overwrite=overwrite)
     if isinstance(model, QuantModel):
@@ -113,11 +116,12 @@ def export_onnx(
     return replace(done, files=files)
 
 
-def _begun(model: nn.Module, target: str | None) -> tuple[nn.Module, str]:
-    """The module to export and the target, with a QuantModel's own word on whether it may be exported."""
+def _begin_export(model: nn.Module, target: str | None) -> tuple[nn.Module, str]:
+    """(module to export, target). Raises PlanError for a QuantModel that is not calibrated."""
     if not isinstance(model, QuantModel):
         return model, target or "ort"
     model.begin_export()
+    # calc_qparams leaves everything off.
     if model.state is State.CALIBRATED:
         model.set_quant()
     return model.model, target or model.config.target
@@ -131,8 +135,8 @@ def _check_types(model: nn.Module) -> None:
                 "call .float() on the model before the export", code="Q121")  # fmt: skip
 
 
-def _opset(model: nn.Module, quantizers: Sequence[Quantizer]) -> int | None:
-    """None leaves the choice to torch."""
+def _choose_opset(model: nn.Module, quantizers: Sequence[Quantizer]) -> int | None:
+    """The opset that the quantizers need; None leaves the choice to torch."""
     half = any(parameter.dtype == torch.float16 for parameter in model.parameters())
     wide = any(q.spec.bits == 16 or q.spec.bits <= 4 or isinstance(q.spec.granularity, PerBlock) for q in quantizers)
     return _WIDE_OPSET if half or wide else None

@@ -1,4 +1,4 @@
-"""Weights that the exported file rounds otherwise than their quantizers did in training, said in its plan."""
+"""Warnings for weights that the exported file rounds otherwise than their quantizers did in training."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ def warn_of_moved(marked: Marked, quantizers: Iterable[Quantizer]) -> Plan:
     lines = []
     for quantizer in quantizers:
         for place in marked.sites[quantizer.site] if quantizer.role is Role.WEIGHT else ():
-            line = _difference(quantizer, marked.plan.site(place), index)
+            line = _explain_difference(quantizer, marked.plan.site(place), index)
             lines += [Caution("W107", f"{quantizer.site}: {line}")] if line else []
     return replace(marked.plan, warnings=(*marked.plan.warnings, *lines))
 
 
-def _difference(quantizer: Quantizer, planned: SitePlan, index: GraphIndex) -> str:
-    """What the file does otherwise than training did; "" where nothing is."""
+def _explain_difference(quantizer: Quantizer, planned: SitePlan, index: GraphIndex) -> str:
+    """How the file's weight differs from training's; "" if it does not."""
     trained = bool(quantizer.sum_orders())
     if trained and not planned.sum_orders:
         return "kept 16-bit sums in training that the kernels of this file do not have: rounded to nearest here"
-    value = index.constant(_tensor(index, planned.site))
+    # The float file holds the baked weight, whose integers are those of training.
+    value = index.constant(_find_tensor(index, planned.site))
     if trained or not planned.sum_orders or planned.qparams is None or value is None:
         return ""
+    # The file keeps sums that training did not: it matters only where the trained integers overflow one.
     _, sums = count_saturating(quantize(value, planned.qparams, planned.spec), planned.sum_orders)
     if not sums:
         return ""
@@ -45,7 +47,8 @@ def _difference(quantizer: Quantizer, planned: SitePlan, index: GraphIndex) -> s
     )
 
 
-def _tensor(index: GraphIndex, place: Site) -> TensorId:
+def _find_tensor(index: GraphIndex, place: Site) -> TensorId:
+    """The tensor of a site; that of an edge is the input it leads to."""
     if isinstance(place, TensorId):
         return place
     assert isinstance(place, Edge)

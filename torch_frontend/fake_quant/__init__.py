@@ -2,12 +2,13 @@
 
 op         registration with torch: schemas, shapes without data, gradients
 batching   its vmap rules
-kernels    which implementation a device gets, and why not a better one
-host       the compiled CPU kernels         } both fill what `calls` prepares
-device     the CUDA kernels                 }
-reference  the same in plain torch operators: what the others must equal
+kernels    which implementation a device gets, and the reason when it is the reference
+calls      kernel arguments and output tensors of one call
+host       the compiled CPU kernels, on arguments from `calls`
+planned    the launches of a plan; device: the CUDA kernels; driver: the CUDA driver
+reference  the same in plain torch operators, the standard for all others
 sums       weights that keep the 16-bit sums of kernels
-grid       what a call asks for, checked
+grid       integer range, granularity and gradient rule of one call, with checks
 """
 
 from __future__ import annotations
@@ -43,22 +44,25 @@ def fake_quantize(
     edge: Literal["clip", "round"] = "round",
     sum_orders: Sequence[SumOrder] = (),
 ) -> Tensor:
-    """Round x to the levels qmin..qmax of its scale and back, in x's dtype, shape and memory format.
+    """Quantize x to the integers qmin..qmax and dequantize it, in x's dtype, shape and memory format.
 
     q = clip(rint(x / s) + rint(z), qmin, qmax); y = (q - rint(z)) * s, bit for bit as `onnxq.numerics.fake_quant`
     except that NaN stays NaN.
 
-    x: float32, float16, bfloat16 or float64, any strides, may be empty. scale, zero_point: float32, on x's device,
-        of shape [] (axis None), [channels] (axis), or x's shape with ceil(dim / block_size) at axis.
-    Each of the three gets a gradient if it requires one. grad_scale multiplies that of the scale,
-        zero_point_grad_scale (grad_scale by default) that of the zero point.
-    edge: "clip" is LSQ's mask (Esser et al. 2020: clip, then round), "round" that of a fixed scale, where all that
-        rounds to a level passes its gradient.
+    x: float32, float16, bfloat16 or float64, any strides, may be empty.
+    scale, zero_point: float32, on x's device, of shape [] (axis None), [channels] (axis), or x's shape with
+        ceil(dim / block_size) at axis.
+    grad_scale: factor on the gradient of the scale. zero_point_grad_scale: on that of the zero point; grad_scale by
+        default. x, scale and zero_point each get a gradient if they require one.
+    edge: gradient mask. "clip" is LSQ's (Esser et al. 2020: clip, then round). "round" is that of a fixed scale: the
+        gradient passes wherever x rounds to an integer of the range.
     sum_orders: the 16-bit sums that an int8 weight keeps, see `sums`; then as `onnxq.numerics.fake_quant_weight`.
-    Raises ConfigError if shapes, dtypes, devices or levels do not fit.
+    Raises ConfigError if shapes, dtypes, devices or the integer range do not fit.
     """
+    # LSQ+ multiplies both gradients by one factor.
     zero_factor = grad_scale if zero_point_grad_scale is None else zero_point_grad_scale
     settings = (qmin, qmax, axis, block_size, grad_scale, zero_factor, edge)
+    # The op settles empty tensors before any kernel sees them.
     if sum_orders and x.numel():
         return fake_quantize_in_sums(x, scale, zero_point, sum_orders, *settings)
     y: Tensor = torch.ops.onnxq.fake_quantize(x, scale, zero_point, *settings)

@@ -1,4 +1,4 @@
-"""From tensors to the one argument that every compiled kernel takes, and outputs for it to fill."""
+"""The argument struct of the compiled kernels, filled from tensors, and output tensors for them to fill."""
 
 from __future__ import annotations
 
@@ -21,46 +21,51 @@ _CODES = {
     torch.bfloat16: DType.BF16,
     torch.float64: DType.F64,
 }
-_layout = lru_cache(maxsize=4096)(layout_of)
-# Outputs from here on are asked to live in huge pages: glibc's allocator takes them fresh from the system every time.
-# What is smaller it keeps and gives out again, without any fault; advice on parts of its heap would only cut that up.
+# 4096 layouts: more than the tensors of one model have; a miss only computes one again.
+_cached_layout = lru_cache(maxsize=4096)(layout_of)
+# Bytes. Larger outputs are put into huge pages: glibc's allocator takes them fresh from the system every time.
+# Smaller blocks it keeps and gives out again without page faults; advice on parts of its heap would only split it.
 _LARGE = 32 << 20
+# Bytes of a page on x86-64 and most arm64; madvise takes addresses that are multiples of it.
 _PAGE = 4096
+# <sys/mman.h> of Linux.
 _MADV_HUGEPAGE = 14
 
 
 @dataclass(slots=True)
 class Prepared:
-    """A call whose pointers are set, and the tensors behind them, alive as long as this is."""
+    """A call whose pointers are set, its layout, its outputs, and the tensors that must outlive the call."""
 
     call: Call
     layout: Layout
     outputs: list[Tensor | None]
+    # The call holds bare addresses; these references keep their memory alive until the kernels are queued.
     held: tuple[Tensor, ...]
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
         return self.held[0].device
 
 
 def prepare_forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Prepared:
-    """outputs: [y], with the strides `torch.empty_like(x)` gives."""
-    x, layout = _dense(x, grid)
-    call, numbers = _shared(x, scale, zero_point, grid, layout)
-    y = _empty_like(x)
+    """The call of forward. outputs: [y], with the strides of `torch.empty_like(x)`."""
+    x, layout = _make_dense(x, grid)
+    call, numbers = _start_call(x, scale, zero_point, grid, layout)
+    y = _allocate_like(x)
     call.y = y.data_ptr()
     return Prepared(call, layout, [y], (x, *numbers))
 
 
 def prepare_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed) -> Prepared:
-    """outputs: dx, dscale, dzero_point; None where not needed. The two sums are as `finish` takes them."""
-    x, layout = _dense(x, grid)
+    """The call of backward. outputs: [dx, dscale, dzero_point], None where not needed; `finish` restores the sums."""
+    x, layout = _make_dense(x, grid)
+    # One layout describes x, dy and dx, so all must share strides and type.
     if dy.stride() != x.stride() or dy.dtype != x.dtype:
         dy = torch.empty_like(x).copy_(dy)
-    call, numbers = _shared(x, scale, zero_point, grid, layout)
+    call, numbers = _start_call(x, scale, zero_point, grid, layout)
     call.dy = dy.data_ptr()
-    dx = _empty_like(x) if needed[0] else None
+    dx = _allocate_like(x) if needed[0] else None
     dscale, dzero = (torch.empty_like(numbers[0]) if need else None for need in needed[1:])
     call.y, call.dscale, call.dzero_point = (None if t is None else t.data_ptr() for t in (dx, dscale, dzero))
     call.grad_scale, call.zero_point_grad_scale = grid.grad_scale, grid.zero_point_grad_scale
@@ -70,38 +75,42 @@ def prepare_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, g
 
 
 def finish(prepared: Prepared, like: tuple[Tensor, Tensor], grid: Grid) -> tuple[Tensor | None, ...]:
-    """dx, dscale, dzero_point, the last two as `like` is laid out and typed."""
+    """(dx, dscale, dzero_point) of a finished call, the last two in the layout and dtype of `like`."""
     dx, *sums = prepared.outputs
     restored = [
-        None if t is None else _restored(t, one, prepared.layout, grid) for t, one in zip(sums, like, strict=True)
+        None if t is None else _restore_sum(t, one, prepared.layout, grid) for t, one in zip(sums, like, strict=True)
     ]
     return dx, *restored
 
 
-def _dense(x: Tensor, grid: Grid) -> tuple[Tensor, Layout]:
-    layout = _layout(x.shape, x.stride(), grid.axis, grid.block_size)
+def _make_dense(x: Tensor, grid: Grid) -> tuple[Tensor, Layout]:
+    """x and its layout; a dense copy of x if its strides leave gaps or overlap."""
+    layout = _cached_layout(x.shape, x.stride(), grid.axis, grid.block_size)
     if layout is None:
         x = torch.empty_like(x).copy_(x)
-        layout = _layout(x.shape, x.stride(), grid.axis, grid.block_size)
+        layout = _cached_layout(x.shape, x.stride(), grid.axis, grid.block_size)
         assert layout is not None, "empty_like makes dense tensors"
     return x, layout
 
 
-def _shared(
+def _start_call(
     x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, layout: Layout
 ) -> tuple[Call, tuple[Tensor, Tensor]]:
+    """A Call without outputs, and (scale, zero_point) in the kernels' type and order."""
     width = torch.float64 if x.dtype == torch.float64 else torch.float32
+    # Kernels walk dimensions in memory order; blocked scales have x's rank and must follow it.
     order = layout.order if grid.block_size else None
-    numbers = _as_kernels_read(scale, width, order), _as_kernels_read(zero_point, width, order)
+    numbers = _convert_qparam(scale, width, order), _convert_qparam(zero_point, width, order)
     call = Call()
     call.x, call.scale, call.zero_point = x.data_ptr(), numbers[0].data_ptr(), numbers[1].data_ptr()
     call.outer, call.channels, call.inner, call.block = layout.outer, layout.channels, layout.inner, layout.block
     call.qmin, call.qmax, call.dtype = grid.qmin, grid.qmax, _CODES[x.dtype]
+    # ONNX stores the scale of float16 tensors as float16; bfloat16 keeps a float32 scale.
     call.flags = Flag.SCALE_AS_X if x.dtype == torch.float16 else 0
     return call, numbers
 
 
-def _as_kernels_read(values: Tensor, width: torch.dtype, order: tuple[int, ...] | None) -> Tensor:
+def _convert_qparam(values: Tensor, width: torch.dtype, order: tuple[int, ...] | None) -> Tensor:
     if values.dtype is not width:
         values = values.to(width)
     if order is not None:
@@ -109,28 +118,32 @@ def _as_kernels_read(values: Tensor, width: torch.dtype, order: tuple[int, ...] 
     return values if values.is_contiguous() else values.contiguous()
 
 
-def _restored(sums: Tensor, like: Tensor, layout: Layout, grid: Grid) -> Tensor:
+def _restore_sum(sums: Tensor, like: Tensor, layout: Layout, grid: Grid) -> Tensor:
     if grid.block_size:
+        # The inverse permutation of layout.order.
         sums = sums.permute(sorted(range(len(layout.order)), key=layout.order.__getitem__)).contiguous()
     return sums if sums.dtype is like.dtype else sums.to(like.dtype)
 
 
-def _empty_like(x: Tensor) -> Tensor:
-    """Uninitialized memory. A large output comes fresh from the system: in huge pages its first touch is a fault
-    for 2 MiB instead of 4 KiB, which otherwise takes several times as long as the kernel."""
+def _allocate_like(x: Tensor) -> Tensor:
+    """Uninitialized memory like x, in huge pages where it is large.
+
+    The first touch of a fresh page is a fault: one for 2 MiB instead of 4 KiB. With small pages the faults of a large
+    output take several times as long as the kernel.
+    """
     y = torch.empty_like(x)
     size = y.numel() * y.element_size()
     if size >= _LARGE and y.device.type == "cpu":
-        advise = _madvise()
+        advise = _load_madvise()
         if advise is not None:
-            start = -(-y.data_ptr() // _PAGE) * _PAGE
+            start = -(-y.data_ptr() // _PAGE) * _PAGE  # first whole page; its neighbours may belong to others
             advise(start, (y.data_ptr() + size - start) // _PAGE * _PAGE, _MADV_HUGEPAGE)
     return y
 
 
 @cache
-def _madvise() -> Any:
-    """madvise(2) on Linux; a hint, so its result is of no interest."""
+def _load_madvise() -> Any:
+    """madvise(2) on Linux, else None. Its result is ignored: it is a hint."""
     if not sys.platform.startswith("linux"):
         return None
     advise = getattr(ctypes.CDLL(None), "madvise", None)
@@ -140,7 +153,7 @@ def _madvise() -> Any:
 
 
 class CompiledKernels(ABC):
-    """Kernels that fill what was prepared; a device says how they are run."""
+    """Forward and backward by compiled kernels; a subclass runs a prepared call on its device."""
 
     @abstractmethod
     def run_forward(self, prepared: Prepared) -> None:
@@ -148,10 +161,10 @@ class CompiledKernels(ABC):
 
     @abstractmethod
     def run_backward(self, prepared: Prepared) -> None:
-        """Fill dx, dscale and dzero_point, those that have an output."""
+        """Fill those of dx, dscale and dzero_point that have an output."""
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
-        """y, with the strides of `torch.empty_like(x)`."""
+        """Return y, with the strides of `torch.empty_like(x)`."""
         prepared = prepare_forward(x, scale, zero_point, grid)
         self.run_forward(prepared)
         y: Tensor = prepared.outputs[0]  # type: ignore[assignment]
@@ -160,7 +173,7 @@ class CompiledKernels(ABC):
     def backward(
         self, dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed
     ) -> tuple[Tensor | None, ...]:
-        """dx, dscale, dzero_point; None where not needed."""
+        """Return (dx, dscale, dzero_point), None where not needed."""
         prepared = prepare_backward(dy, x, scale, zero_point, grid, needed)
         self.run_backward(prepared)
         return finish(prepared, (scale, zero_point), grid)

@@ -1,4 +1,4 @@
-"""The few functions of the CUDA driver that load a kernel and start it, through ctypes."""
+"""The functions of the CUDA driver that load a kernel and launch it, through ctypes."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from typing import Any
 
 from onnxq.kernels import THREADS, Call
 
+# libcuda.so.1 comes with the driver, libcuda.so only with its development files.
 _NAMES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
 
 
 class DriverError(RuntimeError):
-    """A call of the driver failed, with CUDA's own words."""
+    """A call of the driver failed; the message is CUDA's."""
 
 
 class Driver:
-    """cuModuleLoadData, cuModuleGetFunction and cuLaunchKernel in the context that is current.
+    """cuModuleLoadData, cuModuleGetFunction and cuLaunchKernel in the current context.
 
-    library: the system's driver by default.
-    torch makes the primary context of its current device current; `enter` does so on threads where nothing has yet.
-    Raises OSError if there is no driver, DriverError if a call fails.
+    library: the driver; None: the system's. Raises OSError if there is none, DriverError if a call fails.
     """
 
     def __init__(self, library: ctypes.CDLL | None = None) -> None:
-        self._library = library or _library()
+        self._library = library or _load_library()
 
-    def enter(self, device: int) -> None:
-        """Make the device's primary context current on this thread if none is."""
+    def enter_context(self, device: int) -> None:
+        """Make the device's primary context current on this thread if no context is."""
+        # torch makes the primary context current on its own threads; autograd's and the user's may have none yet.
         context, ordinal = ctypes.c_void_p(), ctypes.c_int()
         self._call("cuCtxGetCurrent", ctypes.byref(context))
         if context.value is None:
             self._call("cuDeviceGet", ctypes.byref(ordinal), ctypes.c_int(device))
-            # Kept until the process ends, as torch keeps it.
+            # Never released: torch keeps the primary context until the process ends, too.
             self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
             self._call("cuCtxSetCurrent", context)
 
-    def load(self, image: bytes) -> ctypes.c_void_p:
-        """A module of a cubin or fatbin."""
+    def load_module(self, image: bytes) -> ctypes.c_void_p:
+        """Load a cubin or fatbin; return its CUmodule."""
         module = ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image))
         return module
 
-    def function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
-        """A kernel of a module."""
+    def find_function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
+        """CUfunction of a kernel in a module."""
         function = ctypes.c_void_p()
         self._call("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(name.encode()))
         return function
 
-    def launch(self, function: ctypes.c_void_p, grid: int, call: Call, stream: int) -> None:
-        """Queue a kernel; the driver copies the argument before this returns."""
+    def launch_kernel(self, function: ctypes.c_void_p, grid: int, call: Call, stream: int) -> None:
+        """Queue a kernel with `grid` blocks on a stream; the driver copies the argument before this returns."""
         argument = (ctypes.c_void_p * 1)(ctypes.addressof(call))
         self._call(
-            "cuLaunchKernel", function, *_sizes(grid), *_sizes(THREADS), ctypes.c_uint(0), ctypes.c_void_p(stream),
-            argument, None,
+            "cuLaunchKernel", function, *_make_dim3(grid), *_make_dim3(THREADS), ctypes.c_uint(0),
+            ctypes.c_void_p(stream), argument, None,
         )  # fmt: skip
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -65,12 +65,12 @@ class Driver:
             raise DriverError(f"{name} failed: {(text.value or b'unknown error').decode()} ({code})")
 
 
-def _sizes(first: int) -> tuple[ctypes.c_uint, ctypes.c_uint, ctypes.c_uint]:
+def _make_dim3(first: int) -> tuple[ctypes.c_uint, ctypes.c_uint, ctypes.c_uint]:
     return ctypes.c_uint(first), ctypes.c_uint(1), ctypes.c_uint(1)
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def _load_library() -> ctypes.CDLL:
     failures = []
     for name in _NAMES:
         try:

@@ -1,4 +1,4 @@
-"""Which implementation each device type gets in this process, found out when its first tensor arrives."""
+"""The implementation that each device gets in this process, chosen when its first tensor arrives."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from torch_frontend.fake_quant.host import HostKernels
 
 
 class SlowFakeQuantWarning(UserWarning):
-    """There is no compiled kernel; composed torch operators run, with the same numbers."""
+    """There is no compiled kernel; composed torch operators run, with the same results."""
 
     code = "W119"
 
 
 class Kernels(Protocol):
-    """Forward and backward on tensors that were checked; `torch_frontend.fake_quant.reference` says what they are."""
+    """Forward and backward on checked tensors; `torch_frontend.fake_quant.reference` defines them."""
 
     def forward(self, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
-        """y, with the strides of `torch.empty_like(x)`."""
+        """Return y, with the strides of `torch.empty_like(x)`."""
 
     def backward(
         self, dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed
     ) -> tuple[Tensor | None, ...]:
-        """dx, dscale, dzero_point; None where not needed."""
+        """Return (dx, dscale, dzero_point), None where not needed."""
 
 
 class ReferenceKernels:
-    """Composed torch operators, and why nothing better runs."""
+    """Composed torch operators. reason: why there are no compiled kernels."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -49,25 +49,27 @@ class ReferenceKernels:
 def kernels_for(x: Tensor) -> Kernels:
     """The implementation for x's device."""
     if x.device.type != "cuda":
-        return _on_host()
-    return _on_cuda(torch.cuda.current_device() if x.device.index is None else x.device.index)
+        return _find_host_kernels()
+    return _find_cuda_kernels(torch.cuda.current_device() if x.device.index is None else x.device.index)
 
 
 def available() -> dict[str, str]:
-    """What computes fake_quantize on "cpu" and on the current "cuda" device: "compiled", or "reference: " and why.
+    """Implementation of fake_quantize on "cpu" and on the current "cuda" device: "compiled" or "reference: <reason>".
 
-    Builds and loads the kernels if they are not there yet.
+    Builds and loads the kernels unless they are there.
     """
-    gpu = _state(_on_cuda(torch.cuda.current_device())) if torch.cuda.is_available() else "reference: no GPU"
-    return {"cpu": _state(_on_host()), "cuda": gpu}
+    gpu = (
+        _describe(_find_cuda_kernels(torch.cuda.current_device())) if torch.cuda.is_available() else "reference: no GPU"
+    )
+    return {"cpu": _describe(_find_host_kernels()), "cuda": gpu}
 
 
-def _state(kernels: Kernels) -> str:
+def _describe(kernels: Kernels) -> str:
     return f"reference: {kernels.reason}" if isinstance(kernels, ReferenceKernels) else "compiled"
 
 
-@cache
-def _on_host() -> Kernels:
+@cache  # failures too: a build that failed is not tried again for every tensor
+def _find_host_kernels() -> Kernels:
     try:
         library = load_host()
     except OnnxqError as error:
@@ -76,18 +78,19 @@ def _on_host() -> Kernels:
 
 
 @cache
-def _on_cuda(index: int) -> Kernels:
+def _find_cuda_kernels(index: int) -> Kernels:
     try:
-        kernels = _cuda_kernels()
-        kernels.ready(torch.device("cuda", index))
+        kernels = _make_cuda_kernels()
+        # One instance for all devices; each loads its own module.
+        kernels.load(torch.device("cuda", index))
     except (OnnxqError, OSError, DriverError) as error:
         return _composed("CUDA", str(error))
     return kernels
 
 
 @cache
-def _cuda_kernels() -> CudaKernels:
-    # The CUDA packages that torch's wheel depends on are found anyhow; older wheels carry NVRTC in their own folder.
+def _make_cuda_kernels() -> CudaKernels:
+    # NVRTC of the CUDA packages that torch's wheel needs is found without help; older wheels carry it in torch/lib.
     own = Path(torch.__file__).parent / "lib"
     return CudaKernels(Driver(), lambda arch: device_image(arch, (own,)).data)
 
@@ -98,6 +101,6 @@ def _composed(device: str, reason: str) -> Kernels:
     return ReferenceKernels(reason)
 
 
-@cache
+@cache  # one warning per message and process, whatever the user's warning filter says
 def _warn_once(message: str) -> None:
     warnings.warn(message, SlowFakeQuantWarning, stacklevel=2)

@@ -1,6 +1,6 @@
-"""torch.ops.onnxq.fake_quantize and its backward: schemas, shapes without data, gradients, vmap, one kernel per device.
+"""torch.ops.onnxq.fake_quantize and its backward: schemas, shapes without data, gradients, vmap, dispatch by device.
 
-Importing this module registers the operators; nothing is compiled or loaded before the first tensor arrives.
+Importing this module registers the operators; no kernel is compiled or loaded before the first tensor arrives.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _SHARED = (
     "int qmin, int qmax, int? axis=None, int block_size=0, float grad_scale=1.0, "
     'float zero_point_grad_scale=1.0, str edge="round"'
 )
+# A fragment, so that other modules may add operators of this namespace.
 _LIBRARY = torch.library.Library("onnxq", "FRAGMENT")
-# Kernels follow the strides they are given, so a compiler must not give them others than it traced.
+# Outputs take the strides of their inputs, so a compiler must run the op on the strides it traced.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _LIBRARY.define(f"fake_quantize(Tensor x, Tensor scale, Tensor zero_point, {_SHARED}) -> Tensor", tags=_TAGS)
 _LIBRARY.define(
@@ -30,15 +31,16 @@ _LIBRARY.define(
 )
 
 
-def _forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> Tensor:
+def _run_forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> Tensor:
     grid = Grid(*settings)
     check(x, scale, zero_point, grid)
+    # Empty tensors are settled here, so that no kernel needs a case for them.
     if x.numel() == 0:
         return torch.empty_like(x)
     return kernels_for(x).forward(x, scale, zero_point, grid)
 
 
-def _backward(
+def _run_backward(
     dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor,
     need_x: bool, need_scale: bool, need_zero_point: bool, *settings: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
@@ -47,23 +49,24 @@ def _backward(
     needed, leaves = (need_x, need_scale, need_zero_point), (x, scale, zero_point)
     if x.numel() == 0:
         return tuple(torch.zeros_like(t) if need else t.new_empty(0) for t, need in zip(leaves, needed, strict=True))
+    # The schema has no optional tensors among its results: an empty one stands for None.
     grads = kernels_for(x).backward(dy, *leaves, grid, needed)
     return tuple(t.new_empty(0) if g is None else g for g, t in zip(grads, leaves, strict=True))
 
 
 for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("fake_quantize", _forward, _key)
-    _LIBRARY.impl("fake_quantize_backward", _backward, _key)
+    _LIBRARY.impl("fake_quantize", _run_forward, _key)
+    _LIBRARY.impl("fake_quantize_backward", _run_backward, _key)
 
 
 @torch.library.register_fake("onnxq::fake_quantize", lib=_LIBRARY)
-def _forward_fake(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> Tensor:
+def _fake_forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> Tensor:
     check(x, scale, zero_point, Grid(*settings))
     return torch.empty_like(x)
 
 
 @torch.library.register_fake("onnxq::fake_quantize_backward", lib=_LIBRARY)
-def _backward_fake(
+def _fake_backward(
     dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor,
     need_x: bool, need_scale: bool, need_zero_point: bool, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -74,29 +77,32 @@ def _backward_fake(
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Written out, since `torch.library.register_autograd` takes longer per call than the kernel of a small tensor."""
+    """The operator with its gradients."""
+
+    # torch.library.register_autograd takes longer per call than the kernel of a small tensor.
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> Tensor:
         ctx.save_for_backward(x, scale, zero_point)
         ctx.settings = settings
+        # Below autograd, else the call would come back here.
         with torch._C._AutoDispatchBelowAutograd():
             y: Tensor = torch.ops.onnxq.fake_quantize(x, scale, zero_point, *settings)
         return y
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # the backward op has no gradient of its own: a second derivative is an error, not zero
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[:3]
         grads = torch.ops.onnxq.fake_quantize_backward(dy, *ctx.saved_tensors, *needed, *ctx.settings)
         return (*(g if need else None for g, need in zip(grads, needed, strict=True)), *(None for _ in ctx.settings))
 
 
-def _with_gradient(*args: Any) -> Tensor:
+def _apply_with_gradient(*args: Any) -> Tensor:
     y: Tensor = _StraightThrough.apply(*args)
     return y
 
 
-_LIBRARY.impl("fake_quantize", _with_gradient, "Autograd")
+_LIBRARY.impl("fake_quantize", _apply_with_gradient, "Autograd")
 torch.library.register_vmap("onnxq::fake_quantize", batching.forward, lib=_LIBRARY)
 torch.library.register_vmap("onnxq::fake_quantize_backward", batching.backward, lib=_LIBRARY)

@@ -1,4 +1,4 @@
-"""Fake quantization in plain torch operators: what every kernel must equal, and what runs where there is none.
+"""Fake quantization in plain torch operators: the standard for every kernel, and the fallback where there is none.
 
     r = rint(x / s), z = rint(zero_point), q = clip(r + z, qmin, qmax), y = (q - z) s
 
@@ -19,25 +19,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_frontend.fake_quant.grid import Grid, Needed, qparam_shape
+from torch_frontend.fake_quant.grid import Grid, Needed, spread_over, sum_groups
 
 
 def forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
-    """y of x's shape, dtype and, for a dense x, strides."""
-    values, steps, zero = aligned(x, scale, zero_point, grid)
+    """Return y, of x's shape, dtype and, for a dense x, strides."""
+    values, steps, zero = align_operands(x, scale, zero_point, grid)
     levels = (values / steps).round_().clamp(grid.qmin - zero, grid.qmax - zero)
-    return torch.empty_like(x).copy_(levels.add_(0.0).mul_(steps))  # 0 makes -0 the +0 that an integer gives
+    # Adding 0 turns -0 into the +0 that an integer becomes.
+    return torch.empty_like(x).copy_(levels.add_(0.0).mul_(steps))
 
 
 def backward(
     dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed = (True, True, True)
 ) -> tuple[Tensor | None, ...]:
-    """dx, dscale, dzero_point, each like the tensor it belongs to, None where not needed. Sums run in float64."""
-    values, steps, zero = aligned(x, scale, zero_point, grid)
+    """Return (dx, dscale, dzero_point), each like the tensor it belongs to, None where not needed. Sums in float64."""
+    values, steps, zero = align_operands(x, scale, zero_point, grid)
     slope = dy.to(values.dtype)
     ratio = values / steps
     rounded = ratio.round()
     low, high = grid.qmin - zero, grid.qmax - zero
+    # NaN compares false with both ends, so it counts as inside.
     below, above = (ratio <= low, ratio >= high) if grid.edge == "clip" else (rounded < low, rounded > high)
     outside = below | above
     dx = dscale = dzero = None
@@ -45,43 +47,23 @@ def backward(
         dx = torch.empty_like(x).copy_(slope.masked_fill(outside, 0.0))
     if needed[1]:
         term = torch.where(below, low, torch.where(above, high, rounded - ratio))
-        dscale = (gathered(slope * term, scale, grid) * grid.grad_scale).to(scale.dtype)
+        dscale = (sum_like(slope * term, scale, grid) * grid.grad_scale).to(scale.dtype)
     if needed[2]:
-        cut = gathered(slope.masked_fill(~outside, 0.0), zero_point, grid)
+        cut = sum_like(slope.masked_fill(~outside, 0.0), zero_point, grid)
         dzero = (cut * -scale.to(cut.dtype) * grid.zero_point_grad_scale).to(zero_point.dtype)
     return dx, dscale, dzero
 
 
-def aligned(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
-    """x, scale and rounded zero point in the type the arithmetic runs in, shaped to broadcast."""
+def align_operands(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+    """(x, scale, rounded zero point) in the type of the arithmetic, shaped to broadcast."""
     width = torch.float64 if x.dtype == torch.float64 else torch.float32
+    # ONNX stores the scale of float16 tensors as float16.
     stored = scale.to(torch.float16) if x.dtype == torch.float16 else scale
-    return (
-        x.to(width),
-        _spread(stored.to(width), x, grid),
-        _spread(zero_point.to(width).round(), x, grid),
-    )
+    qparams = (stored.to(width), zero_point.to(width).round())
+    steps, zero = (spread_over(t, x.shape, grid.axis, grid.block_size) for t in qparams)
+    return x.to(width), steps, zero
 
 
-def _spread(values: Tensor, x: Tensor, grid: Grid) -> Tensor:
-    if grid.axis is None:
-        return values.reshape(())
-    axis = grid.axis % x.dim()
-    if not grid.block_size:
-        return values.reshape([-1 if k == axis else 1 for k in range(x.dim())])
-    return values.repeat_interleave(grid.block_size, axis).narrow(axis, 0, x.shape[axis])
-
-
-def gathered(terms: Tensor, like: Tensor, grid: Grid) -> Tensor:
-    """Sums of `terms` over what shares one scale, of shape `like`, in float64."""
-    terms = terms.to(torch.float64)
-    if grid.axis is None:
-        return terms.sum().reshape(like.shape)
-    axis = grid.axis % terms.dim()
-    if not grid.block_size:
-        others = [k for k in range(terms.dim()) if k != axis]
-        return terms.sum(others) if others else terms
-    blocks = qparam_shape(terms, grid)
-    gap = blocks[axis] * grid.block_size - terms.shape[axis]
-    rows = torch.nn.functional.pad(terms.movedim(axis, -1), (0, gap)).movedim(-1, axis)
-    return rows.unflatten(axis, (blocks[axis], grid.block_size)).sum(axis + 1)
+def sum_like(terms: Tensor, like: Tensor, grid: Grid) -> Tensor:
+    """Sum of `terms` over each group that shares a scale, of the shape of `like`, in float64."""
+    return sum_groups(terms, grid.axis, grid.block_size).reshape(like.shape)

@@ -1,16 +1,16 @@
 """Fake quantization of weights that keep the 16-bit sums of kernels: `onnxq.numerics.fake_quant_weight` with gradients.
 
-`onnxq.numerics.saturation` says what a sum is. With g the gradient of y, where two neighbours overflow theirs:
+`onnxq.numerics.saturation` defines the sums. With g the gradient of y, where two neighbours overflow theirs:
 
     (q0, q1) = the integers nearest to (x0 / s + z, x1 / s + z) with |q0 + q1| <= 128, none larger than it was
     y = (q - z) s        dx = g        ds = 64 g above 128, -64 g below -128
 
-and every other weight has the values and gradients of the op. On real numbers both neighbours give way alike, so that
-y0 + y1 = 128 s whatever x0 + x1 is: each counts 64 s for the scale, which learns to leave room. dx is that of a weight
-inside its range, not 0, so that the two can find their way back.
+and every other weight has the values and gradients of the op. In real numbers both neighbours move by the same amount,
+so that y0 + y1 = 128 s whatever x0 + x1 is: each contributes 64 to ds, and the scale learns to leave room. dx is that
+of a weight inside its range, not 0, so that training can move the two back.
 
-The op computes as ever; then the few sums that overflow are put right. On the CPU they alone are worked on. Elsewhere,
-and while a compiler looks on, looking for them would mean waiting for the device, so all sums are.
+The op runs first; then the few sums that overflow are corrected. On the CPU only these are computed. On other devices
+and under a compiler, selecting them would wait for the device, so all sums are computed.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from onnxq.numerics.saturation import MOST, SumOrder
 from torch_frontend.fake_quant import reference
 from torch_frontend.fake_quant.grid import Grid
 
-# Indices along each axis, as tensors take them in brackets.
+# One index tensor per axis, for advanced indexing.
 At = tuple[Tensor, ...]
 
-# Two integers add up to one more than MOST only if the numbers they round add up to MOST, less what float32 loses.
+# Two integers can add up to MOST + 1 only if the real numbers they round add up to at least MOST; 0.01 covers the
+# rounding errors of float32 at this size (2**7 * 2**-24 per operation) many times over.
 _SUSPECT = MOST - 0.01
 
 
 def fake_quantize_in_sums(
     x: Tensor, scale: Tensor, zero_point: Tensor, orders: Sequence[SumOrder], *settings: Any
 ) -> Tensor:
-    """`torch.ops.onnxq.fake_quantize(x, scale, zero_point, *settings)` of a weight whose sums of `orders` are kept."""
-    y: Tensor = _InSums.apply(x, scale, zero_point, tuple(orders), settings)
+    """`torch.ops.onnxq.fake_quantize(x, scale, zero_point, *settings)` of a weight that keeps its sums of `orders`."""
+    y: Tensor = _KeepSums.apply(x, scale, zero_point, tuple(orders), settings)
     return y
 
 
-class _InSums(torch.autograd.Function):
-    """The op and the correction as one, since both change the same gradients."""
+class _KeepSums(torch.autograd.Function):
+    """The op and the correction of its sums in one function, since both change the same gradients."""
 
     @staticmethod
     def forward(
@@ -51,13 +52,13 @@ class _InSums(torch.autograd.Function):
     ) -> Tensor:
         y: Tensor = torch.ops.onnxq.fake_quantize(x, scale, zero_point, *settings)
         grid = Grid(*settings)
-        sparse = _is_sparse(x, zero_point, grid, orders)
+        sparse = _selects_sums(x, zero_point, grid, orders)
         if sparse:
-            at, levels, sign = _overflowing(x, scale, zero_point, grid, orders[0])
+            at, levels, sign = _find_overflows(x, scale, zero_point, grid, orders[0])
             y[at] = levels.to(y.dtype)
         else:
             at = ()
-            levels, sign = _everywhere(x, scale, zero_point, grid, orders)
+            levels, sign = _keep_all_sums(x, scale, zero_point, grid, orders)
             y = torch.where(sign != 0, levels.to(y.dtype), y)
         ctx.save_for_backward(x, scale, zero_point, sign, *at)
         ctx.settings, ctx.sparse = settings, sparse
@@ -68,7 +69,7 @@ class _InSums(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, zero_point, sign, *where = ctx.saved_tensors
         needed, at, grid = ctx.needs_input_grad[:3], tuple(where), Grid(*ctx.settings)
-        # What the op is to see of dy, and what moved weights get in place of the op's answer.
+        # rest: dy for the op, 0 at moved weights. moved: dy at these, which passes unchanged.
         if ctx.sparse:
             moved = dy[at]
             rest = dy.index_put(at, moved.new_zeros(())) if len(moved) else dy
@@ -79,45 +80,46 @@ class _InSums(torch.autograd.Function):
         if needed[0]:
             dx = dx.index_put_(at, moved.to(dx.dtype)) if ctx.sparse else torch.where(sign != 0, moved, dx)
         if needed[1]:
+            # 64 for each of the two weights, with the sign of their sum.
             room = moved.double() * sign * (MOST // 2 * grid.grad_scale)
-            added = _at_scales(room, at, scale, grid) if ctx.sparse else reference.gathered(room, scale, grid)
+            added = _sum_at(room, at, scale, grid) if ctx.sparse else reference.sum_like(room, scale, grid)
             dscale = dscale + added.to(dscale.dtype)
         found = zip((dx, dscale, dzero), needed, strict=True)
         return (*(gradient if need else None for gradient, need in found), None, None)
 
 
-def _is_sparse(x: Tensor, zero_point: Tensor, grid: Grid, orders: Sequence[SumOrder]) -> bool:
-    """True where sums that overflow can be found cheaply: one scale for both neighbours, and nobody to wait for."""
+def _selects_sums(x: Tensor, zero_point: Tensor, grid: Grid, orders: Sequence[SumOrder]) -> bool:
+    """True where the sums that overflow are cheap to select: on the CPU, one scale for both neighbours."""
     if len(orders) > 1 or grid.block_size or x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return (grid.axis is None or grid.axis % x.dim() == orders[0][0]) and not bool(zero_point.any())
 
 
-def _overflowing(
+def _find_overflows(
     x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, order: SumOrder
 ) -> tuple[At, Tensor, Tensor]:
-    """Where the weights of overflowing sums are, what they become, and their signs. All zero points are 0."""
-    values, steps, _ = reference.aligned(x, scale, zero_point, grid)
+    """Indices, new values and signs of the weights in overflowing sums. All zero points are 0."""
+    values, steps, _ = reference.align_operands(x, scale, zero_point, grid)
     first, second = split_sums(values, order)
     limits = steps if not steps.dim() or _has_views(x.shape, order) else steps.reshape(-1, 1)
     found = (first + second).abs_() >= limits * _SUSPECT
-    # numpy finds the few in a seventh of the time that torch.nonzero takes: 0.14 ms in a million sums.
+    # np.flatnonzero takes a seventh of the time of torch.nonzero: 0.14 ms for a million sums.
     suspects = torch.unravel_index(torch.from_numpy(np.flatnonzero(found.numpy())), found.shape)
-    at = [_places(suspects, x.shape, order, k) for k in (0, 1)]
+    at = [_locate_weights(suspects, x.shape, order, k) for k in (0, 1)]
     sizes = [steps.expand(x.shape)[places] for places in at]
     aims = [values[places] / size for places, size in zip(at, sizes, strict=True)]
     nearest = [aim.round().clamp(grid.qmin, grid.qmax) for aim in aims]
-    over, sign, moved = within_sums(*nearest, *aims)
+    over, sign, moved = fit_sums(*nearest, *aims)
     both = tuple(torch.cat([one[over], other[over]]) for one, other in zip(*at, strict=True))
     levels = torch.cat([(q * size)[over] for q, size in zip(moved, sizes, strict=True)])
     return both, levels, sign[over].repeat(2)
 
 
-def _everywhere(
+def _keep_all_sums(
     x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, orders: Sequence[SumOrder]
 ) -> tuple[Tensor, Tensor]:
-    """What every weight becomes, and the sign of those in sums that overflow, 0 elsewhere."""
-    values, steps, zero = reference.aligned(x, scale, zero_point, grid)
+    """New value of every weight, and the sign of those in sums that overflow, 0 elsewhere."""
+    values, steps, zero = reference.align_operands(x, scale, zero_point, grid)
     ratio = values / steps
     nearest = ratio.round().clamp(grid.qmin - zero, grid.qmax - zero) + zero
     levels, signs = keep_sums(nearest, ratio + zero, orders)
@@ -125,14 +127,15 @@ def _everywhere(
 
 
 def keep_sums(levels: Tensor, aims: Tensor, orders: Sequence[SumOrder]) -> tuple[Tensor, Tensor]:
-    """Integers that keep every sum, as `onnxq.numerics.keep_sums`, and the signs of the sums that did not, else 0.
+    """Integers that keep every sum, as `onnxq.numerics.keep_sums`, and the signs of the sums that overflowed, else 0.
 
-    levels: integers as floats. aims: the real numbers they stand for, in the same steps. Both of the weight's shape.
+    levels: integers as floats. aims: the real numbers before rounding, in steps. Both of the weight's shape.
     """
+    # One order after the other, as numpy does: the second sees the integers that the first has moved.
     signs = torch.zeros_like(levels)
     for order in orders:
         pairs = split_sums(levels, order)
-        over, sign, moved = within_sums(*pairs, *split_sums(aims, order))
+        over, sign, moved = fit_sums(*pairs, *split_sums(aims, order))
         levels = join_sums(*(torch.where(over, q, k) for q, k in zip(moved, pairs, strict=True)), levels, order)
         found = (torch.where(over, sign, before) for before in split_sums(signs, order))
         signs = join_sums(*found, signs, order)
@@ -140,10 +143,13 @@ def keep_sums(levels: Tensor, aims: Tensor, orders: Sequence[SumOrder]) -> tuple
 
 
 def keep_soft_sums(levels: Tensor, orders: Sequence[SumOrder]) -> Tensor:
-    """Real numbers on their way to integers: both of a sum that overflows give half of what is too much, with
-    gradients. levels: of the weight's shape."""
+    """Real numbers that keep every sum: both neighbours of one that overflows give half of the excess, with gradients.
+
+    levels: of the weight's shape, for roundings that are still being learned.
+    """
     for order in orders:
         first, second = split_sums(levels, order)
+        # Only weights of one sign can overflow: of opposite signs one is clamped to 0, and the sum fits.
         above = (first.clamp(min=0) + second.clamp(min=0) - MOST).clamp(min=0)
         below = (first.clamp(max=0) + second.clamp(max=0) + MOST).clamp(max=0)
         excess = (above + below) / 2
@@ -151,16 +157,16 @@ def keep_soft_sums(levels: Tensor, orders: Sequence[SumOrder]) -> Tensor:
     return levels
 
 
-def within_sums(one: Tensor, two: Tensor, aim: Tensor, other: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Which sums overflow, their signs, and the neighbours that keep them; as `onnxq.numerics.nearest_within_sum`.
+def fit_sums(one: Tensor, two: Tensor, aim: Tensor, other: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """(overflows, sign, neighbours that keep the sum) of each sum, as `onnxq.numerics.nearest_within_sum`.
 
-    one, two: neighbours' integers, as floats. aim, other: the real numbers they stand for. Where a sum does not
-    overflow, the last result means nothing.
+    one, two: neighbours' integers, as floats. aim, other: the real numbers before rounding. Where a sum does not
+    overflow, the neighbours are undefined.
     """
     over = ((one + two).abs() > MOST) & ((one > 0) == (two > 0))
     sign = torch.where(one > 0, 1.0, -1.0).to(one.dtype)
     most, most_other = one * sign, two * sign
-    # As numpy computes it: real numbers are float32, their difference float64.
+    # The types of numpy's code, for equal bits: real numbers are float32, their difference float64.
     aims = [(wanted.float() * sign.float()).double().clamp(1, MOST) for wanted in (aim, other)]
     share = ((aims[0] - aims[1] + MOST) / 2).round().to(one.dtype)
     share = share.maximum(MOST - most_other).minimum(most)
@@ -168,38 +174,39 @@ def within_sums(one: Tensor, two: Tensor, aim: Tensor, other: Tensor) -> tuple[T
 
 
 def split_sums(t: Tensor, order: SumOrder) -> tuple[Tensor, Tensor]:
-    """The first and the second of each sum's weights, in two tensors of one shape; views where that is possible."""
+    """The first and the second weight of each sum, in two tensors of one shape; views where possible."""
     last = order[-1]
     if _has_views(t.shape, order):
         first, second = t.unflatten(last, (-1, 2)).unbind(last + 1)
         return first, second
-    rows = _rows(t, order)
+    rows = _arrange_rows(t, order)
     return rows[:, 0 : rows.shape[1] // 2 * 2 : 2], rows[:, 1::2]
 
 
 def join_sums(first: Tensor, second: Tensor, t: Tensor, order: SumOrder) -> Tensor:
-    """The inverse of `split_sums`. t: what was split, which has the last weight of an odd number."""
+    """The inverse of `split_sums`. t: the tensor that was split; it has the last weight of an odd number."""
     last = order[-1]
     if _has_views(t.shape, order):
         return torch.stack([first, second], last + 1).flatten(last, last + 1)
     rows = torch.stack([first, second], 2).flatten(1)
-    if (before := _rows(t, order)).shape[1] % 2:
+    if (before := _arrange_rows(t, order)).shape[1] % 2:
         rows = torch.cat([rows, before[:, -1:]], 1)
     back = [order.index(axis) for axis in range(t.dim())]
     return rows.reshape([t.shape[axis] for axis in order]).permute(back)
 
 
 def _has_views(shape: Sequence[int], order: SumOrder) -> bool:
-    """True where neighbours stand side by side along the last axis of the order."""
+    """True where every sum's neighbours stand side by side along the last axis of the order."""
     return shape[order[-1]] % 2 == 0
 
 
-def _rows(t: Tensor, order: SumOrder) -> Tensor:
+def _arrange_rows(t: Tensor, order: SumOrder) -> Tensor:
+    """[t.shape[order[0]], all other weights in the order of the sums]."""
     return t.permute(order).reshape(t.shape[order[0]], -1)
 
 
-def _places(sums: At, shape: torch.Size, order: SumOrder, k: int) -> At:
-    """Where the k-th weight of each sum is. sums: indices into what `split_sums` gives."""
+def _locate_weights(sums: At, shape: torch.Size, order: SumOrder, k: int) -> At:
+    """Indices of the k-th weight of each sum. sums: indices into a result of `split_sums`."""
     last = order[-1]
     if _has_views(shape, order):
         return tuple(one * 2 + k if axis == last else one for axis, one in enumerate(sums))
@@ -209,8 +216,8 @@ def _places(sums: At, shape: torch.Size, order: SumOrder, k: int) -> At:
     return tuple(found[axis] for axis in range(len(shape)))
 
 
-def _at_scales(terms: Tensor, at: At, scale: Tensor, grid: Grid) -> Tensor:
-    """Sums of `terms`, which stand at `at`, over what shares one scale, of the scale's shape, in float64."""
+def _sum_at(terms: Tensor, at: At, scale: Tensor, grid: Grid) -> Tensor:
+    """Sums of `terms`, which stand at `at`, over each group that shares a scale, of the scale's shape, in float64."""
     if grid.axis is None:
         return terms.sum().reshape(scale.shape)
     axis = grid.axis % len(at)

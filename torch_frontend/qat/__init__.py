@@ -1,10 +1,10 @@
 """Quantization-aware training: plain functions and small objects that fit any training loop.
 
-observation   first numbers from a few batches, the same on every rank
+observation   first qparams from a few batches, the same on every rank
 parameters    optimizer groups: learned scales have a rate of their own and no weight decay
-pacer         what is switched on and frozen at which step
+pacer         a schedule of quantizers and batch norms by training step
 distill       the float model as teacher
-batch_norm    batch norms that stay as they are
+batch_norm    frozen batch norms
 
     model = QuantModel(net, config)
     with qat.observing(model):
@@ -19,10 +19,11 @@ batch_norm    batch norms that stay as they are
         loss = criterion(model(x), target) + qat.penalty(model)
         ...
 
-Mixed precision needs nothing special: scales stay float32 and the rounding computes in float32. Compile the model
-after its numbers exist. Under DistributedDataParallel wrap the model after `observing`, too.
+Mixed precision needs nothing special: scales are float32 and rounding is computed in float32. Compile the model, and
+wrap it in DistributedDataParallel, after `observing`: before, learned scales do not exist.
 """
 
+# Plain functions and objects, no trainer: the loop, the optimizer and the launcher stay the user's.
 from torch_frontend.qat.batch_norm import freeze_batch_norms
 from torch_frontend.qat.distill import Distiller
 from torch_frontend.qat.observation import observing, share_numbers

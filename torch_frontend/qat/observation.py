@@ -1,4 +1,4 @@
-"""First numbers from a few batches, and numbers that are the same on every rank."""
+"""First qparams from a few batches, and the same qparams on every rank."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from torch_frontend.quantizers import Quantizer, quantizers_of
 
 @contextmanager
 def observing(module: nn.Module) -> Iterator[None]:
-    """Inside, quantizers without numbers observe what passes, and nothing is rounded; leaving it, they have numbers.
+    """Run a block in which quantizers without qparams observe and nothing is quantized; at its end they have qparams.
 
-    A QuantModel is calibrated, all of it, by its own steps; go on with its `init_qat()`.
+    A QuantModel is calibrated as a whole by its own steps; continue with its `init_qat()`.
 
     Batch norms keep their averages if the module is in evaluation mode. Under torch.distributed every rank runs its
-    own batches, and all ranks leave with the same numbers, those of all batches together. Raises CalibrationError
-    naming the first site that no batch reached.
+    own batches, and all ranks get the same qparams, those of all batches together. Raises CalibrationError naming the
+    first site that no batch reached.
     """
     if isinstance(module, QuantModel):
-        module.prepare_calibration(keep_inputs=False)
+        module.prepare_calibration(keep_inputs=False)  # only `asym` needs the batches again
         with torch.no_grad():
             yield
-        _merge(module.quantizers.values())
+        _merge_ranks(module.quantizers.values())
         module.calc_qparams()
         return
     everything = quantizers_of(module)
     asked = [found for found in everything if found.active and not found.calibrated]
     before = [found.enabled for found in everything]
+    # Others are off, too: first qparams are those of float activations.
     for found in everything:
         found.enabled = False
     for found in asked:
@@ -48,37 +49,39 @@ def observing(module: nn.Module) -> Iterator[None]:
             found.enabled = enabled
         for found in asked:
             found.observing = False
-    _merge(asked)
+    _merge_ranks(asked)
     for found in asked:
         found.calc_qparams()
 
 
-def _merge(asked: Iterable[Quantizer]) -> None:
-    """What all ranks have seen, on each; weights are the same everywhere."""
+def _merge_ranks(asked: Iterable[Quantizer]) -> None:
+    """Give every rank the merged statistics of all ranks."""
+    # Weights are the same on every rank.
     if dist.is_available() and dist.is_initialized():
         for found in asked:
             if found.role is not Role.WEIGHT and found.disabled_reason is None:
-                found.merge_observations(_from_all(found))
+                found.merge_observations(_gather_observations(found))
 
 
-def _from_all(found: Quantizer) -> list[Any]:
-    """What every rank has seen of this site, in the order of ranks."""
+def _gather_observations(found: Quantizer) -> list[Any]:
+    """Statistics of this site on every rank, in the order of ranks."""
+    # Objects, not tensors: observers hold histograms and lists. Every rank must call this for the same sites in order.
     seen: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(seen, found.observations())
     return seen
 
 
 def share_numbers(module: nn.Module, *, source: int = 0) -> None:
-    """Give every rank the numbers that `source` has: after loading a state on one rank only.
+    """Give every rank the qparams of rank `source`, for instance after loading a state on one rank only.
 
     Raises CalibrationError on every rank, naming the site, if the ranks do not hold the same quantizers.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
     mine = {found.site: found for found in quantizers_of(module)}
-    told: list[object] = [_said(mine) if dist.get_rank() == source else None]
-    dist.broadcast_object_list(told, src=source)
-    numbers = told[0]
+    sent: list[object] = [_read_qparams(mine) if dist.get_rank() == source else None]
+    dist.broadcast_object_list(sent, src=source)
+    numbers = sent[0]
     if not isinstance(numbers, dict) or set(numbers) != set(mine):
         other = sorted(set(mine) ^ set(numbers if isinstance(numbers, dict) else ()))
         raise CalibrationError(other[0], f"is not on this rank and on rank {source} alike", "build one model on all")
@@ -87,7 +90,8 @@ def share_numbers(module: nn.Module, *, source: int = 0) -> None:
             found.load_qparams(numbers[site])
 
 
-def _said(mine: dict[str, Quantizer]) -> dict[str, object]:
+def _read_qparams(mine: dict[str, Quantizer]) -> dict[str, object]:
+    """Site -> qparams, None where not calibrated."""
     out: dict[str, object] = {}
     for site, found in mine.items():
         try:

@@ -1,4 +1,4 @@
-"""What is switched on and what is frozen at which step of training."""
+"""Schedule of a training: the steps at which quantizers are switched on, and scales and batch norms frozen."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch_frontend.quantizers import PostStep, quantizers_of
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Steps, counted from 0, from which something holds; None: never.
+    """Training steps, counted from 0, from which a setting holds; None: never.
 
-    weights, activations: their quantizers are on. freeze_batch_norms: batch norms stay as they are.
+    weights, activations: their quantizers are on. freeze_batch_norms: batch norms do not change.
     freeze_scales: scales, offsets and clipping levels are no longer trained.
     """
 
@@ -39,7 +39,7 @@ class Schedule:
 class Pacer:
     """Carries out a Schedule: call `step()` before each training step, after `model.train()`.
 
-    In Lightning call it from `on_train_batch_start`; with Accelerate, in the loop. `attach` keeps learned numbers legal
+    In Lightning call it from `on_train_batch_start`; with Accelerate, in the loop. `attach` keeps learned values legal
     after each step of the optimizer and reports NaN by site.
     """
 
@@ -48,17 +48,20 @@ class Pacer:
         self.steps = 0
 
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
-        """Run a PostStep after each of the optimizer's steps; the handle takes it off again."""
+        """Run a PostStep after each step of the optimizer; the handle removes it."""
         return PostStep(self.module).attach(optimizer)
 
     def step(self) -> None:
-        """Bring the module to where the schedule wants it for the step that begins, and count it."""
+        """Apply the schedule to the module for the step that begins, and count the step."""
+        # Every quantizer at every step, since a loaded state or the user may have moved a switch.
         for found in quantizers_of(self.module):
             wanted = self._holds("weights" if found.role is Role.WEIGHT else "activations")
             if found.enabled != wanted:
                 found.enabled = wanted
+            # Never unfrozen here: the user may have frozen some by hand.
             if self._holds("freeze_scales") and not found.frozen:
                 found.freeze()
+        # Again at every step: model.train() undoes it.
         if self._holds("freeze_batch_norms"):
             freeze_batch_norms(self.module)
         self.steps += 1
@@ -68,9 +71,9 @@ class Pacer:
         return since is not None and self.steps >= since
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it has come, to go on after an interruption."""
+        """The number of steps, to resume after an interruption."""
         return {"steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Resume from a state."""
         self.steps = int(state["steps"])

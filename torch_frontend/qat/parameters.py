@@ -1,4 +1,4 @@
-"""What the optimizer gets: learned scales apart from weights."""
+"""Parameter groups for the optimizer, and the quantizers' part of the loss."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def parameter_groups(
     """Parameters in up to three groups for any torch optimizer, each parameter once.
 
     Weights of two or more axes with `weight_decay`; biases and norms without; the quantizers' scales, offsets and
-    clipping levels without and at `qparam_lr` (None: lr / 10; their steps are relative to numbers far below 1).
-    Raises CalibrationError if a quantizer that learns has no numbers yet: they would never be trained.
+    clipping levels without and at `qparam_lr` (None: lr / 10).
+    Raises CalibrationError if a quantizer that learns is not calibrated: its parameters do not exist yet and would
+    never be trained. Raises ConfigError for rates below 0.
     """
     if lr <= 0 or (qparam_lr is not None and qparam_lr < 0) or weight_decay < 0:
         raise ConfigError("parameter_groups", f"lr={lr}, qparam_lr={qparam_lr}, weight_decay={weight_decay}",
@@ -30,19 +31,22 @@ def parameter_groups(
                 found.site, "has no numbers to learn yet", "calibrate before making the optimizer", code="Q508"
             )
         learned |= {id(p): p for p in found.parameters(recurse=False)}
+    # Tied parameters are listed once by module.parameters().
     rest = [p for p in module.parameters() if id(p) not in learned and p.requires_grad]
     groups = (
         ("weights", [p for p in rest if p.ndim > 1], lr, weight_decay),
         ("biases and norms", [p for p in rest if p.ndim <= 1], lr, 0.0),
+        # Scales are far below 1, and so must be their steps.
         ("qparams", list(learned.values()), lr / 10 if qparam_lr is None else qparam_lr, 0.0),
     )
     return [{"name": n, "params": p, "lr": rate, "weight_decay": decay} for n, p, rate, decay in groups if p]
 
 
 def penalty(module: nn.Module) -> Tensor:
-    """What the quantizers ask to be added to the loss (PACT's L2 of its clipping levels, AdaRound's); 0 if nothing."""
+    """Sum of the quantizers' own terms of the loss, such as PACT's L2 penalty of its clipping levels; 0 without any."""
     found = quantizers.penalty(module)
     if found is not None:
         return found
+    # A tensor on the model's device, so that loops need no special case.
     anchor = next(module.parameters(), None)
     return torch.zeros((), device=None if anchor is None else anchor.device)

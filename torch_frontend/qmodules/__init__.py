@@ -1,13 +1,13 @@
-"""Quantized modules: what torch's modules, functions and methods are to quantization, and what takes their place.
+"""Quantized modules: the operators behind torch's modules, functions and methods, and the classes that replace them.
 
 ops        the operators
 registry   modules, functions and methods -> operators; `@register_qmodule`
-torch_ops  torch's own, as tables
+torch_ops  tables of torch's own modules, functions and methods
 layers     layers whose weight is quantized
 calls      functions and methods as modules
 """
 
-from torch_frontend.qmodules import torch_ops as _torch_ops  # enters torch's own
+from torch_frontend.qmodules import torch_ops as _torch_ops  # fills the registry
 from torch_frontend.qmodules.calls import Add, Call, Cat, MatMul, Mul
 from torch_frontend.qmodules.layers import WeightQuantized, convertible, shallow, swapped
 from torch_frontend.qmodules.ops import OPS, Op

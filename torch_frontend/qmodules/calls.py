@@ -1,4 +1,4 @@
-"""Function and method calls as modules: they get a name, and models that cannot be traced can use them by hand."""
+"""Function and method calls as modules, which have a name; models that cannot be traced use them by hand."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ class Call(nn.Module):
         self.target = target
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function or method gives for these arguments."""
+        """Result of the function or method for these arguments."""
+        # Tensor methods by name: their self is the first argument, as in a graph.
         if isinstance(self.target, str):
             return getattr(args[0], self.target)(*args[1:], **kwargs)
         return self.target(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Functions by where they are found: torch makes some that pickle cannot name."""
-        return {**self.__dict__, "target": _reference(self.target)}
+        """The state with the function as (module, name), where it has one."""
+        # torch makes some functions that pickle cannot name.
+        return {**self.__dict__, "target": _find_reference(self.target)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         held = state["target"]
@@ -32,11 +34,13 @@ class Call(nn.Module):
         super().__setstate__({**state, "target": found})
 
     def extra_repr(self) -> str:
-        """The call's target."""
+        """The method as `.name`, or the function's name."""
         return f".{self.target}" if isinstance(self.target, str) else getattr(self.target, "__name__", "?")
 
 
-def _reference(target: Any) -> Any:
+def _find_reference(target: Any) -> Any:
+    """(module, name) of a function; the target itself if it is not found."""
+    # The modules whose functions the registry knows.
     for place in ("torch.nn.functional", "torch", "operator"):
         for name, value in vars(importlib.import_module(place)).items():
             if value is target:
@@ -45,7 +49,7 @@ def _reference(target: Any) -> Any:
 
 
 class Add(nn.Module):
-    """input + other, as a module: quantizable also where a model cannot be traced."""
+    """input + other as a module, which is quantized also in models that cannot be traced."""
 
     def forward(self, input: Tensor, other: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """The sum."""
@@ -69,12 +73,12 @@ class MatMul(nn.Module):
 
 
 class Cat(nn.Module):
-    """torch.cat as a module; dim is said once."""
+    """torch.cat along `dim` as a module."""
 
     def __init__(self, dim: int = 1) -> None:
         super().__init__()
         self.dim = dim
 
     def forward(self, tensors: list[Tensor]) -> Tensor:
-        """The tensors one behind the other."""
+        """The concatenated tensors."""
         return torch.cat(tensors, self.dim)

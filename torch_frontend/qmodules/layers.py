@@ -1,4 +1,4 @@
-"""Layers with a weight: their class is changed, their Parameters stay the very same objects."""
+"""Layers with a quantized weight: a layer's class is changed, its Parameters stay the same objects."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from torch_frontend.qmodules.registry import of_module, register_qmodule
 
 
 class WeightQuantized(nn.Module):
-    """A layer that reads its weight through `weight_quantizer`, a child; without one it is the float layer."""
+    """A layer that reads its weight through its child `weight_quantizer`; without one it is the float layer."""
 
     weight: Tensor
 
     def quantized_weight(self) -> Tensor:
-        """The weight as the layer uses it."""
+        """The weight that forward uses."""
+        # _modules, not getattr: nn.Module raises AttributeError for a missing child.
         quantizer = self._modules.get("weight_quantizer")
         return self.weight if quantizer is None else quantizer(self.weight)
 
@@ -50,8 +51,10 @@ class QConv3d(WeightQuantized, nn.Conv3d):
         return self._conv_forward(input, self.quantized_weight(), self.bias)
 
 
-def _transposed(layer: Any, compute: Any, x: Tensor, output_size: list[int] | None) -> Tensor:
+def _convolve_transposed(layer: Any, compute: Any, x: Tensor, output_size: list[int] | None) -> Tensor:
+    """Forward of torch's transposed convolutions with a quantized weight. compute: functional.conv_transposeNd."""
     dims = len(layer.kernel_size)
+    # torch chooses among the output sizes that fit by padding; its own helper keeps the rules in one place.
     extra = layer._output_padding(x, output_size, layer.stride, layer.padding, layer.kernel_size, dims, layer.dilation)
     weight = layer.quantized_weight()
     result: Tensor = compute(x, weight, layer.bias, layer.stride, layer.padding, extra, layer.groups, layer.dilation)
@@ -64,7 +67,7 @@ class QConvTranspose1d(WeightQuantized, nn.ConvTranspose1d):
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002 - torch's name
         """As nn.ConvTranspose1d."""
-        return _transposed(self, functional.conv_transpose1d, input, output_size)
+        return _convolve_transposed(self, functional.conv_transpose1d, input, output_size)
 
 
 @register_qmodule(nn.ConvTranspose2d, op="conv_transpose")
@@ -73,7 +76,7 @@ class QConvTranspose2d(WeightQuantized, nn.ConvTranspose2d):
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002 - torch's name
         """As nn.ConvTranspose2d."""
-        return _transposed(self, functional.conv_transpose2d, input, output_size)
+        return _convolve_transposed(self, functional.conv_transpose2d, input, output_size)
 
 
 @register_qmodule(nn.ConvTranspose3d, op="conv_transpose")
@@ -82,7 +85,7 @@ class QConvTranspose3d(WeightQuantized, nn.ConvTranspose3d):
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002 - torch's name
         """As nn.ConvTranspose3d."""
-        return _transposed(self, functional.conv_transpose3d, input, output_size)
+        return _convolve_transposed(self, functional.conv_transpose3d, input, output_size)
 
 
 @register_qmodule(nn.Linear, op="linear")
@@ -96,7 +99,7 @@ class QLinear(WeightQuantized, nn.Linear):
 
 @register_qmodule(nn.modules.linear.NonDynamicallyQuantizableLinear, op="linear")
 class QProjection(QLinear, nn.modules.linear.NonDynamicallyQuantizableLinear):
-    """The last Linear of nn.MultiheadAttention, which has a class of its own."""
+    """The output projection of nn.MultiheadAttention, a Linear with a class of its own."""
 
 
 @register_qmodule(nn.Bilinear, op="bilinear")
@@ -110,10 +113,11 @@ class QBilinear(WeightQuantized, nn.Bilinear):
 
 @register_qmodule(nn.Embedding, op="embedding")
 class QEmbedding(WeightQuantized, nn.Embedding):
-    """Embedding with a quantized table; one with max_norm writes into its table and is not converted."""
+    """Embedding with a quantized table; one with max_norm is not converted."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """As nn.Embedding."""
+        # None: max_norm, which convertible() refuses. False: the quantizer's backward takes no sparse gradients.
         return functional.embedding(
             input, self.quantized_weight(), self.padding_idx, None, self.norm_type, self.scale_grad_by_freq, False
         )
@@ -124,6 +128,7 @@ def swapped(module: nn.Module) -> nn.Module:
 
     Raises ModelError for a layer without a quantized class.
     """
+    # Changing the class of a copy keeps parameters, buffers, hooks and names, whatever the constructor would need.
     found = of_module(module)
     if found is None or found.qmodule is None:
         raise ModelError(
@@ -135,18 +140,20 @@ def swapped(module: nn.Module) -> nn.Module:
 
 
 def shallow(module: nn.Module) -> nn.Module:
-    """A copy that shares tensors, but not the tables that hold them and the hooks."""
+    """A copy that shares tensors and children, with tables of its own for parameters, buffers, children and hooks."""
     made = copy.copy(module)
     for name, table in module.__dict__.items():
+        # Shared tables would let a quantizer added here appear in the user's model.
         if name in ("_parameters", "_buffers", "_modules") or name.endswith("_hooks") or "_hooks_" in name:
             made.__dict__[name] = copy.copy(table)
     return made
 
 
 def convertible(module: nn.Module) -> str | None:
-    """Why a layer with a quantized class cannot take it, or None."""
+    """Reason why a layer cannot take its quantized class, or None."""
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return "max_norm writes into the table at every call"
+    # weight_norm and prune of torch.nn.utils keep weight_g and weight_orig; parametrizations leave no "weight".
     if any(hasattr(module, name) for name in ("weight_g", "weight_orig")) or "weight" not in module._parameters:
         return "its weight is computed (parametrized, weight-normed or lazy)"
     return None

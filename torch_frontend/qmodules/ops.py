@@ -1,4 +1,4 @@
-"""What operators are to quantization, whatever module, function or method says them."""
+"""The operators that quantization knows, whichever module, function or method calls them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class Op:
     """One operator.
 
-    name: what `torch.multi_input` and rules call it. onnx: what it becomes, so that rules written for ONNX hold too.
-    data: arguments that carry activations, by name. weight: the argument or attribute that holds the weight, with its
-    output-channel axis and the axis blocks run along. channel: the axis of activations that it takes as channels.
-    moves: it hands values on as they are, all or some of them, so that they stay on their levels.
-    refused: why it stays float, and what to do, where it computes enough to matter.
+    name: its name in `torch.multi_input` and rules. onnx: op types it becomes, so that rules written for ONNX hold too.
+    data: names of the arguments that carry activations. weight: the argument or attribute with the weight;
+    weight_axis: its output-channel axis; block_axis: the axis of blocks. channel: the channel axis of activations.
+    moves: results are values of the input, all or some, so that they need no quantization of their own.
+    refused: (reason, fix) where it always stays float and computes enough to matter.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Op:
 
 
 _PAIR = ("input", "other")
+# The state inside torch's recurrent layers is out of reach of a quantizer.
 _RECURRENT = ("a recurrent layer keeps its state inside: it stays float", "unroll it from Linear layers to quantize it")
 
 OPS: tuple[Op, ...] = (
@@ -35,7 +36,9 @@ OPS: tuple[Op, ...] = (
     Op(name="conv_transpose", onnx=("ConvTranspose",), weight="weight", weight_axis=1, block_axis=0),
     Op(name="linear", onnx=("Gemm", "MatMul"), weight="weight", channel=-1),
     Op(name="bilinear", onnx=("Einsum",), data=("input1", "input2"), weight="weight", channel=-1),
+    # Its input are indices, which are no activations.
     Op(name="embedding", onnx=("Gather",), data=(), weight="weight"),
+    # The weight is an operand only where that is a parameter; its axes are counted from the end for batched products.
     Op(name="matmul", onnx=("MatMul",), data=_PAIR, weight_axis=-1, block_axis=-2, channel=-1),
     Op(name="attention", onnx=("Attention", "MatMul"), data=("query", "key", "value"), channel=-1),
     Op(name="add", onnx=("Add",), data=_PAIR),
@@ -46,6 +49,7 @@ OPS: tuple[Op, ...] = (
     Op(name="stack", onnx=("Concat",), data=("tensors",), moves=True),
     Op(name="where", onnx=("Where",), data=_PAIR, moves=True),
     Op(name="masked_fill", onnx=("Where",)),
+    # Activations.
     Op(name="relu", onnx=("Relu",)),
     Op(name="relu6", onnx=("Clip",)),
     Op(name="clamp", onnx=("Clip",)),
@@ -63,6 +67,7 @@ OPS: tuple[Op, ...] = (
     Op(name="softmax", onnx=("Softmax",)),
     Op(name="log_softmax", onnx=("LogSoftmax",)),
     Op(name="glu", onnx=("Mul",)),
+    # Normalizations and reductions.
     Op(name="batch_norm", onnx=("BatchNormalization",)),
     Op(name="group_norm", onnx=("GroupNormalization",)),
     Op(name="instance_norm", onnx=("InstanceNormalization",)),
@@ -75,6 +80,7 @@ OPS: tuple[Op, ...] = (
     Op(name="mean", onnx=("ReduceMean",)),
     Op(name="sum", onnx=("ReduceSum",)),
     Op(name="interpolate", onnx=("Resize",)),
+    # Data movement.
     Op(name="pad", onnx=("Pad",), moves=True),
     Op(name="split", onnx=("Split",), moves=True),
     Op(name="slice", onnx=("Slice", "Gather"), moves=True),
@@ -83,7 +89,7 @@ OPS: tuple[Op, ...] = (
     Op(name="expand", onnx=("Expand", "Tile"), moves=True),
     Op(name="identity", onnx=("Identity", "Dropout"), moves=True),
     Op(name="cast", onnx=("Cast",)),
-    # Known, and left as they are.
+    # All functions that are known and stay float.
     Op(name="float"),
     Op(name="lstm", onnx=("LSTM",), refused=_RECURRENT),
     Op(name="gru", onnx=("GRU",), refused=_RECURRENT),

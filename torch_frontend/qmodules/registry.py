@@ -1,4 +1,4 @@
-"""Which module, function or method is which operator, and what takes its place; users add their own."""
+"""Registry of modules, functions and tensor methods: their operator and their quantized class; users add their own."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from onnxq.nearest import did_you_mean
 from torch_frontend.qmodules.ops import BY_NAME, Op
 
 _Made = TypeVar("_Made", bound=type[nn.Module])
-# A module class, a function, or a method of tensors by name.
+# A module class, a function, or the name of a tensor method.
 Target = type[nn.Module] | Callable[..., Any] | str
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """op: the operator. params: its arguments in order, by name. data: those that carry activations.
+    """The registration of one module class, function or method.
 
-    qmodule: what takes its place; for a module class a subclass of it, for functions and methods a `Call`.
+    op: the operator. params: names of its arguments in order. data: those that carry activations.
+    qmodule: the class that replaces it; for a module class a subclass of it, for functions and methods a `Call`.
     """
 
     op: Op
@@ -30,21 +31,23 @@ class Entry:
     qmodule: type[nn.Module] | None = None
 
 
+# Keys are classes and functions themselves: names would confuse users' functions with torch's.
 _MODULES: dict[type[nn.Module], Entry] = {}
 _FUNCTIONS: dict[Any, Entry] = {}
 _METHODS: dict[str, Entry] = {}
 
 
 def entry(op: str | Op, params: tuple[str, ...] = (), qmodule: type[nn.Module] | None = None) -> Entry:
-    """An Entry whose data arguments are the operator's, or where it names them otherwise its first ones."""
-    known = op if isinstance(op, Op) else _op(op)
+    """An Entry; its data arguments are those of the operator, or the first ones where `params` has other names."""
+    known = op if isinstance(op, Op) else _find_op(op)
     params = params or known.data or ("input",)
+    # Functions such as torch.mm call their operands otherwise, in the same order.
     data = known.data if all(name in params for name in known.data) else params[: len(known.data)]
     return Entry(known, params, data, qmodule)
 
 
 def put(target: Target, made: Entry) -> None:
-    """Enter a target; what was there before goes."""
+    """Register a target; replaces an earlier registration."""
     if isinstance(target, str):
         _METHODS[target] = made
     elif isinstance(target, type) and issubclass(target, nn.Module):
@@ -54,12 +57,12 @@ def put(target: Target, made: Entry) -> None:
 
 
 def register_qmodule(*targets: Target, op: str | Op, params: tuple[str, ...] = ()) -> Callable[[_Made], _Made]:
-    """Class decorator: the class takes the place of these modules, functions or tensor methods (given by name).
+    """Class decorator: the class replaces these modules, functions or tensor methods (given by name).
 
-    For a module class it must be a subclass of it: modules are converted by changing their class, so that parameters,
-    hooks and names stay. A layer whose operator has a weight inherits from `WeightQuantized`. For functions and
-    methods it must be a subclass of `Call`. op: an operator's name, or an `Op` of your own. params: the call's
-    arguments in order, where they are not those of the operator.
+    For a module class it must be a subclass of it: modules are converted by changing their class, which keeps
+    parameters, hooks and names. A layer whose operator has a weight inherits from `WeightQuantized`. For functions and
+    methods it must be a subclass of `Call`. op: an operator's name, or an `Op` of your own. params: names of the call's
+    arguments in order, where they differ from the operator's.
 
         @register_qmodule(my_swish, op="silu")
         class QSwish(Call): ...
@@ -81,17 +84,18 @@ def register_qmodule(*targets: Target, op: str | Op, params: tuple[str, ...] = (
 
 
 def of_module(module: nn.Module) -> Entry | None:
-    """The entry of a module by its exact class: a subclass may compute something else."""
+    """The entry of a module's class, or None."""
+    # The exact class: a subclass may compute something else.
     return _MODULES.get(type(module))
 
 
 def of_qmodule(module: nn.Module) -> Entry | None:
-    """The entry whose quantized class the module has."""
+    """The entry whose quantized class the module has, or None."""
     return next((found for found in _MODULES.values() if found.qmodule is type(module)), None)
 
 
 def of_function(function: Any) -> Entry | None:
-    """The entry of a function."""
+    """The entry of a function, or None."""
     try:
         return _FUNCTIONS.get(function)
     except TypeError:  # not hashable
@@ -99,17 +103,17 @@ def of_function(function: Any) -> Entry | None:
 
 
 def of_method(name: str) -> Entry | None:
-    """The entry of a tensor method."""
+    """The entry of a tensor method, or None."""
     return _METHODS.get(name)
 
 
 def op_names() -> tuple[str, ...]:
-    """All operators that rules and `multi_input` may name."""
+    """Names of all operators, for rules and `multi_input`; sorted."""
     own = {e.op.name for table in (_MODULES, _FUNCTIONS, _METHODS) for e in table.values()}
     return tuple(sorted(own | set(BY_NAME)))
 
 
-def _op(name: str) -> Op:
+def _find_op(name: str) -> Op:
     if name not in BY_NAME:
         raise ConfigError(f"operator {name!r}", "is not known", did_you_mean(name, BY_NAME), code="Q309")
     return BY_NAME[name]

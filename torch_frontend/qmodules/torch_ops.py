@@ -1,4 +1,4 @@
-"""torch's own modules, functions and tensor methods by operator: tables, entered when this module is imported."""
+"""Tables of torch's own modules, functions and tensor methods by operator, registered when this module is imported."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional
 
 from torch_frontend.qmodules.calls import Add, Cat, MatMul, Mul
-from torch_frontend.qmodules.registry import Target, entry, of_function, of_method, put
+from torch_frontend.qmodules.registry import entry, of_function, of_method, put
 
 F: Any = functional
 _WEIGHT = ("input", "weight", "bias")
 _X = ("input",)
 
-# operator -> module classes without a weight; those with one are in layers.
+# operator -> module classes without a weight; those with one are registered in `layers`.
 MODULES: dict[str, tuple[type[nn.Module], ...]] = {
     "add": (Add,),
     "mul": (Mul,),
@@ -49,6 +49,7 @@ MODULES: dict[str, tuple[type[nn.Module], ...]] = {
     "max_pool": (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
     "adaptive_max_pool": (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
     "interpolate": (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d),
+    # The operator copies values into a larger tensor, constants included.
     "pad": (
         nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d,
         nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d,
@@ -57,6 +58,7 @@ MODULES: dict[str, tuple[type[nn.Module], ...]] = {
     "reshape": (nn.Flatten, nn.Unflatten),
     "transpose": (nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle),
     "identity": (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
+    # Known, so that they are named in graphs and reports, and never quantized.
     "float": (nn.LocalResponseNorm, nn.Softsign, nn.LogSigmoid, nn.Hardshrink, nn.Softshrink, nn.Tanhshrink,
               nn.Threshold, nn.Softmin, nn.CosineSimilarity, nn.PairwiseDistance, nn.Unfold, nn.Fold),
     "lstm": (nn.LSTM, nn.LSTMCell),
@@ -65,7 +67,8 @@ MODULES: dict[str, tuple[type[nn.Module], ...]] = {
     "multihead_attention": (nn.MultiheadAttention,),
 }  # fmt: skip
 
-# operator -> (functions, names of their first arguments where they are not `input`, `other`)
+# (operator, functions, names of their first arguments where they are not the operator's data arguments).
+# An operator has several rows where torch names the arguments differently.
 FUNCTIONS: tuple[tuple[str, tuple[Any, ...], tuple[str, ...]], ...] = (
     ("conv", (F.conv1d, F.conv2d, F.conv3d), _WEIGHT),
     ("conv_transpose", (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), _WEIGHT),
@@ -136,6 +139,7 @@ FUNCTIONS: tuple[tuple[str, tuple[Any, ...], tuple[str, ...]], ...] = (
     ), _X),
 )  # fmt: skip
 
+# (operator, names of tensor methods, names of self and the first arguments where they are not the operator's).
 METHODS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("matmul", ("matmul", "mm", "bmm", "__matmul__"), ("input", "other")),
     ("add", ("add", "__add__", "__radd__", "__iadd__"), ()),
@@ -170,27 +174,25 @@ METHODS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
-def _enter() -> None:
+def _register_all() -> None:
     for op, classes in MODULES.items():
+        # Cat's forward takes a list, like torch.cat.
         params = ("tensors",) if op == "cat" else ()
         for cls in classes:
-            _once(cls, False, op, params)
+            put(cls, entry(op, params))
     for op, functions, params in FUNCTIONS:
         for function in functions:
-            _once(function, of_function(function) is not None, op, params)
+            # Several names in torch are one function; the first row that names it counts.
+            if of_function(function) is None:
+                put(function, entry(op, params))
     for op, names, params in METHODS:
         for name in names:
-            _once(name, of_method(name) is not None, op, params)
+            if of_method(name) is None:
+                put(name, entry(op, params))
 
 
-def _once(target: Target, known: bool, op: str, params: tuple[str, ...]) -> None:
-    """Several names in torch are one function; the first line that names it holds."""
-    if not known:
-        put(target, entry(op, params))
-
-
-_enter()
-# `+=` and its like on tensors go through the plain methods.
+_register_all()
+# In-place methods: tracing makes them out of place, so both are one operator.
 for _name in ("add", "sub", "mul", "div", "relu", "sigmoid", "tanh", "clamp"):
     _plain = of_method(_name)
     if _plain is not None:

@@ -1,7 +1,7 @@
-"""QuantModel and what it is made of.
+"""QuantModel, a quantized and trainable copy of a float module.
 
 model      the class: lifecycle and switches
-state      which step may follow which
+state      the states, and the steps allowed in each
 build      trace, simplify, convert, place, attach
 places     where each target wants pairs
 units      what could be quantized; draft: what is; attach: carries it out

@@ -1,7 +1,7 @@
-"""Batch norms tuned to quantized inputs, then folded: their statistics are those of what quantized layers give.
+"""Batch norms tuned to the outputs of quantized layers, then folded.
 
 Folding y = f (Wx) + … multiplies each output channel of W by f, and so its scale by |f|: the integers stay the same
-(with their sign turned where f < 0), which only one scale a channel can say.
+(with the opposite sign where f < 0), which takes one scale per channel.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Pair = tuple[str, str]  # layer, batch norm
 
 
 def behind_layers(model: nn.Module) -> list[Pair]:
-    """(layer, batch norm) where a batch norm alone reads a layer's result, each called once.
+    """(layer, batch norm) paths where a batch norm alone reads a layer's result, each called once.
 
-    Raises PlanError for a model that was not traced, whose connections are not known.
+    Raises PlanError for a model that was not traced, since its connections are unknown.
     """
     if not isinstance(model, fx.GraphModule):
         raise PlanError(
@@ -53,7 +53,7 @@ def behind_layers(model: nn.Module) -> list[Pair]:
 
 
 def _through(model: fx.GraphModule, node: Any) -> fx.Node | None:
-    """The layer's call behind quantizers that are off for good."""
+    """The call that makes a value, seen through quantizers that are off for good; None behind an active one."""
     while isinstance(node, fx.Node) and node.op == "call_module" and len(node.users) == 1:
         module = model.get_submodule(str(node.target))
         if not isinstance(module, Quantizer):
@@ -65,7 +65,7 @@ def _through(model: fx.GraphModule, node: Any) -> fx.Node | None:
 
 
 def check(model: nn.Module, pairs: list[Pair]) -> None:
-    """Raise PlanError where there is nothing to tune or weights that cannot take a factor a channel."""
+    """Raise PlanError if there is no batch norm, or a weight that cannot take one factor per channel."""
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise PlanError(
             "batchnorm_tuning()", "the model has no batch norm left", "write `torch: {fuse_bn: false}`", code="Q410"
@@ -81,6 +81,7 @@ def check(model: nn.Module, pairs: list[Pair]) -> None:
                 "write `weights: {granularity: channel}`",
                 code="Q410",
             )
+        # A quantizer that bakes (DoReFa, AdaRound) does more than divide by a scale.
         if type(quantizer).bake is not Quantizer.bake:
             raise PlanError(
                 path,
@@ -92,14 +93,14 @@ def check(model: nn.Module, pairs: list[Pair]) -> None:
 
 @contextmanager
 def tuning(model: nn.Module) -> Iterator[None]:
-    """Batch norms alone learn, as the plain mean over the batches run inside; everything else is in eval mode."""
+    """Run a block in which batch norms average the statistics of its batches; everything else is in eval mode."""
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     modes = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
     model.eval()
     for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None
+        norm.reset_running_stats()  # the float model's statistics must not count
+        norm.momentum = None  # for torch: the plain mean over all batches
         norm.train()
     try:
         with torch.no_grad():
@@ -112,7 +113,7 @@ def tuning(model: nn.Module) -> Iterator[None]:
 
 
 def fold(model: nn.Module, pairs: list[Pair]) -> list[Decision]:
-    """Fold the tuned batch norms; scales follow their layers' weights."""
+    """Fold the tuned batch norms into their layers; scales are multiplied with the weights."""
     assert isinstance(model, fx.GraphModule)
     done = []
     for path, norm_path in pairs:
@@ -137,6 +138,7 @@ def fold(model: nn.Module, pairs: list[Pair]) -> list[Decision]:
 def _scaled(quantizer: Quantizer, factor: Any) -> QParams:
     held = quantizer.qparams()
     spec = quantizer.spec
+    # w -> f w keeps the integers up to their sign; an asymmetric range is mirrored by q -> qmin + qmax - q.
     scale = np.maximum(held.scale * np.abs(factor), scale_floor(spec)).astype(np.float32)
     turned = spec.qmin + spec.qmax - held.zero_point if not spec.symmetric else held.zero_point
     zero = np.where(factor < 0, turned, held.zero_point).astype(np.int32)

@@ -1,4 +1,4 @@
-"""From batches to numbers: observers watch the user's own forward passes; `asym` then walks them once more."""
+"""Calibration: quantizers observe the user's own forward passes; `asym` then runs the batches once more."""
 
 from __future__ import annotations
 
@@ -15,43 +15,45 @@ from onnxq.spec import PerTensor
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quant_model.follower import Follower
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import bound, evaluating
+from torch_frontend.tracing import bound, evaluating, find_module, read_attribute, run_call
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def start(quantizers: Iterable[Quantizer]) -> None:
-    """Activations observe and do not quantize; weights are looked at when numbers are made."""
+    """Let activations observe, and switch all quantization off; weights are observed in `weights`."""
     for quantizer in quantizers:
         quantizer.observing = quantizer.role is not Role.WEIGHT and quantizer.disabled_reason is None
         quantizer.enabled = False
 
 
 def stop(quantizers: Iterable[Quantizer]) -> None:
-    """Nothing observes any more."""
+    """Stop observing."""
     for quantizer in quantizers:
         quantizer.observing = False
 
 
 def weights(quantizers: Iterable[Quantizer], tensors: Mapping[str, Tensor]) -> None:
-    """Numbers of all weights. tensors: site -> weight."""
+    """Calibrate all weights. tensors: site -> weight."""
     with torch.no_grad():
         for quantizer in quantizers:
+            # Observed again at every calibration: training moves weights.
             quantizer.observe(tensors[quantizer.site])
             quantizer.calc_qparams()
 
 
 def activations(quantizers: Iterable[Quantizer]) -> None:
-    """Numbers of all activations. Raises CalibrationError that lists the sites no batch reached."""
+    """Calibrate all activations. Raises CalibrationError that lists the sites no batch reached."""
     missing = []
     for quantizer in quantizers:
+        # A follower has its leader's qparams.
         if isinstance(quantizer, Follower) or quantizer.disabled_reason is not None:
             continue
         try:
             quantizer.calc_qparams()
             keep_bound(quantizer)
         except CalibrationError as error:
-            if error.code != "Q502":
+            if error.code != "Q502":  # nothing was seen; such sites are reported together
                 raise
             missing.append(quantizer.site)
     if missing:
@@ -61,10 +63,11 @@ def activations(quantizers: Iterable[Quantizer]) -> None:
 
 
 def keep_bound(quantizer: Quantizer) -> None:
-    """Lower a scale by the last bit where its top level would lie beyond what the activation in front promises.
+    """Lower a scale by its last bit if a value it represents lies outside the bound of the activation in front.
 
-    ONNX Runtime drops a Clip only when every level lies inside it.
+    ONNX Runtime drops a Clip only if all values that the scale represents lie inside it.
     """
+    # (lowest, highest) of a fused Clip, set by `attach`; quantizers made by hand have none.
     bound = getattr(quantizer, "bound", (None, None))
     if bound == (None, None) or not quantizer.calibrated:
         return
@@ -77,7 +80,7 @@ def keep_bound(quantizer: Quantizer) -> None:
 
 
 def check_numbers(quantizers: Iterable[Quantizer]) -> None:
-    """Raise CalibrationError naming every active site without usable numbers: none, NaN, inf, no scale above 0."""
+    """Raise CalibrationError naming the sites without legal qparams: none, NaN, inf, or a scale not above 0."""
     wrong: list[OnnxqError] = []
     for quantizer in quantizers:
         if quantizer.disabled_reason is None:
@@ -94,7 +97,7 @@ def check_numbers(quantizers: Iterable[Quantizer]) -> None:
 
 
 def copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
-    """A batch as it was given, on the host."""
+    """A copy of a batch on the host, which its owner may then change."""
 
     def keep(value: Any) -> Any:
         return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
@@ -104,10 +107,10 @@ def copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
 
 
 class Walk:
-    """Every call of the graph, once, over all batches: each quantizer observes what its quantized predecessors give.
+    """One pass over the calls of a graph, all batches at each call: quantizers observe outputs of quantized calls.
 
-    Weights have their numbers before. weights, activations: which kinds count as quantized on the way. A site that
-    shares its numbers with others keeps those from the float pass: it has no predecessors of its own.
+    Weights are calibrated before. weights, activations: whether they are quantized on the way. A site that shares its
+    qparams with others keeps those of the float pass, since the others are not calibrated yet when it is reached.
     """
 
     def __init__(self, model: fx.GraphModule, *, weights: bool, activations: bool) -> None:
@@ -119,11 +122,11 @@ class Walk:
             quantizer.enabled = weights if quantizer.role is Role.WEIGHT else False
 
     def run(self, batches: Sequence[Batch]) -> None:
-        """Walk. Values are freed behind their last reader."""
+        """Calibrate the activations of the graph on these batches."""
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         inputs = [iter(bound(self.model.graph, *batch)) for batch in batches]
         values: dict[fx.Node, list[Any]] = {}
-        left = {node: len(node.users) for node in self.model.graph.nodes}
+        left = {node: len(node.users) for node in self.model.graph.nodes}  # readers to come; at 0 the value is freed
         with evaluating(self.model):
             for node in self.model.graph.nodes:
                 if node.op == "placeholder":
@@ -131,30 +134,27 @@ class Walk:
                 elif node.op == "output":
                     break
                 else:
-                    values[node] = self._node(node, values, len(batches))
+                    values[node] = self._run_node(node, values, len(batches))
                 for source in node.all_input_nodes:
                     left[source] -= 1
                     if left[source] == 0:
                         del values[source]
 
-    def _node(self, node: fx.Node, values: Mapping[fx.Node, list[Any]], count: int) -> list[Any]:
+    def _run_node(self, node: fx.Node, values: Mapping[fx.Node, list[Any]], count: int) -> list[Any]:
+        """The node's result for each batch; quantizers are calibrated first."""
         if node.op == "get_attr":
-            owner, _, leaf = str(node.target).rpartition(".")
-            return [getattr(self.model.get_submodule(owner), leaf)] * count
+            return [read_attribute(self.model, str(node.target))] * count
         arguments = [
             (fx.map_arg(node.args, lambda n, k=k: values[n][k]), fx.map_arg(node.kwargs, lambda n, k=k: values[n][k]))
             for k in range(count)
         ]
-        if node.op == "call_module":
-            module = self.model.get_submodule(str(node.target))
-            self._calibrate(module, arguments)
-            return [module(*args, **kwargs) for args, kwargs in arguments]
-        if node.op == "call_method":
-            return [getattr(args[0], str(node.target))(*args[1:], **kwargs) for args, kwargs in arguments]
-        return [node.target(*args, **kwargs) for args, kwargs in arguments]  # type: ignore[operator]
+        if (module := find_module(self.model, node)) is not None:
+            self._calibrate_module(module, arguments)
+        return [run_call(self.model, node, args, kwargs) for args, kwargs in arguments]
 
-    def _calibrate(self, module: nn.Module, arguments: list[Any]) -> None:
-        """Numbers of a quantizer, or of those inside a module that was not traced, from what comes in."""
+    def _calibrate_module(self, module: nn.Module, arguments: list[Any]) -> None:
+        """Calibrate a quantizer, or those inside a module that was not traced, on these arguments."""
+        # A traced layer has its inputs' quantizers in front of it, as calls of their own.
         if isinstance(module, WeightQuantized) and "input_quantizers" not in module._modules:
             return
         inside = [q for q in module.modules() if isinstance(q, Quantizer) and q.role is not Role.WEIGHT]

@@ -9,10 +9,11 @@ from torch_frontend.quantizers import Quantizer
 
 
 def mermaid(model: nn.Module) -> str:
-    """`graph TD` text: layers as boxes, quantizers as rounded boxes with bits and scheme, dashed where off for good."""
+    """`graph TD` text: layers as boxes; quantizers as rounded boxes with bits and scheme, dashed if off for good."""
     if not isinstance(model, fx.GraphModule):
         return _listed(model)
     lines, ids = ["graph TD"], {}
+    # Positions as ids: names hold characters that Mermaid does not take in ids.
     for k, node in enumerate(model.graph.nodes):
         ids[node] = f"n{k}"
         lines.append(f"  {ids[node]}{_box(model, node)}")
@@ -56,11 +57,12 @@ def _spec(module: Quantizer) -> str:
 
 
 def _text(value: object) -> str:
+    # Labels stand in double quotes.
     return str(value).replace('"', "'")
 
 
 def _listed(model: nn.Module) -> str:
-    """Without a graph: the layers with quantizers, in a row."""
+    """The diagram of a model without a graph: its layers with quantizers, without edges."""
     lines = ["graph TD"]
     for k, (name, module) in enumerate(model.named_modules()):
         inner = module._modules.get("weight_quantizer")

@@ -1,10 +1,10 @@
-"""QuantModel: a float module made quantized and trainable, calibrated, measured, frozen and handed on."""
+"""QuantModel: a quantized, trainable copy of a float module, from calibration to export."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,21 @@ from torch_frontend.quant_model.draft import Decision
 from torch_frontend.quant_model.mermaid import mermaid
 from torch_frontend.quant_model.state import State, check_step
 from torch_frontend.quant_model.weights import weights_of
-from torch_frontend.quantizers import Quantizer
+from torch_frontend.quantizers import DisabledBy, Quantizer
 from torch_frontend.tracing import is_float, look, looked_at
 
 
 class QuantModel(nn.Module):
     """A quantized, trainable copy of a float module.
 
-    model: the float module; it is left as it is. config: as for the engine: a preset's name, a YAML file, a mapping of
+    model: the float module; it does not change. config: as for the engine: a preset's name, a YAML file, a mapping of
     keys, or a Config; the section `torch` is for this class. example_inputs: one batch (a tensor, a tuple, or a
-    mapping by name), from which shapes and types are read. target: "ort", "trt" or "virtual" in place of the
+    mapping by name), from which shapes and types are read. target: "ort", "trt" or "virtual", in place of the
     configuration's. copy=False: train the given module's own Parameters instead of copies.
 
-    state: float, observing, calibrated, quantized, frozen or exported. refusals: what was to be quantized and
-    cannot be, and why. left_float: what stays float because int8 does not pay, or by a rule. decisions: what the passes
-    changed. quantizers: by site.
+    state: float, observing, calibrated, quantized, frozen or exported. refusals: sites that should be quantized and
+    cannot be, with reasons. left_float: sites that stay float because int8 does not pay, or by a rule. decisions:
+    changes made by the passes. quantizers: site -> quantizer.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class QuantModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config = _configured(config, target)
-        built = build(_copied(model) if copy else model, self.config, example_inputs)
+        built = build(deepcopy(model) if copy else model, self.config, example_inputs)
         self.model = built.model
         self.refusals: tuple[Refusal, ...] = built.refusals
         self.left_float: tuple[LeftFloat, ...] = built.left_float
@@ -55,14 +55,16 @@ class QuantModel(nn.Module):
         self.state = State.FLOAT
         self._paths = built.paths
         self._seen: list[calibrate.Batch] | None = None
+        # nn.Module starts in train mode; the copy has the mode of the given model.
         self.training = self.model.training
         switches.by_kind(self.quantizers, False, False)
 
-    # -- what it is made of ------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------------------
 
     @property
     def quantizers(self) -> dict[str, Quantizer]:
         """Site -> quantizer: activations in the order of the graph, then weights."""
+        # Looked up at every call: `reconstruct` replaces quantizers, copies and pickles have their own.
         found: dict[str, Quantizer] = {}
         for site, path in self._paths.items():
             module = self.model.get_submodule(path)
@@ -72,7 +74,7 @@ class QuantModel(nn.Module):
 
     @property
     def traced(self) -> bool:
-        """False when the model's forward could not be traced, and its layers were converted one by one."""
+        """False if the model's forward could not be traced and its layers were converted one by one."""
         return isinstance(self.model, fx.GraphModule)
 
     def weights(self) -> dict[str, Tensor]:
@@ -85,21 +87,21 @@ class QuantModel(nn.Module):
         return mermaid(self.model)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own forward, with what is switched on quantized."""
+        """The model's own forward, quantized where quantizers are on."""
         if self.state is State.OBSERVING:
-            self._observed(args, kwargs)
+            self._keep_batch(args, kwargs)
         return self.model(*args, **kwargs)
 
-    def _observed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _keep_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._seen is not None:
             self._seen.append(calibrate.copied(args, kwargs))
         if isinstance(self.model, fx.GraphModule) and not looked_at(self.model.graph):
             self._leave_integers(self.model, args, kwargs)
 
     def _leave_integers(self, model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Without an example, types show with the first batch: what holds no floats is not quantized."""
+        """Disable quantizers of integers, found with the first batch if there was no example."""
         quantizers = {path: self.quantizers[site] for site, path in self._paths.items()}
-        calibrate.stop(quantizers.values())
+        calibrate.stop(quantizers.values())  # this run only reads types; integers must reach no observer
         look(model, args, kwargs)
         for node in model.graph.nodes:
             quantizer = quantizers.get(str(node.target)) if node.op == "call_module" else None
@@ -111,9 +113,9 @@ class QuantModel(nn.Module):
     # -- lifecycle ---------------------------------------------------------------------------------------------
 
     def prepare_calibration(self, *, keep_inputs: bool = True) -> QuantModel:
-        """Observe: run batches through the model next, then `calc_qparams`.
+        """Start observing: run batches through the model next, then call `calc_qparams`.
 
-        keep_inputs: keep a copy of each batch in memory, which `calc_qparams(asym=True)` needs.
+        keep_inputs: keep a copy of each batch on the host, which `calc_qparams(asym=True)` needs.
         """
         check_step("prepare_calibration", self.state)
         calibrate.start(self.quantizers.values())
@@ -122,11 +124,11 @@ class QuantModel(nn.Module):
         return self
 
     def calc_qparams(self, asym: bool = False, w_quant: bool = True, a_quant: bool = True) -> QuantModel:
-        """Scales and zero points from what was observed; quantization is off afterwards.
+        """Compute scales and zero points from the observed batches; quantization is off afterwards.
 
-        asym: each activation is observed again on what its quantized predecessors give, in the order of the graph.
-        w_quant, a_quant: whether weights and activations count as quantized on the way there.
-        Raises CalibrationError naming the sites that saw no value, NaN or inf; PlanError out of turn.
+        asym: each activation is observed again behind quantized predecessors, in the order of the graph.
+        w_quant, a_quant: whether weights and activations of these predecessors are quantized.
+        Raises CalibrationError naming the sites that saw no value, NaN or inf; PlanError in another state.
         """
         check_step("calc_qparams", self.state)
         quantizers = self.quantizers
@@ -134,14 +136,14 @@ class QuantModel(nn.Module):
         calibrate.weights([q for q in quantizers.values() if q.role is Role.WEIGHT], self.weights())
         calibrate.activations(q for q in quantizers.values() if q.role is not Role.WEIGHT)
         if asym:
-            self._walk(w_quant, a_quant)
+            self._calibrate_again(w_quant, a_quant)
         switches.by_kind(quantizers, False, False)
         calibrate.check_numbers(quantizers.values())
-        self._seen = None
+        self._seen = None  # frees the batches
         self.state = State.CALIBRATED
         return self
 
-    def _walk(self, w_quant: bool, a_quant: bool) -> None:
+    def _calibrate_again(self, w_quant: bool, a_quant: bool) -> None:
         if not isinstance(self.model, fx.GraphModule):
             raise PlanError(
                 "calc_qparams(asym=True)", "the model was not traced", "make its forward traceable", code="Q409"
@@ -156,7 +158,7 @@ class QuantModel(nn.Module):
         calibrate.Walk(self.model, weights=w_quant, activations=a_quant).run(self._seen)
 
     def set_quant(self, weights: bool = True, activations: bool = True) -> QuantModel:
-        """Switch quantization on or off; what a pass or `disable` switched off stays off."""
+        """Switch quantization of weights and activations on or off; disabled sites stay off."""
         check_step("set_quant", self.state)
         switches.by_kind(self.quantizers, weights, activations)
         if self.state is State.CALIBRATED and (weights or activations):
@@ -164,7 +166,7 @@ class QuantModel(nn.Module):
         return self
 
     def init_qat(self) -> QuantModel:
-        """Everything on, in train mode, with numbers that learn where their quantizer learns them."""
+        """Switch all quantizers on and the model to train mode; learned scales and zero points are trained."""
         check_step("init_qat", self.state)
         calibrate.check_numbers(self.quantizers.values())
         switches.by_kind(self.quantizers, True, True)
@@ -173,45 +175,46 @@ class QuantModel(nn.Module):
         return self
 
     def freeze(self) -> QuantModel:
-        """Scales and zero points stay from here on; everything is on, in eval mode."""
+        """Fix scales and zero points; switch all quantizers on and the model to eval mode."""
         check_step("freeze", self.state)
         calibrate.check_numbers(self.quantizers.values())
         for quantizer in self.quantizers.values():
             quantizer.freeze()
         switches.by_kind(self.quantizers, True, True)
         self.eval()
+        # Freezing again changes nothing, so an exported model stays exported.
         if self.state is not State.EXPORTED:
             self.state = State.FROZEN
         return self
 
     def check(self) -> QuantModel:
-        """Raise CalibrationError naming the sites whose numbers are NaN, inf, not above 0 or not for the target.
+        """Raise CalibrationError naming the sites whose qparams are NaN, inf, not above 0 or not for the target.
 
-        It waits for the device: call it now and then while training, not at every step.
+        It waits for the device: call it from time to time in training, not at every step.
         """
         calibrate.check_numbers(self.quantizers.values())
         return self
 
     def begin_export(self) -> None:
-        """Raise PlanError before calibration, CalibrationError for numbers that cannot be exported."""
+        """Raise PlanError before calibration, CalibrationError for qparams that cannot be exported."""
         check_step("export", self.state)
         self.check()
 
     def mark_exported(self) -> None:
-        """The last step, after the file is written."""
+        """Set the last state, after the file is written."""
         self.state = State.EXPORTED
 
     # -- switches ----------------------------------------------------------------------------------------------
 
     def disable(self, pattern: str, reason: str = "") -> tuple[str, ...]:
-        """Leave the sites that match float, whatever the switches say; returns them."""
+        """Keep the matching sites float whatever the switches say; return them."""
         return tuple(q.site for q in switches.disable(self.quantizers, pattern, reason))
 
     def enable(self, pattern: str, *, force: bool = False) -> tuple[str, ...]:
-        """Undo `disable` for the sites that match; `force` also what a pass switched off. Returns them."""
+        """Undo `disable` for the matching sites, with `force` also decisions of passes; return them."""
         return tuple(q.site for q in switches.enable(self.quantizers, pattern, force=force))
 
-    # -- measuring and mending ---------------------------------------------------------------------------------
+    # -- measurement and batch norms ---------------------------------------------------------------------------
 
     def quantization_error(
         self, data: Any, metric: str | profile.Metric = "sqnr", mode: profile.Mode = "isolated"
@@ -219,8 +222,8 @@ class QuantModel(nn.Module):
         """Layer -> error of its output against the float model's, over all batches.
 
         data: a tensor, or an iterable of batches (tensors, tuples, mappings by name). metric: sqnr (dB), mse, cosine,
-        max_abs, or a function of two float64 arrays. mode: "isolated" feeds each layer what the float model feeds it,
-        quantized as its own inputs are; "cumulative" what the quantized model feeds it, and adds "output".
+        max_abs, or a function of two float64 arrays. mode: "isolated" gives each layer the float model's values,
+        quantized as its own inputs are; "cumulative" the quantized model's values, and adds "output".
         """
         check_step("quantization_error", self.state)
         profile.check_mode(mode)
@@ -230,7 +233,7 @@ class QuantModel(nn.Module):
 
     @contextmanager
     def batchnorm_tuning(self) -> Iterator[QuantModel]:
-        """Run batches inside: batch norms take the statistics of the quantized model; then they are folded.
+        """Run batches inside the block: batch norms take the quantized model's statistics, and are folded at its end.
 
         Raises PlanError for weights quantized per tensor, naming the layer, and for models without batch norms.
         """
@@ -246,21 +249,21 @@ class QuantModel(nn.Module):
     # -- state -------------------------------------------------------------------------------------------------
 
     def get_extra_state(self) -> dict[str, Any]:
-        """State and switches, which travel with the state dict."""
-        held = {site: [q.enabled, q.disabled_reason, q.frozen] for site, q in self.quantizers.items()}
+        """State and switches, for the state dict."""
+        # Plain values only: torch.load(weights_only=True) refuses enums.
+        held = {
+            site: [q.enabled, q.disabled_reason, q.disabled_by.value, q.frozen] for site, q in self.quantizers.items()
+        }
         return {"state": self.state.value, "switches": held}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take state and switches over."""
+        """Restore state and switches; sites that the state does not have keep theirs."""
         self.state = State(state["state"])
         for site, quantizer in self.quantizers.items():
             if site in state["switches"]:
-                quantizer.enabled, quantizer.disabled_reason, frozen = state["switches"][site]
+                quantizer.enabled, quantizer.disabled_reason, by, frozen = state["switches"][site]
+                quantizer.disabled_by = DisabledBy(by)
                 quantizer.freeze(frozen)
-
-
-def _copied(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model)
 
 
 def _configured(config: Config | str | Path | Mapping[str, Any] | None, target: str | None) -> Config:

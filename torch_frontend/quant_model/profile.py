@@ -1,4 +1,4 @@
-"""How much error each layer makes: alone, on what the float model feeds it, or with all that stands before it."""
+"""Quantization error of each layer: isolated on the float model's values, or cumulative with all layers before it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxq.errors import ConfigError, DataError, PlanError
 from onnxq.evaluation.accumulator import ErrorAccumulator
 from onnxq.nearest import did_you_mean
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import as_inputs, bound, evaluating
+from torch_frontend.tracing import as_inputs, bound, evaluating, find_module, run_call
 
 Array = NDArray[np.float64]
 Metric = Callable[[Array, Array], float]
@@ -30,7 +30,7 @@ Mode = Literal["isolated", "cumulative"]
 
 
 def batches_of(data: Any) -> Iterable[Any]:
-    """One tensor is one batch; anything else is iterated over."""
+    """Batches of the data: a tensor or mapping is one batch, anything else is iterated over."""
     return [data] if isinstance(data, (Tensor, dict)) else data
 
 
@@ -70,7 +70,7 @@ class _Totals:
 
 @contextmanager
 def switched(model: nn.Module, on: bool) -> Any:
-    """All switches on or off; afterwards as they were."""
+    """Run a block with all quantizers off, or (on) with those that are on; afterwards the switches are as before."""
     held = [(q, q.enabled) for q in model.modules() if isinstance(q, Quantizer)]
     for quantizer, enabled in held:
         quantizer.enabled = on and enabled
@@ -82,7 +82,7 @@ def switched(model: nn.Module, on: bool) -> Any:
 
 
 def graph_error(model: fx.GraphModule, data: Any, metric: str | Metric, mode: Mode) -> dict[str, float]:
-    """Error of every layer that quantizes something. Switches stay as they are."""
+    """Error of every layer that quantizes its inputs or weight. Switches do not change."""
     totals = _Totals(metric)
     with evaluating(model):
         for batch in batches_of(data):
@@ -95,7 +95,7 @@ def graph_error(model: fx.GraphModule, data: Any, metric: str | Metric, mode: Mo
 
 
 class _Both:
-    """The float model and the quantized one side by side, call by call."""
+    """Runs the float and the quantized model side by side, call by call."""
 
     def __init__(self, model: fx.GraphModule, mode: Mode, totals: _Totals) -> None:
         self.model, self.mode, self.totals = model, mode, totals
@@ -104,9 +104,9 @@ class _Both:
         self.calls: dict[str, int] = {}
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """One batch."""
+        """Run one batch and add the errors of its layers."""
         inputs = iter(bound(self.model.graph, args, kwargs))
-        left = {node: len(node.users) for node in self.model.graph.nodes}
+        left = {node: len(node.users) for node in self.model.graph.nodes}  # readers to come; at 0 values are freed
         for node in self.model.graph.nodes:
             if node.op == "placeholder":
                 self.float[node] = self.quantized[node] = next(inputs)
@@ -115,44 +115,36 @@ class _Both:
                     found = [fx.map_arg(node.args[0], env.__getitem__) for env in (self.float, self.quantized)]
                     self.totals.add("output", *_flat(found))
             else:
-                self._call(node)
+                self._run_both(node)
             for source in node.all_input_nodes:
                 left[source] -= 1
                 if left[source] == 0:
                     del self.float[source], self.quantized[source]
 
-    def _call(self, node: fx.Node) -> None:
-        if node.op == "get_attr":
-            owner, _, leaf = str(node.target).rpartition(".")
-            self.float[node] = self.quantized[node] = getattr(self.model.get_submodule(owner), leaf)
-            return
-        module = self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
+    def _run_both(self, node: fx.Node) -> None:
+        module = find_module(self.model, node)
+        # A quantizer is an identity in the float model.
         if isinstance(module, Quantizer):
             source = node.args[0]
             self.float[node] = self.float[source]  # type: ignore[index]
             self.quantized[node] = module(self.quantized[source])  # type: ignore[index]
             return
         with switched(self.model if module is None else module, False):
-            self.float[node] = self._run(node, module, self.float)
-        self.quantized[node] = self._run(node, module, self.quantized)
+            self.float[node] = self._run_node(node, self.float)
+        self.quantized[node] = self._run_node(node, self.quantized)
         if module is not None and self._quantizes(node, module):
             call = self.calls.get(str(node.target), 0)
             self.calls[str(node.target)] = call + 1
             self.totals.add(f"{node.target}@{call}" if call else str(node.target), self.float[node],
                             self.quantized[node])  # fmt: skip
         if self.mode == "isolated":
-            self.quantized[node] = self.float[node]
+            self.quantized[node] = self.float[node]  # the next layer starts from the float value again
 
-    def _run(self, node: fx.Node, module: nn.Module | None, env: Mapping[fx.Node, Any]) -> Any:
-        args = fx.map_arg(node.args, env.__getitem__)
-        kwargs = fx.map_arg(node.kwargs, env.__getitem__)
-        if module is not None:
-            return module(*args, **kwargs)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+    def _run_node(self, node: fx.Node, env: Mapping[fx.Node, Any]) -> Any:
+        return run_call(self.model, node, *(fx.map_arg(part, env.__getitem__) for part in (node.args, node.kwargs)))
 
     def _quantizes(self, node: fx.Node, module: nn.Module) -> bool:
+        """True for a layer with active quantizers inside it or directly in front of it."""
         if any(isinstance(q, Quantizer) and q.active for q in module.modules()):
             return True
         sources = [s for s in node.all_input_nodes if s.op == "call_module"]
@@ -166,7 +158,7 @@ def _flat(found: list[Any]) -> list[Any]:
 
 
 def eager_error(model: nn.Module, data: Any, metric: str | Metric, mode: Mode) -> dict[str, float]:
-    """As graph_error, for a model that could not be traced: by layers that hold quantizers."""
+    """As graph_error, for a model that could not be traced: errors of the layers that hold quantizers."""
     layers = {
         name: module for name, module in model.named_modules()
         if any(isinstance(child, Quantizer) for child in module.children())
@@ -179,6 +171,7 @@ def eager_error(model: nn.Module, data: Any, metric: str | Metric, mode: Mode) -
             if mode == "isolated":
                 _isolated(model, layers, args, kwargs, totals)
                 continue
+            # Two runs of the whole model; calls of a layer are paired by their order.
             seen: list[dict[str, list[Any]]] = []
             for on in (False, True):
                 with switched(model, on), _outputs(model, layers) as outputs:
@@ -205,13 +198,14 @@ def _outputs(model: nn.Module, layers: Mapping[str, nn.Module]) -> Any:
 
 
 def _isolated(model: nn.Module, layers: Mapping[str, nn.Module], args: Any, kwargs: Any, totals: _Totals) -> None:
-    """A float pass in which every layer also runs once with its own quantizers on."""
+    """Run the float model on one batch, and every layer once more with its own quantizers on."""
+    # switched() turns all off; each layer gets its own switches back while it runs again.
     held = {q: q.enabled for q in model.modules() if isinstance(q, Quantizer)}
     busy: list[str] = []
     calls: dict[str, int] = {}
 
     def again(layer: nn.Module, given: Any, named: Any, out: Any, name: str) -> None:
-        if busy:
+        if busy:  # a layer inside the one that runs again
             return
         busy.append(name)
         own = [q for q in layer.modules() if isinstance(q, Quantizer)]
@@ -240,12 +234,12 @@ def _isolated(model: nn.Module, layers: Mapping[str, nn.Module], args: Any, kwar
 
 
 def check_mode(mode: str) -> None:
-    """Raise ConfigError for another mode."""
+    """Raise ConfigError for an unknown mode."""
     if mode not in ("isolated", "cumulative"):
         raise ConfigError(f"mode {mode!r}", "does not exist", "write isolated or cumulative", code="Q304")
 
 
 def nothing_on(model: nn.Module) -> None:
-    """Raise PlanError when no quantizer is on."""
+    """Raise PlanError if no quantizer is on."""
     if not any(q.active for q in model.modules() if isinstance(q, Quantizer)):
         raise PlanError("QuantModel.quantization_error()", "no quantizer is on", "call set_quant() first", code="Q409")

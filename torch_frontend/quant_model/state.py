@@ -1,4 +1,4 @@
-"""The life of a QuantModel, step by step; a step out of turn is an error that says which comes first."""
+"""The states of a QuantModel and the steps allowed in each; any other step is an error that names the next one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnxq.errors import PlanError
 
 
 class State(Enum):
-    """Where a QuantModel stands."""
+    """State of a QuantModel."""
 
     FLOAT = "float"
     OBSERVING = "observing"
@@ -18,6 +18,7 @@ class State(Enum):
     EXPORTED = "exported"
 
 
+# States with qparams.
 _NUMBERS = (State.CALIBRATED, State.QUANTIZED, State.FROZEN, State.EXPORTED)
 # step -> the states it may be taken from
 STEPS: dict[str, tuple[State, ...]] = {
@@ -27,9 +28,11 @@ STEPS: dict[str, tuple[State, ...]] = {
     "set_quant": _NUMBERS,
     "quantization_error": _NUMBERS,
     "batchnorm_tuning": (State.CALIBRATED, State.QUANTIZED),
+    # Freezing twice is harmless.
     "freeze": (State.CALIBRATED, State.QUANTIZED, State.FROZEN, State.EXPORTED),
     "export": _NUMBERS,
 }
+# The fix of the error, by the state in which a step is refused.
 _FIXES = {
     State.FLOAT: "call prepare_calibration(), run some batches, call calc_qparams()",
     State.OBSERVING: "run some batches, then call calc_qparams()",
@@ -41,6 +44,6 @@ _FIXES = {
 
 
 def check_step(step: str, state: State) -> None:
-    """Raise PlanError when `step` may not be taken in `state`."""
+    """Raise PlanError if `step` is not allowed in `state`."""
     if state not in STEPS[step]:
         raise PlanError(f"QuantModel.{step}()", f"the model is {state.value}", _FIXES[state], code="Q409")

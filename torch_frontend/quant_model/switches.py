@@ -1,4 +1,4 @@
-"""Quantizers on and off: by kind, by name, and by what a pass decided."""
+"""Switch quantizers on and off: by kind, and for good by the pattern of their sites."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from collections.abc import Mapping
 from onnxq.config import did_you_mean, matches
 from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import Role
-from torch_frontend.quantizers import Quantizer
-
-BY_HAND = "by hand: "
+from torch_frontend.quantizers import DisabledBy, Quantizer
 
 
 def by_kind(quantizers: Mapping[str, Quantizer], weights: bool, activations: bool) -> None:
-    """The switches of all weights and of all activations."""
+    """Set the switches of all weights and of all activations."""
     for quantizer in quantizers.values():
         quantizer.enabled = weights if quantizer.role is Role.WEIGHT else activations
 
 
 def matching(quantizers: Mapping[str, Quantizer], pattern: str) -> list[Quantizer]:
-    """Quantizers whose site a glob, a /regular expression/ or the name itself selects. Raises ConfigError for none."""
+    """Quantizers whose sites match a name, a glob or a /regular expression/. Raises ConfigError if there are none."""
     found = [quantizer for site, quantizer in quantizers.items() if matches(pattern, site)]
     if not pattern or not found:
         raise ConfigError(f"pattern {pattern!r}", "matches no site", did_you_mean(pattern, quantizers), code="Q309")
@@ -27,23 +25,29 @@ def matching(quantizers: Mapping[str, Quantizer], pattern: str) -> list[Quantize
 
 
 def disable(quantizers: Mapping[str, Quantizer], pattern: str, reason: str) -> list[Quantizer]:
-    """Switch off for good; what a pass decided before keeps its reason."""
+    """Switch the matching sites off for good; return all of them."""
     found = matching(quantizers, pattern)
     for quantizer in found:
+        # An earlier decision keeps its reason: undoing the user's own must not undo a pass's.
         if quantizer.disabled_reason is None:
-            quantizer.disabled_reason = f"{BY_HAND}{reason}" if reason else BY_HAND.rstrip(": ")
+            quantizer.disabled_reason = f"by hand: {reason}" if reason else "by hand"
+            quantizer.disabled_by = DisabledBy.USER
     return found
 
 
 def enable(quantizers: Mapping[str, Quantizer], pattern: str, *, force: bool) -> list[Quantizer]:
-    """Undo `disable`. A pass's decision is undone only by force. Raises PlanError when that is all there is to undo."""
+    """Undo `disable` for the matching sites; return those that may quantize again.
+
+    force: undo decisions of passes, too. Raises PlanError if passes decided on all matching sites and force is False.
+    """
     found = matching(quantizers, pattern)
-    mine = [q for q in found if q.disabled_reason is None or force or q.disabled_reason.startswith(BY_HAND[:7])]
+    # Sites that nobody disabled are fine, too: a pattern may match more than it undoes.
+    mine = [q for q in found if q.disabled_reason is None or force or q.disabled_by is DisabledBy.USER]
     if not mine:
         held = found[0]
         raise PlanError(
             held.site, f"a pass switched it off: {held.disabled_reason}", "pass force=True to overrule it", code="Q409"
         )
     for quantizer in mine:
-        quantizer.disabled_reason = None
+        quantizer.disabled_reason, quantizer.disabled_by = None, DisabledBy.PASS
     return mine

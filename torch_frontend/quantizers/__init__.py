@@ -1,6 +1,6 @@
 """Quantizers of the torch front end, behind one contract.
 
-base        what every quantizer is and does; how to write your own
+base        the contract of every quantizer; how to write your own
 registry    quantizers by name
 uniform     fixed scale from an observer
 lsq         learned scale
@@ -8,15 +8,16 @@ lsq_plus    learned scale and offset
 pact        learned clipping level
 dorefa      weights through tanh, activations in [0, 1]
 adaround    learned rounding
-upkeep      what a training loop owes them after each step
-marker      what they leave in an ONNX export
+upkeep      legal values, NaN checks and penalties after each training step
+marker      the node of a quantizer in an ONNX export
 statistics  the bridge to onnxq.observers
-limits      what targets can hold
+limits      checks of options, specs and qparams
 groups      tensor, channel and block
 """
 
+# Importing the modules registers their quantizers by name.
 from torch_frontend.quantizers.adaround import AdaRound, Rounding
-from torch_frontend.quantizers.base import Quantizer
+from torch_frontend.quantizers.base import DisabledBy, Quantizer
 from torch_frontend.quantizers.dorefa import DoReFa
 from torch_frontend.quantizers.lsq import LSQ
 from torch_frontend.quantizers.lsq_plus import LSQPlus
@@ -29,6 +30,7 @@ __all__ = [
     "LSQ",
     "PACT",
     "AdaRound",
+    "DisabledBy",
     "DoReFa",
     "LSQPlus",
     "PostStep",

@@ -3,10 +3,10 @@
     h(v) = clip(sigmoid(v) (zeta - gamma) + gamma, 0, 1)        zeta = 1.1, gamma = -0.1
     soft    y = (clip(floor(w / s) + h(v) + z, qmin, qmax) - z) s
     hard    h(v) >= 1/2 counts as 1, else as 0
-    regulariser    sum(1 - |2 h(v) - 1|**beta), which drives h to 0 or 1 as beta falls
+    regularizer    sum(1 - |2 h(v) - 1|**beta), which drives h to 0 or 1 as beta falls
 
-A weight that keeps 16-bit sums keeps them in all three: integers as `onnxq.numerics.keep_sums` moves them; soft, both
-neighbours of a sum give half of what is too much.
+A weight that keeps 16-bit sums keeps them while rounded to nearest, soft and hard: integers are moved as by
+`onnxq.numerics.keep_sums`; soft, both neighbours of a sum give half of the excess.
 
 v starts where soft equals the float weight. `torch_frontend.reconstruct` does the learning; until then a weight is
 rounded to nearest.
@@ -30,7 +30,7 @@ from torch_frontend.quantizers.registry import register_quantizer
 
 
 class Rounding(str, Enum):
-    """How a weight meets its levels."""
+    """How a weight is rounded."""
 
     NEAREST = "nearest"
     SOFT = "soft"
@@ -39,11 +39,13 @@ class Rounding(str, Enum):
 
 @register_quantizer("adaround")
 class AdaRound(Quantizer):
-    """Learned rounding of a weight whose scale stays. `v` is absent until learning starts."""
+    """Learned rounding of a weight whose scale is fixed. `v` is absent until learning starts."""
 
+    # The paper's stretch of the sigmoid, which lets h reach exactly 0 and 1.
     defaults: ClassVar[Mapping[str, Option]] = {"zeta": 1.1, "gamma": -0.1}
     roles: ClassVar[tuple[Role, ...]] = (Role.WEIGHT,)
     slots: ClassVar[tuple[str, ...]] = ("scale", "zero_point", "v")
+    # A calibrated weight rounds to nearest until learning starts.
     optional: ClassVar[frozenset[str]] = frozenset({"v"})
 
     def __init__(self, *args: Any, **where: Any) -> None:
@@ -52,22 +54,22 @@ class AdaRound(Quantizer):
 
     @property
     def rounding(self) -> Rounding:
-        """Nearest before, soft during, hard after learning."""
+        """Nearest before learning, soft during it, hard afterwards."""
         if self.v is None:
             return Rounding.NEAREST
         return Rounding.SOFT if self.soft else Rounding.HARD
 
     def start(self, w: Tensor) -> Tensor:
-        """Begin to learn the rounding of the float weight w, in soft mode; returns v, which requires a gradient.
+        """Start to learn the rounding of the float weight w, in soft mode; return v, which requires a gradient.
 
-        Raises CalibrationError before calibration.
+        Raises CalibrationError before calibration, or if w / scale is NaN or inf.
         """
         scale, _ = self._numbers()
         with torch.no_grad():
-            ratio = w.detach().float() / groups.spread(scale, self.spec, tuple(w.shape))
+            ratio = w.detach().float() / groups.spread_values(scale, self.spec, tuple(w.shape))
             rest = ratio - ratio.floor()
             zeta, gamma = self.options["zeta"], self.options["gamma"]
-            # Where w / s is no number the error below says so; sigmoid's inverse is finite as gamma < 0 <= rest < zeta.
+            # The inverse of h. Finite, since gamma < 0 <= rest < 1 < zeta, unless w / s is NaN or inf.
             start = -torch.log((zeta - gamma) / (rest - gamma) - 1)
         if not bool(start.isfinite().all()):
             raise CalibrationError(
@@ -78,7 +80,7 @@ class AdaRound(Quantizer):
         return self.v
 
     def finish(self) -> None:
-        """Settle every rounding to up or down."""
+        """Fix every rounding to up or down."""
         if self.v is not None:
             self.v = self.v.detach()
         self.soft = False
@@ -88,7 +90,7 @@ class AdaRound(Quantizer):
         self.v, self.soft = None, False
 
     def share_up(self) -> Tensor:
-        """h(v) in [0, 1]."""
+        """h(v) in [0, 1], of the weight's shape."""
         zeta, gamma = self.options["zeta"], self.options["gamma"]
         return (torch.sigmoid(self.v) * (zeta - gamma) + gamma).clamp(0, 1)
 
@@ -97,27 +99,29 @@ class AdaRound(Quantizer):
         return (1 - (2 * self.share_up() - 1).abs().pow(beta)).sum()
 
     def fake_quantize(self, x: Tensor) -> Tensor:
-        """Nearest, soft or hard, by the stage of learning."""
+        """The weight rounded to nearest, soft or hard, by `rounding`."""
         rounding = self.rounding
         if rounding is Rounding.SOFT:
-            return self._placed(x, self.share_up(), soft=True)
+            return self._round_with(x, self.share_up(), soft=True)
         if rounding is Rounding.HARD:
-            # Straight-through, so that training may go on from the learned rounding.
+            # Straight-through, so that training can continue from the learned rounding.
             x = x + (self.bake(x) - x).detach()
         return self.round_to_levels(x)
 
     def bake(self, x: Tensor) -> Tensor:
-        """The weight on its learned levels, if there are any: rounding to nearest then gives these again."""
+        """The weight with its learned rounding, if there is any; rounding the result to nearest does not change it."""
         if self.v is None or not (self.active and self.calibrated):
             return x
         with torch.no_grad():
-            return self._placed(x, (self.v >= 0).to(self.v.dtype), soft=False)
+            # h(v) >= 1/2 is v >= 0, for zeta + gamma = 1.
+            return self._round_with(x, (self.v >= 0).to(self.v.dtype), soft=False)
 
-    def _placed(self, x: Tensor, up: Tensor, *, soft: bool) -> Tensor:
+    def _round_with(self, x: Tensor, up: Tensor, *, soft: bool) -> Tensor:
+        """x at floor(x / s) + up, dequantized. up: share rounded up, in [0, 1], of x's shape."""
         shape = tuple(x.shape)
         if up.shape != x.shape:
             raise CalibrationError(self.site, f"rounding was learned for {tuple(up.shape)}, not {shape}", "learn again")
-        scale, zero = (groups.spread(t, self.spec, shape) for t in self._numbers())
+        scale, zero = (groups.spread_values(t, self.spec, shape) for t in self._numbers())
         ratio = x.detach().to(scale.dtype) / scale
         levels = (ratio.floor() + up + zero).clamp(self.spec.qmin, self.spec.qmax)
         if orders := self.sum_orders():

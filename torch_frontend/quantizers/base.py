@@ -1,9 +1,10 @@
-"""The contract of every quantizer: one site, one spec, numbers that are absent until calibrated."""
+"""The contract of every quantizer: one site, one spec, qparams that are absent until calibrated."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
-from onnxq.nearest import did_you_mean
 from onnxq.numerics import SumOrder, needs_bound, qparams_from_range, scale_floor
 from onnxq.sites import Role
 from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
@@ -23,25 +23,32 @@ from torch_frontend.quantizers.statistics import Statistics, range_statistics
 Option = float | int | str | bool
 
 
-class Quantizer(nn.Module):
-    """Fake quantization of one site; subclasses say how its numbers start and how they learn.
+class DisabledBy(Enum):
+    """Who switched a quantizer off for good; only a user's own decision is undone without force."""
 
-    spec: levels and granularity; its axis is bound to the tensor this site sees.
-    site, role: where; what every message and the exported marker name.
-    options: the algorithm's own, checked against `defaults`.
-    target: "virtual", "ort" or "trt"; what it cannot hold is a ConfigError here or a CalibrationError at the numbers.
+    PASS = "pass"
+    USER = "user"
+
+
+class Quantizer(nn.Module):
+    """Fake quantization of one site; subclasses define how its qparams start and how they are learned.
+
+    spec: integer range and granularity; its axis is an axis of the tensor at this site.
+    site, role: identity; every message and the exported marker name the site.
+    observer: gives the first qparams; None: minmax. options: the algorithm's own, checked against `defaults`.
+    target: "virtual", "ort" or "trt". A spec it cannot hold is a ConfigError here, qparams a CalibrationError later.
 
     scale, zero_point: float32, of shape [] / [channels] / blocked, buffers or parameters; None until calibrated.
-    enabled: the switch of the user or of QuantModel. disabled_reason: a pass's recorded decision, stronger than the
-    switch. observing: take statistics of what passes. frozen: nothing of it is trained.
+    enabled: the switch of the user or of QuantModel. disabled_reason: why it is off for good, whatever the switch;
+    disabled_by: who decided that. observing: collect statistics in forward. frozen: scale and zero point do not learn.
 
-    To make your own: subclass, decorate with `@register_quantizer("name")`, and override what differs of `statistics`
-    (first numbers), `learned` (slots that are parameters), `fake_quantize` (forward when on) and `bake`.
+    To write your own: subclass, decorate with `@register_quantizer("name")`, and override the parts that differ:
+    `statistics` (first qparams), `learned` (slots that are parameters), `fake_quantize` (forward when on), `bake`.
     """
 
     name: ClassVar[str] = ""
     defaults: ClassVar[Mapping[str, Option]] = {}
-    # Values an option of words may have.
+    # Allowed values of options that are words.
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
     # Tensors of the state dict that exist once calibrated; those in `optional` may be missing even then.
@@ -67,14 +74,16 @@ class Quantizer(nn.Module):
             )
         self.spec, self.site, self.role, self.target = spec, site, role, target
         self.observer = observer or ObserverSpec()
-        self.options = self._checked(options or {})
+        self.options = limits.check_options(options or {}, self.defaults, self.choices, site, self.name)
         self.enabled, self.observing, self.frozen = True, False, False
         self.disabled_reason: str | None = None
+        self.disabled_by = DisabledBy.PASS
         self.origin = ""
         self._statistics: Statistics | None = None
         self._sums: tuple[tuple[SumOrder, Quantizer], ...] = ()
-        self._named(lambda: range_statistics(spec, self.observer, role, site))  # a wrong observer shows now
-        # Follows .to(device), so that first numbers appear where the model is.
+        # A wrong observer is an error now, not at the first batch.
+        self._named(lambda: range_statistics(spec, self.observer, role, site))
+        # Moves with .to(device), so that the first qparams appear on the model's device.
         self.register_buffer("_anchor", torch.empty(0), persistent=False)
         for slot in self.slots:
             if slot in self.learned:
@@ -82,7 +91,7 @@ class Quantizer(nn.Module):
             else:
                 self.register_buffer(slot, None)
 
-    # -- what subclasses override ------------------------------------------------------------------------------
+    # -- overridden by subclasses ------------------------------------------------------------------------------
 
     @property
     def learned(self) -> frozenset[str]:
@@ -90,27 +99,27 @@ class Quantizer(nn.Module):
         return frozenset()
 
     def statistics(self) -> Statistics:
-        """A fresh collector of what first numbers need."""
+        """A fresh collector of the statistics behind the first qparams."""
         return range_statistics(self.spec, self.observer, self.role, self.site, self.sum_orders(planned=True))
 
     def numbers_to_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
-        """What the slots hold for these numbers."""
+        """Slot -> its tensor for these qparams."""
         return {"scale": scale, "zero_point": zero_point}
 
     def fake_quantize(self, x: Tensor) -> Tensor:
-        """x on its levels; called when active and calibrated."""
+        """Return x quantized and dequantized; called when active and calibrated."""
         return self.round_to_levels(x)
 
     def bake(self, x: Tensor) -> Tensor:
-        """The float tensor to export in place of x: what this quantizer changes besides rounding to nearest."""
+        """The float tensor to export in place of x; differs where this quantizer does more than round to nearest."""
         return x
 
     def penalty(self) -> Tensor | None:
-        """A term of the loss that the algorithm asks for, or None."""
+        """The algorithm's own term of the loss, or None."""
         return None
 
     def keep_legal(self) -> None:
-        """Put learned numbers back where they are defined, in place and without waiting for the device."""
+        """Clamp learned slots to their domain, in place and without waiting for the device."""
         if "scale" in self.slots and self.scale is not None and self.scale.requires_grad:
             self.scale.data.clamp_(min=scale_floor(self.spec))
 
@@ -118,12 +127,12 @@ class Quantizer(nn.Module):
 
     @property
     def calibrated(self) -> bool:
-        """True once there are numbers."""
+        """True once all slots that are not optional hold tensors."""
         return all(getattr(self, slot) is not None for slot in self.slots if slot not in self.optional)
 
     @property
     def active(self) -> bool:
-        """True if forward should quantize: switched on and not disabled by a pass."""
+        """True if forward should quantize: switched on and not disabled for good."""
         return self.enabled and self.disabled_reason is None
 
     @property
@@ -132,19 +141,20 @@ class Quantizer(nn.Module):
         return groups.axis_of(self.spec)
 
     def bind_sums(self, order: SumOrder, data: Quantizer) -> None:
-        """Keep the weight's 16-bit sums of this order while `data` quantizes what it is multiplied by.
+        """Keep the weight's 16-bit sums of this order while `data` quantizes the other factor of its products.
 
-        Nothing changes for weights that cannot overflow a sum. data: of 8 bits; see `onnxq.numerics.saturation`.
+        data: quantizer of that factor; without effect unless it has 8 bits. See `onnxq.numerics.saturation`.
         """
+        # Narrower weights cannot overflow a sum; data of other types run on other kernels.
         if needs_bound(self.spec) and data.spec.storage_bits == 8 and not data.spec.is_float:
             self._sums = (*self._sums, (order, data))
 
     def bind_sums_of(self, other: Quantizer) -> None:
-        """Keep the sums that another quantizer of the same weight keeps."""
+        """Keep the same sums as another quantizer of the same weight."""
         self._sums = other._sums
 
     def sum_orders(self, *, planned: bool = False) -> tuple[SumOrder, ...]:
-        """The sums to keep now. planned: once everything is switched on that is not disabled for good."""
+        """The sums to keep now; planned: those to keep once every quantizer that is not disabled for good is on."""
         if not self._sums:
             return ()
         on = [order for order, data in self._sums if (data.disabled_reason is None if planned else data.active)]
@@ -157,21 +167,21 @@ class Quantizer(nn.Module):
             if (held := getattr(self, slot)) is not None:
                 held.requires_grad_(not frozen)
 
-    # -- numbers -----------------------------------------------------------------------------------------------
+    # -- qparams -----------------------------------------------------------------------------------------------
 
     def observe(self, x: Tensor) -> None:
-        """Take statistics of x. Raises CalibrationError naming the site on NaN or inf."""
+        """Add x to the statistics. Raises CalibrationError naming the site on NaN or inf."""
         self._anchor = self._anchor.to(x.device)
         if self._statistics is None:
             self._statistics = self.statistics()
         self._named(lambda: self._statistics.update(x))
 
     def observations(self) -> Statistics | None:
-        """What was observed since the last numbers: picklable, for other ranks. None if nothing was."""
+        """Statistics since the last `calc_qparams`, picklable for other ranks; None if nothing was observed."""
         return self._statistics
 
     def merge_observations(self, seen: Iterable[Statistics | None]) -> None:
-        """Put what all ranks have seen, this one included, in place of what this one has; `seen` stays as it is."""
+        """Replace this rank's statistics by the merged ones of all ranks. seen: one per rank; not changed."""
         merged: Statistics | None = None
         for one in seen:
             if merged is None:
@@ -181,7 +191,7 @@ class Quantizer(nn.Module):
         self._statistics = merged
 
     def calc_qparams(self) -> None:
-        """Numbers from what was observed since the last call; with nothing new observed they stay.
+        """Set scale and zero point from the statistics since the last call; without any, qparams stay.
 
         Raises CalibrationError naming the site if nothing was ever observed.
         """
@@ -192,12 +202,12 @@ class Quantizer(nn.Module):
         self._statistics = None
 
     def calc_qparams_with_minmax(self, lo: Any, hi: Any) -> None:
-        """Numbers whose levels cover [lo, hi], widened to hold 0. lo, hi: scalars, arrays or tensors."""
+        """Set scale and zero point to cover [lo, hi], widened to hold 0. lo, hi: scalars, arrays or tensors."""
         ends = [end.detach().cpu().numpy() if isinstance(end, Tensor) else np.asarray(end) for end in (lo, hi)]
         self.load_qparams(self._named(lambda: qparams_from_range(*ends, self.spec, origin="given range")))
 
     def load_qparams(self, qparams: QParams) -> None:
-        """Take these numbers over. Raises CalibrationError naming the site if spec or target cannot hold them."""
+        """Use these qparams. Raises CalibrationError naming the site if spec or target cannot hold them."""
         checked = limits.check_qparams(qparams, self.spec, self.site, self.target)
         self.origin = checked.origin
         scale = torch.from_numpy(checked.scale.copy()).to(self._anchor.device)
@@ -206,9 +216,9 @@ class Quantizer(nn.Module):
             self.put(slot, value)
 
     def qparams(self) -> QParams:
-        """scale and integer zero point as numpy arrays.
+        """Scale and integer zero point as numpy arrays.
 
-        Raises CalibrationError naming the site if there are none, or if training has made nonsense of them.
+        Raises CalibrationError naming the site if there are none, or if training has made them illegal or not finite.
         """
         scale, zero = (values.detach().float().cpu().numpy() for values in self._numbers())
         if not np.isfinite(zero).all():
@@ -217,13 +227,14 @@ class Quantizer(nn.Module):
         return limits.check_qparams(found, self.spec, self.site, self.target)
 
     def dequantized_range(self) -> tuple[Tensor, Tensor]:
-        """Lowest and highest value the levels can say, of the scale's shape."""
+        """(lowest, highest) value that can be represented, of the scale's shape."""
         scale, zero = self._numbers()
-        zero = zero.round()
+        zero = zero.round()  # learned zero points lie between integers
         return (self.spec.qmin - zero) * scale, (self.spec.qmax - zero) * scale
 
     def put(self, slot: str, value: Tensor) -> None:
-        """Set a slot; in place where it has this shape already, so that optimizers keep hold of it."""
+        """Set a slot, in place where it has this shape already."""
+        # In place, an optimizer made before keeps training the parameter that forward uses.
         held = getattr(self, slot)
         if held is not None and held.shape == value.shape:
             held.data.copy_(value)
@@ -235,9 +246,10 @@ class Quantizer(nn.Module):
     # -- forward -----------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> Tensor:
-        """x on its levels when active and calibrated, else x; observed first when observing.
+        """Return x fake-quantized when active and calibrated, else x; observe it first when observing.
 
-        Inside torch.onnx.export: x through the node that stands for this quantizer.
+        Inside torch.onnx.export: x through the marker node of this quantizer.
+        Raises PlanError naming the site if the scale's shape does not fit x.
         """
         if torch.onnx.is_in_onnx_export():
             return self.marked(x)
@@ -245,20 +257,24 @@ class Quantizer(nn.Module):
             self.observe(x)
         if not (self.active and self.calibrated):
             return x
-        if (wrong := groups.misfit(x.shape, self.spec, getattr(self, self.slots[0]).shape)) is not None:
+        if (wrong := groups.explain_misfit(x.shape, self.spec, getattr(self, self.slots[0]).shape)) is not None:
             raise PlanError(
                 self.site, wrong, "calibrate again with tensors of this shape, or change the granularity", code="Q407"
             )
         return self.fake_quantize(x)
 
     def round_to_levels(self, x: Tensor, scale: Tensor | None = None, **how: Any) -> Tensor:
-        """`torch_frontend.fake_quant.fake_quantize` with this quantizer's levels, numbers and sums."""
+        """`torch_frontend.fake_quant.fake_quantize` with this quantizer's spec, qparams and sums.
+
+        scale: in place of the quantizer's own. how: edge, grad_scale, zero_point_grad_scale.
+        """
         return fake_quantize(
             x, self.scale if scale is None else scale, self.zero_point, qmin=self.spec.qmin, qmax=self.spec.qmax,
             axis=self.axis, block_size=groups.block_size_of(self.spec), sum_orders=self.sum_orders(), **how,
         )  # fmt: skip
 
     def _numbers(self) -> tuple[Tensor, Tensor]:
+        """(scale, zero point). Raises CalibrationError naming the site before calibration."""
         scale, zero = self.scale, self.zero_point
         if scale is None or zero is None:
             raise CalibrationError(
@@ -269,12 +285,13 @@ class Quantizer(nn.Module):
     # -- export ------------------------------------------------------------------------------------------------
 
     def marked(self, x: Tensor) -> Tensor:
-        """x through a marker with this quantizer's site and numbers; x itself where it is off.
+        """Return x through a marker node with this quantizer's site and qparams; x itself where it is off.
 
         Raises CalibrationError naming an uncalibrated site.
         """
         if not self.active:
             return x
+        # prepare_marker has fixed these; without it (a plain torch.onnx.export) they are traced.
         held = self._buffers
         scale, zero = held.get("marked_scale"), held.get("marked_zero_point")
         if scale is None or zero is None:
@@ -284,12 +301,12 @@ class Quantizer(nn.Module):
         return mark(x if weight is None else weight, scale, zero, self.spec, site=self.site, role=self.role)
 
     def prepare_marker(self, weight: Tensor | None = None) -> None:
-        """Fix what the marker will hold: plain numbers instead of what they are computed from, and a baked weight.
+        """Fix the marker's inputs as buffers: qparams as constants, and the baked weight if given.
 
-        Raises CalibrationError naming the site if there are no numbers, or none that can be stored.
+        Raises CalibrationError naming the site if there are no qparams, or none that can be stored.
         """
         numbers = self.qparams()
-        # Exporters merge equal constants: written as the network's own are not, they keep out of its way.
+        # Exporters merge equal constants. Of shape [1], scalars are not merged with those of the network.
         scale, zero = (np.atleast_1d(number) for number in (numbers.scale, numbers.zero_point))
         held = {"scale": torch.from_numpy(scale.copy()), "zero_point": torch.from_numpy(zero.copy()), "weight": weight}
         for name, value in held.items():
@@ -297,32 +314,15 @@ class Quantizer(nn.Module):
                 self.register_buffer(f"marked_{name}", value.to(self._anchor.device), persistent=False)
 
     def forget_marker(self) -> None:
-        """Undo `prepare_marker`."""
+        """Remove the buffers of `prepare_marker`."""
         for name in ("scale", "zero_point", "weight"):
             if f"marked_{name}" in self._buffers:
                 delattr(self, f"marked_{name}")
 
     # -- plumbing ----------------------------------------------------------------------------------------------
 
-    def _checked(self, given: Mapping[str, Option]) -> dict[str, Option]:
-        for key, value in given.items():
-            if key not in self.defaults:
-                raise ConfigError(
-                    self.site, f"{self.name} has no option {key!r}", did_you_mean(key, self.defaults), code="Q311"
-                )
-            default = self.defaults[key]
-            wanted = (float, int) if isinstance(default, float) else (type(default),)
-            if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-                raise ConfigError(
-                    self.site, f"{key}={value!r} is not a {wanted[0].__name__}", f"default: {default!r}", code="Q311"
-                )
-            if key in self.choices and value not in self.choices[key]:
-                raise ConfigError(
-                    self.site, f"{key}={value!r}", did_you_mean(str(value), self.choices[key]), code="Q311"
-                )
-        return {**self.defaults, **given}
-
     def _named(self, compute: Callable[[], Any]) -> Any:
+        """Result of compute(); an OnnxqError gets this site as its subject."""
         try:
             return compute()
         except OnnxqError as error:
@@ -334,7 +334,8 @@ class Quantizer(nn.Module):
             raise error.replace_text(self.site, cause) from error
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantizer:
-        """Numbers move with the module but stay float32 when it becomes half: they are no activations."""
+        """Move slots with the module, but keep them float32 when it becomes half."""
+        # fake_quantize takes float32 qparams for every dtype of x.
         before = {slot: held.detach() for slot in self.slots if (held := getattr(self, slot)) is not None}
         super()._apply(fn, recurse)
         for slot, held in before.items():
@@ -344,10 +345,11 @@ class Quantizer(nn.Module):
         return self
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """A state that knows of this quantizer and has no numbers is that of an uncalibrated one.
+        """Load slots that may be absent here or in the state.
 
-        One that does not know of it, a float model's or a plain dict without torch's metadata, changes nothing, and
-        torch reports missing keys unless asked for strict=False.
+        A state that has an entry of this quantizer, or torch's metadata of it, but no slots, is of an uncalibrated one.
+        A state without either, of a float model or a plain dict, changes nothing, and torch reports missing keys
+        unless asked for strict=False.
         """
         metadata, missing = rest[0], rest[2]
         found = {slot: state[prefix + slot] for slot in self.slots if prefix + slot in state}
@@ -363,12 +365,13 @@ class Quantizer(nn.Module):
                 setattr(self, slot, None)
         super()._load_from_state_dict(state, prefix, *rest)
         if found:
+            # Statistics from before belong to other qparams.
             self._statistics = None
             if self.calibrated:
                 self.qparams()
 
     def extra_repr(self) -> str:
-        """Bits, scheme, granularity; scale and zero point when on, else why not."""
+        """Site, bits, scheme and granularity; then scale and zero point, or why it is off."""
         scheme = "symmetric" if self.spec.symmetric else "asymmetric"
         grain = GRAIN_NAMES[type(self.spec.granularity)] + ("" if self.axis is None else f" {self.axis}")
         text = f"{self.site!r}, {self.spec.bits} bits {scheme} {self.spec.storage} per {grain}"
@@ -378,10 +381,11 @@ class Quantizer(nn.Module):
             return f"{text}, off"
         if not self.calibrated:
             return f"{text}, not calibrated"
-        scale, zero = (t.detach().cpu() for t in self._numbers())
-        return f"{text}, scale={_shown(scale)}, zero_point={_shown(zero.round())}{', frozen' if self.frozen else ''}"
+        scale, zero = (_format_range(t.detach().cpu()) for t in (self.scale, self.zero_point.round()))
+        return f"{text}, scale={scale}, zero_point={zero}{', frozen' if self.frozen else ''}"
 
 
-def _shown(values: Tensor) -> str:
+def _format_range(values: Tensor) -> str:
+    """The value of a tensor with one value, else "lowest…highest"."""
     low, high = float(values.min()), float(values.max())
     return f"{low:.4g}" if values.numel() == 1 or low == high else f"{low:.4g}…{high:.4g}"

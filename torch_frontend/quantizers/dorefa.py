@@ -6,10 +6,9 @@ With quantize_k(r) = round((2**k - 1) r) / (2**k - 1), straight-through:
     weights       2 quantize_k(tanh(w) / (2 max|tanh(w)|) + 1/2) - 1, the maximum over the whole weight
     activations   quantize_k(clip(x, 0, 1))
 
-A weight's levels are the odd integers from -(2**k - 1) to 2**k - 1 times 1 / (2**k - 1): zero is none of them, so an
-integer type needs one more bit, and `spec` says so. The weights that were trained are the transformed ones; `bake`
-gives them for the export. They fill [-1, 1] whatever the float weight was, so a normalisation has to follow, and the
-net has to be trained.
+A weight's values are the odd integers from -(2**k - 1) to 2**k - 1 times 1 / (2**k - 1), without zero; an integer type
+needs one more bit for them, which `spec` has. The trained weights are the transformed ones; `bake` gives them for the
+export. They fill [-1, 1] whatever the float weight was, so a normalization has to follow, and the net must be trained.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from torch_frontend.quantizers.statistics import Statistics, WeightRange
 
 
 class FixedScale(WeightRange):
-    """1 / (2**k - 1) for every group; of what passes only the shape counts."""
+    """The scale 1 / (2**k - 1) for every group; only the shape of the observed tensor counts."""
 
     def __init__(self, spec: QuantSpec, scale: float, site: str) -> None:
         super().__init__(spec, ObserverSpec(), site)
         self.scale = scale
 
     def qparams(self) -> QParams:
-        """Zero point 0."""
-        shape = groups.group_count(self.seen(), self.spec).shape
+        """The fixed scale, zero point 0."""
+        shape = groups.count_elements(self.read_weight(), self.spec).shape
         return QParams(np.full(shape, self.scale, np.float32), np.zeros(shape, np.int32), "DoReFa")
 
 
@@ -47,8 +46,7 @@ class FixedScale(WeightRange):
 class DoReFa(Quantizer):
     """Weights through tanh onto [-1, 1], activations clipped to [0, 1].
 
-    spec: what the configuration asks for; a weight's own `spec` afterwards has one bit more, because DoReFa's k-bit
-    levels are odd integers.
+    spec: as configured; a weight's own `spec` has one bit more afterwards: DoReFa's k-bit values are odd integers.
     """
 
     roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
@@ -56,7 +54,7 @@ class DoReFa(Quantizer):
     def __init__(self, spec: QuantSpec, *, site: str, role: Role = Role.ACTIVATION, **where: Any) -> None:
         self.level_bits = spec.bits
         if role is Role.WEIGHT:
-            spec = _one_more_bit(spec, site)
+            spec = _add_bit(spec, site)
         elif spec.signed or spec.symmetric or not isinstance(spec.granularity, PerTensor):
             raise ConfigError(
                 site, "DoReFa's activations lie in [0, 1], one scale for the tensor",
@@ -69,11 +67,11 @@ class DoReFa(Quantizer):
         return 1.0 / ((1 << self.level_bits) - 1)
 
     def statistics(self) -> Statistics:
-        """The scale is known; only the number of channels is not."""
+        """A collector of the weight's shape: the scale is known, the number of channels is not."""
         return FixedScale(self.spec, self.step, self.site)
 
     def load_qparams(self, qparams: QParams) -> None:
-        """Raises CalibrationError unless these are DoReFa's fixed numbers."""
+        """Use these qparams. Raises CalibrationError unless they are DoReFa's fixed ones."""
         if np.any(np.asarray(qparams.scale) != np.float32(self.step)) or np.any(np.asarray(qparams.zero_point)):
             raise CalibrationError(
                 self.site,
@@ -84,27 +82,29 @@ class DoReFa(Quantizer):
         super().load_qparams(qparams)
 
     def bake(self, x: Tensor) -> Tensor:
-        """Of a weight the transformed values, on their levels; of an activation x itself."""
+        """A weight transformed and quantized; an activation as it is."""
         return self.fake_quantize(x) if self.role is Role.WEIGHT and self.active and self.calibrated else x
 
     def fake_quantize(self, x: Tensor) -> Tensor:
-        """On DoReFa's levels, bit for bit those of the integer spec."""
+        """Transform x and quantize it to DoReFa's values, bit for bit those of the integer spec."""
         if self.role is not Role.WEIGHT:
             return self.round_to_levels(x, edge="clip")
         squashed = x.tanh()
         share = squashed / (2 * squashed.abs().max()) + 0.5
-        scale = self.scale.reshape(-1)[0]
+        scale = self.scale.reshape(-1)[0]  # all scales are equal
         quantized = fake_quantize(share, scale, scale.new_zeros(()), qmin=0, qmax=(1 << self.level_bits) - 1)
-        # 2 q - 1 is an odd multiple of the scale up to the last bit; rounding it again makes it the stored level.
+        # 2 q - 1 is an odd multiple of the scale up to its last bit; rounding it again gives the dequantized integer.
         return self.round_to_levels(2 * quantized - 1)
 
 
-def _one_more_bit(spec: QuantSpec, site: str) -> QuantSpec:
+def _add_bit(spec: QuantSpec, site: str) -> QuantSpec:
     if not spec.symmetric or not spec.signed:
         raise ConfigError(site, "DoReFa's weights are symmetric and signed", "use scheme: symmetric", code="Q316")
+    # There is no integer type of 9 or 17 bits.
     if spec.bits > 7:
         raise ConfigError(
             site, f"DoReFa's {spec.bits}-bit weights need {spec.bits + 1}-bit integers",
             "use bits: 7 or fewer, or another quantizer", code="Q316")  # fmt: skip
+    # 5 bits do not fit into int4; "" lets QuantSpec choose the type again.
     storage = spec.storage if spec.bits < 4 or spec.storage != "int4" else ""
     return replace(spec, bits=spec.bits + 1, storage=storage)

@@ -1,28 +1,58 @@
-"""What an engine can hold, said when a quantizer is made and when it gets numbers; never during a training step."""
+"""Checks of options, specs and qparams: when a quantizer is made and when it gets qparams, never in training."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 
 from onnxq.errors import CalibrationError, ConfigError
+from onnxq.nearest import did_you_mean
 from onnxq.numerics import symmetric_steps
 from onnxq.spec import QParams, QuantSpec
 
+_Option = TypeVar("_Option")
+
+
+def check_options(
+    given: Mapping[str, _Option],
+    defaults: Mapping[str, _Option],
+    choices: Mapping[str, tuple[str, ...]],
+    site: str,
+    name: str,
+) -> dict[str, _Option]:
+    """`defaults` with the given options of quantizer `name`. Raises ConfigError for a wrong name, type or word."""
+    for key, value in given.items():
+        if key not in defaults:
+            raise ConfigError(site, f"{name} has no option {key!r}", did_you_mean(key, defaults), code="Q311")
+        default = defaults[key]
+        wanted = (float, int) if isinstance(default, float) else (type(default),)
+        # bool is a subclass of int, but True is no number of an option.
+        if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+            raise ConfigError(
+                site, f"{key}={value!r} is not a {wanted[0].__name__}", f"default: {default!r}", code="Q311"
+            )
+        if key in choices and value not in choices[key]:
+            raise ConfigError(site, f"{key}={value!r}", did_you_mean(str(value), choices[key]), code="Q311")
+    return {**defaults, **given}
+
 
 def allows_zero_points(target: str) -> bool:
-    """Whether the target can say a zero point other than 0. Raises ConfigError for an unknown target."""
+    """True if the target has zero points other than 0. Raises ConfigError for an unknown target."""
     if target == "virtual":
         return True
-    from onnxq.targets import target as known  # brings onnx with it
+    # Imported here, since it imports onnx.
+    from onnxq.targets import target as known
 
     return known(target).zero_points
 
 
 def check_spec(spec: QuantSpec, site: str, target: str) -> None:
-    """Raise ConfigError if no quantizer, or not this target, can hold such a spec."""
+    """Raise ConfigError if the spec cannot be trained, or if the target cannot hold it."""
     if spec.is_float or spec.bits == 32:
         raise ConfigError(site, f"{spec.storage} has no fake-quantized training", "use 2 to 8 or 16 bits", code="Q316")
-    if not allows_zero_points(target) and fixed_zero_point(spec) != 0:
+    if not allows_zero_points(target) and _only_zero_point(spec) != 0:
         scheme = "asymmetric" if not spec.symmetric else "unsigned symmetric"
         raise ConfigError(
             site,
@@ -32,16 +62,16 @@ def check_spec(spec: QuantSpec, site: str, target: str) -> None:
         )
 
 
-def fixed_zero_point(spec: QuantSpec) -> int | None:
-    """The only zero point the scheme allows: 0, or the middle of an unsigned type; None if it is free."""
+def _only_zero_point(spec: QuantSpec) -> int | None:
+    """The only zero point of a symmetric scheme: 0, or the middle of an unsigned type; None if it is free."""
     return spec.qmax - symmetric_steps(spec) if spec.symmetric else None
 
 
 def check_qparams(qparams: QParams, spec: QuantSpec, site: str, target: str) -> QParams:
-    """The same numbers as float32 and int32 arrays.
+    """The same qparams as float32 and int32 arrays.
 
-    Raises CalibrationError if the scale is not positive and finite, or the zero point is outside the levels, against
-    the scheme, or not what the target can hold.
+    Raises CalibrationError if the scale is not positive and finite, or the zero point is outside qmin..qmax, against
+    the scheme, or one that the target cannot hold.
     """
     scale, zero = np.asarray(qparams.scale, np.float32), np.asarray(qparams.zero_point, np.int32)
     if scale.shape != zero.shape:
@@ -57,7 +87,7 @@ def check_qparams(qparams: QParams, spec: QuantSpec, site: str, target: str) -> 
             "use scheme: symmetric",
             code="Q509",
         )
-    fixed = fixed_zero_point(spec)
+    fixed = _only_zero_point(spec)
     if fixed is not None and (zero != fixed).any():
         raise CalibrationError(
             site, f"zero point {zero[zero != fixed].flat[0]} where the symmetric scheme has {fixed}",

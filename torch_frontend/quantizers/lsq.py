@@ -33,7 +33,7 @@ from torch_frontend.quantizers.statistics import Statistics, range_statistics
 
 
 class MeanMagnitude:
-    """Mean of |x| of each group, and the range where the zero point depends on it."""
+    """Mean of |x| of each group; for an asymmetric spec also the range, which gives the zero point."""
 
     def __init__(self, spec: QuantSpec, role: Role, site: str) -> None:
         self.spec, self.role = spec, role
@@ -42,11 +42,12 @@ class MeanMagnitude:
         self._count: Tensor | None = None
 
     def update(self, x: Tensor) -> None:
-        """Take in a batch; a weight replaces the one seen before."""
+        """Add a batch; a weight replaces the one before."""
         if not x.numel():
             return
-        total = groups.group_sum(x.detach().abs(), self.spec).cpu()
-        count = groups.group_count(x, self.spec)
+        # Sums in float64 on the host: they add up over batches and ranks and must not depend on the device.
+        total = groups.sum_groups(x.detach().abs(), self.spec).cpu()
+        count = groups.count_elements(x, self.spec)
         if not bool(total.isfinite().all()):
             raise CalibrationError(
                 str(self.role), "holds NaN or inf", "find what makes it in the float model", code="Q501"
@@ -58,7 +59,7 @@ class MeanMagnitude:
         self._total, self._count = total, count
 
     def merge(self, other: MeanMagnitude) -> None:
-        """Sums and counts add up; a weight is the same on every rank."""
+        """Add another rank's sums and counts; a weight is the same on every rank."""
         if self._range is not None:
             self._range.merge(other._range)
         if self._total is None or self._count is None:
@@ -67,7 +68,7 @@ class MeanMagnitude:
             self._total, self._count = self._total + other._total, self._count + other._count
 
     def qparams(self) -> QParams:
-        """The paper's first scale. Raises CalibrationError if nothing was seen."""
+        """The paper's first scale. Raises CalibrationError if nothing was observed."""
         if self._total is None or self._count is None:
             raise observers.base.nothing_seen("LSQ")
         mean = (self._total / self._count).numpy()
@@ -76,15 +77,18 @@ class MeanMagnitude:
             zero = np.full(mean.shape, self.spec.qmax - steps)
         else:
             zero = self._range.qparams().zero_point
+            # p stands for the longer side, see above.
             steps = np.maximum(self.spec.qmax - zero, zero - self.spec.qmin)
+        # A group of zeros would get scale 0.
         scale = np.maximum(2.0 * mean / np.sqrt(steps), scale_floor(self.spec))
         return QParams(np.asarray(scale, np.float32), np.asarray(zero, np.int32), "LSQ, 2 mean|x| / sqrt(p)")
 
 
 def gradient_factor(x: Tensor, quantizer: Quantizer, groups_of: int) -> float:
-    """1 / sqrt(N p) for a tensor with `groups_of` scales; needs shapes only."""
+    """1 / sqrt(N p) for a tensor x with `groups_of` scales."""
     spec = quantizer.spec
     steps = symmetric_steps(spec) if spec.symmetric else spec.qmax - spec.qmin
+    # Of an activation one sample counts, see above.
     shape = x.shape if quantizer.role is Role.WEIGHT else x.shape[1:]
     return 1.0 / sqrt(max(prod(shape) / groups_of, 1) * steps)
 
@@ -102,11 +106,11 @@ class LSQ(Quantizer):
         return frozenset({"scale"})
 
     def statistics(self) -> Statistics:
-        """Mean magnitude, or what the observer finds."""
+        """A collector of the mean magnitude, or the observer's."""
         if self.options["init"] == "observer":
             return super().statistics()
         return MeanMagnitude(self.spec, self.role, self.site)
 
     def fake_quantize(self, x: Tensor) -> Tensor:
-        """Clip, then round; the scale's gradient carries the paper's factor."""
+        """Clip, then round; the scale's gradient is multiplied by the paper's factor."""
         return self.round_to_levels(x, edge="clip", grad_scale=gradient_factor(x, self, self.scale.numel()))

@@ -3,9 +3,9 @@ offsets and better initialization").
 
     y  = round(clip((x - b) / s, n, p)) s + b        db = k sum g [outside]        ds as in LSQ, of t = (x - b) / s
 
-ONNX stores an integer zero point, so the forward pass uses z = round(-b / s), kept among the levels, with straight
-gradients through both: what was trained is what is exported, and the gradients of s and b stay the paper's. In terms
-of the op, which takes (s, z): dL/dz = -s dL/db and dL/ds at fixed z = dL/ds at fixed b - z dL/db.
+ONNX stores an integer zero point, so the forward pass uses z = round(-b / s), clamped to qmin..qmax, with straight-
+through gradients for both: the trained zero point is the exported one, and the gradients of s and b stay the paper's.
+In terms of the op, which takes (s, z): dL/dz = -s dL/db and dL/ds at fixed z = dL/ds at fixed b - z dL/db.
 
 Weights are symmetric and start at s = max(|mean - 3 std|, |mean + 3 std|) / 2**(b-1); activations start where the
 squared error is least. A symmetric spec has no offset to learn.
@@ -38,12 +38,13 @@ class ThreeSigma(WeightRange):
         super().__init__(spec, ObserverSpec(), site)
 
     def qparams(self) -> QParams:
-        """The paper's first scale; zero point of the symmetric scheme."""
-        weight = self.seen().double()
-        count = groups.group_count(weight, self.spec).to(weight.device)
-        mean = groups.group_sum(weight, self.spec) / count
-        spread = weight - groups.spread(mean, self.spec, tuple(weight.shape))
-        deviation = (groups.group_sum(spread.square(), self.spec) / count).sqrt()
+        """The paper's first scale, and the zero point of the symmetric scheme."""
+        weight = self.read_weight().double()
+        count = groups.count_elements(weight, self.spec).to(weight.device)
+        mean = groups.sum_groups(weight, self.spec) / count
+        spread = weight - groups.spread_values(mean, self.spec, tuple(weight.shape))
+        deviation = (groups.sum_groups(spread.square(), self.spec) / count).sqrt()
+        # As in the paper, 2**(b-1) steps for a side that has 2**(b-1) - 1 of them above zero.
         ends = torch.maximum((mean - 3 * deviation).abs(), (mean + 3 * deviation).abs()).cpu().numpy()
         scale = np.maximum(ends / 2 ** (self.spec.bits - 1), scale_floor(self.spec))
         zero = np.full(scale.shape, self.spec.qmax - symmetric_steps(self.spec))
@@ -65,25 +66,28 @@ class LSQPlus(Quantizer):
     @property
     def slots(self) -> tuple[str, ...]:  # type: ignore[override]
         """scale, and the offset b = -z s unless the scheme fixes the zero point."""
+        # An offset that the scheme fixes would be a parameter without effect.
         return ("scale",) if self.spec.symmetric else ("scale", "offset")
 
     @property
     def learned(self) -> frozenset[str]:
-        """All there is."""
+        """Scale and offset, if there is one."""
         return frozenset(self.slots)
 
     @property
     def zero_point(self) -> Tensor | None:
-        """-b / s among the levels, not yet rounded (the op and `qparams` round it); None until calibrated."""
+        """-b / s clamped to qmin..qmax, not rounded (the op and `qparams` round it); None until calibrated."""
         if self.scale is None:
             return None
+        # Constant: made anew, so that it follows the scale's shape and device.
         if self.spec.symmetric:
             return torch.full_like(self.scale, self.spec.qmax - symmetric_steps(self.spec), requires_grad=False)
         free = -self.offset / self.scale
+        # Straight-through: the clamp does not cut the offset's gradient.
         return free + (free.clamp(self.spec.qmin, self.spec.qmax) - free).detach()
 
     def statistics(self) -> Statistics:
-        """Three sigma, least squared error, or what the observer finds."""
+        """Three sigma for weights, least squared error for activations, or the observer's."""
         if self.options["init"] == "observer":
             return super().statistics()
         if self.role is Role.WEIGHT:
@@ -91,16 +95,16 @@ class LSQPlus(Quantizer):
         return ActivationRange(self.spec, ObserverSpec("mse"), self.site)
 
     def numbers_to_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
-        """b = -z s."""
+        """The scale, and b = -z s unless the scheme fixes the zero point."""
         return {"scale": scale} if self.spec.symmetric else {"scale": scale, "offset": -zero_point * scale}
 
     def keep_legal(self) -> None:
-        """Scale above its floor, offset where an integer zero point can say it."""
+        """Clamp the scale to its floor, and the offset to those of an integer zero point in qmin..qmax."""
         super().keep_legal()
         if not self.spec.symmetric and self.scale is not None:
             scale = self.scale.data
             self.offset.data.copy_(self.offset.data.maximum(-self.spec.qmax * scale).minimum(-self.spec.qmin * scale))
 
     def fake_quantize(self, x: Tensor) -> Tensor:
-        """Clip, then round; gradients of scale and offset carry LSQ's factor."""
+        """Clip, then round; gradients of scale and offset are multiplied by LSQ's factor."""
         return self.round_to_levels(x, edge="clip", grad_scale=gradient_factor(x, self, self.scale.numel()))

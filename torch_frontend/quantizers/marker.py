@@ -1,6 +1,6 @@
-"""What a quantizer leaves in an ONNX export: one node of our own domain, which names it and holds its numbers.
+"""The node of a quantizer in an ONNX export, of our own domain, with the quantizer's site and qparams.
 
-`onnxq.strip_markers` reads it again. It is found by its `site` alone; names, positions and scopes play no part.
+`onnxq.strip_markers` reads it back, by its `site` alone; names, positions and scopes do not matter.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ MARKER = "ai.onnxq::FakeQuantize"
 
 
 def mark(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec, *, site: str, role: Role) -> Tensor:
-    """x through a marker node; only inside torch.onnx.export. zero_point is rounded by whoever reads the marker.
+    """Return x through a marker node; only inside torch.onnx.export.
 
-    scale, zero_point: [] or [1] per tensor, [channels] per channel, blocked per block, as in `onnxq.spec.QParams`.
+    scale, zero_point: [] or [1] per tensor, [channels] per channel, blocked per block, as in `onnxq.spec.QParams`;
+    the reader of the marker rounds the zero point.
     """
     attrs: dict[str, Any] = {
         "site": site,
@@ -32,6 +33,7 @@ def mark(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec, *, site:
     }
     grain = spec.granularity
     if not isinstance(grain, PerTensor):
+        # Not negative: a reader of the marker may not know the tensor's rank.
         attrs["axis"] = grain.axis % x.dim()
     if isinstance(grain, PerBlock):
         attrs["block_size"] = grain.size

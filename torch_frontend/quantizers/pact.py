@@ -3,7 +3,7 @@
     c = clip(x, 0, a)    y = round(c (2**k - 1) / a) a / (2**k - 1)    dx = g [0 < x < a]    da = sum g [x >= a]
 
 The rounding residual does not enter the gradient of a, unlike LSQ's. The paper keeps a small by an L2 penalty
-(`penalty`), and starts it at a large value. It quantizes what a ReLU gives. Elsewhere the lower end follows a:
+(`penalty`), starts it at a large value, and quantizes outputs of ReLU. For other tensors the lower end follows a:
 b = a (qmin - z) / (qmax - z), with the integer zero point z of the observed range (0 for a signed symmetric spec), and
 da counts x <= b with that ratio.
 """
@@ -27,22 +27,23 @@ from torch_frontend.quantizers.statistics import Statistics
 
 
 class StartingClip:
-    """The observed range gives the zero point, the option `alpha` the scale."""
+    """Collector for the paper's start: the observed range gives the zero point, the option `alpha` the scale."""
 
     def __init__(self, spec: QuantSpec, seen: Statistics, alpha: float) -> None:
         self.spec, self.seen, self.alpha = spec, seen, alpha
 
     def update(self, x: Tensor) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         self.seen.update(x)
 
     def merge(self, other: StartingClip) -> None:
-        """What both have seen."""
+        """Add another rank's range."""
         self.seen.merge(other.seen)
 
     def qparams(self) -> QParams:
-        """Numbers whose highest level is alpha."""
+        """The observed zero point, and the scale that dequantizes qmax to alpha."""
         zero = self.seen.qparams().zero_point
+        # Zero points at qmax leave no values above 0; `numbers_to_slots` refuses them with the site's name.
         steps = np.maximum(self.spec.qmax - zero, 1)
         return QParams(np.asarray(self.alpha / steps, np.float32), zero, f"PACT, alpha {self.alpha:g}")
 
@@ -51,10 +52,11 @@ class StartingClip:
 class PACT(Quantizer):
     """Learned clipping level of an activation, per tensor.
 
-    init: "paper" (the option `alpha`) or "observer" (the highest value the site's observer keeps).
-    l2: factor of the penalty l2 * alpha**2, which `penalty` gives and the training loop adds to its loss.
+    init: "paper" (the option `alpha`) or "observer" (the highest value of the site's observer).
+    l2: factor of the penalty l2 * alpha**2, which the training loop adds to its loss.
     """
 
+    # alpha 10: the start in the paper's experiments.
     defaults: ClassVar[Mapping[str, Option]] = {"init": "paper", "alpha": 10.0, "l2": 1e-4}
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"init": ("paper", "observer")}
     roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.OUTPUT)
@@ -78,16 +80,16 @@ class PACT(Quantizer):
 
     @property
     def scale(self) -> Tensor | None:
-        """alpha over the levels above zero; None until calibrated."""
+        """alpha / (qmax - zero point); None until calibrated."""
         return None if self.alpha is None else self.alpha / (self.spec.qmax - self.zero_point)
 
     def statistics(self) -> Statistics:
-        """What the observer finds, all of it or its zero point only."""
+        """The observer's collector, used whole or for its zero point only."""
         seen = super().statistics()
         return seen if self.options["init"] == "observer" else StartingClip(self.spec, seen, self.options["alpha"])
 
     def numbers_to_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
-        """alpha is the highest level's value."""
+        """alpha = scale (qmax - z). Raises CalibrationError naming the site where there is no integer above z."""
         above = self.spec.qmax - zero_point
         if not bool((above > 0).all()):
             raise CalibrationError(
@@ -96,7 +98,7 @@ class PACT(Quantizer):
         return {"alpha": scale * above, "zero_point": zero_point}
 
     def keep_legal(self) -> None:
-        """alpha above the smallest scale's highest level."""
+        """Clamp alpha to the smallest scale times the number of steps."""
         if self.alpha is not None:
             self.alpha.data.clamp_(min=scale_floor(self.spec) * (self.spec.qmax - self.spec.qmin))
 
@@ -107,9 +109,10 @@ class PACT(Quantizer):
         return self.options["l2"] * self.alpha.square()
 
     def fake_quantize(self, x: Tensor) -> Tensor:
-        """Clip with the paper's gradients, then round to levels that pass them all."""
+        """Clip with the paper's gradients, then quantize with a fixed scale, which passes them unchanged."""
         scale = self.scale
+        # low depends on alpha through the scale: x <= low adds its share to alpha's gradient.
         low, high = (self.spec.qmin - self.zero_point) * scale, self.alpha
-        # NaN is on neither side, so it stays.
+        # NaN compares false with both ends, so it passes. detach: the rounding residual gives alpha no gradient.
         clipped = torch.where(x >= high, high.to(x.dtype), torch.where(x <= low, low.to(x.dtype), x))
         return self.round_to_levels(clipped, scale.detach())

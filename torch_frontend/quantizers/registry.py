@@ -1,4 +1,4 @@
-"""Quantizers by name: what a configuration asks for."""
+"""Quantizers by the names that configurations use."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from onnxq.spec import ObserverSpec, QuantSpec
 from torch_frontend.quantizers.base import Quantizer
 
 _Made = TypeVar("_Made", bound=type[Quantizer])
+# Filled by the decorator when a quantizer's module is imported.
 _REGISTRY: dict[str, type[Quantizer]] = {}
 
 
 def register_quantizer(name: str) -> Callable[[_Made], _Made]:
-    """Class decorator: `name` in a configuration makes one of these.
+    """Class decorator: a configuration with `name` makes this class.
 
     Raises ConfigError if the name is taken, TypeError if the class is no Quantizer.
     """
@@ -24,6 +25,7 @@ def register_quantizer(name: str) -> Callable[[_Made], _Made]:
     def put(made: _Made) -> _Made:
         if not (isinstance(made, type) and issubclass(made, Quantizer)):
             raise TypeError(f"{made!r} is not a subclass of Quantizer")
+        # A second class of one name would change the meaning of configurations and saved states.
         if name in _REGISTRY:
             raise ConfigError(f"quantizer {name!r}", "is registered already", "choose another name", code="Q310")
         _REGISTRY[name] = made
@@ -48,7 +50,7 @@ def create_quantizer(
     options: Mapping[str, Any] | None = None,
     target: str = "virtual",
 ) -> Quantizer:
-    """The quantizer called `name` for one site; ConfigError for an unknown name, option, or a spec it cannot do."""
+    """The quantizer called `name` for one site. Raises ConfigError for an unknown name or option, or a wrong spec."""
     made = _REGISTRY.get(name)
     if made is None:
         raise ConfigError(f"quantizer {name!r}", "does not exist", did_you_mean(name, _REGISTRY), code="Q310")

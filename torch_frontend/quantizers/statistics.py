@@ -1,4 +1,4 @@
-"""From observed tensors to first numbers: the bridge to `onnxq.observers`, which work on numpy arrays."""
+"""First qparams from observed tensors: the bridge to `onnxq.observers`, which work on numpy arrays."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Range = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Statistics(Protocol):
-    """What a quantizer gathers while it observes, and the numbers that follow."""
+    """Streaming statistics of one site, and the qparams they give."""
 
     def update(self, x: Tensor) -> None:
-        """Take in one tensor."""
+        """Add one tensor."""
 
     def merge(self, other: Any) -> None:
-        """Take in what another of its kind has seen, on another rank. In whatever order, the same comes out."""
+        """Add the statistics of another rank; associative and commutative."""
 
     def qparams(self) -> QParams:
-        """Numbers for all that was seen. Raises CalibrationError if nothing was."""
+        """Qparams of all observed tensors. Raises CalibrationError if there were none."""
 
 
 def to_numpy(x: Tensor) -> NDArray[np.float32]:
@@ -46,17 +46,18 @@ class ActivationRange:
             )
         self.spec, self.observer = spec, observer
         self.origin = observer.name
-        observers.create(observer, spec)  # raises ConfigError for a wrong name or option
+        observers.create(observer, spec)  # raises ConfigError for a wrong name or option, before any batch
         self._channels: list[observers.Observer] = []
 
     def update(self, x: Tensor) -> None:
-        """Take in a batch [N, ...]; observers that count samples see them one by one."""
+        """Add a batch [N, ...]; observers that count samples get them one by one."""
         if not x.numel():
             return
         values = to_numpy(x)
         parts = [values]
         if isinstance(self.spec.granularity, PerChannel):
             parts = list(np.moveaxis(values, self.spec.granularity.axis, 0))
+        # The number of channels is known with the first batch only.
         if not self._channels:
             alone = replace(self.spec, granularity=PerTensor())
             self._channels = [observers.create(self.observer, alone) for _ in parts]
@@ -67,11 +68,12 @@ class ActivationRange:
                 "quantize it per tensor, or name the axis that does not change",
             )
         for seen, part in zip(self._channels, parts, strict=True):
+            # Their ranges must not depend on the batch size.
             for piece in part if seen.per_sample and part.ndim else [part]:
                 seen.update(piece)
 
     def merge(self, other: ActivationRange) -> None:
-        """Observers merge channel by channel."""
+        """Merge the observers, channel by channel."""
         if not self._channels:
             self._channels = other._channels
         elif other._channels:
@@ -79,7 +81,7 @@ class ActivationRange:
                 mine.merge(theirs)
 
     def range(self) -> Range:
-        """lo, hi in the shape of the scales."""
+        """(lo, hi) of the shape of the scales."""
         if not self._channels:
             raise observers.base.nothing_seen(self.observer.name)
         ends = [seen.range() for seen in self._channels]
@@ -88,34 +90,35 @@ class ActivationRange:
         return np.stack([lo for lo, _ in ends]), np.stack([hi for _, hi in ends])
 
     def qparams(self) -> QParams:
-        """Numbers of the range."""
+        """Qparams of the observed range."""
         return numerics.qparams_from_range(*self.range(), self.spec, origin=self.origin)
 
 
 class WeightRange:
-    """The weight itself, read when its numbers are asked for; the last one seen counts.
+    """The last observed weight, whose range is computed in `qparams`.
 
-    orders: the 16-bit sums it keeps, for which its scales are wide enough.
+    orders: the 16-bit sums it keeps; its scales are made wide enough for them.
     """
 
     def __init__(
         self, spec: QuantSpec, observer: ObserverSpec, site: str, orders: Sequence[numerics.SumOrder] = ()
     ) -> None:
         self.spec, self.observer, self.orders = spec, observer, orders
-        numerics.weight_qparams(np.zeros(1), QuantSpec(), observer=observer)  # raises ConfigError for a wrong one
+        numerics.weight_qparams(np.zeros(1), QuantSpec(), observer=observer)  # raises ConfigError for a wrong observer
         self.weight: Tensor | None = None
 
     def update(self, x: Tensor) -> None:
-        """Remember the weight; nothing is copied."""
+        """Keep a reference to the weight, without a copy."""
         self.weight = x.detach()
 
     def merge(self, other: WeightRange) -> None:
-        """The weight is the same on every rank."""
+        """Take the other rank's weight if there is none here."""
+        # A weight is the same on every rank.
         if self.weight is None:
             self.weight = other.weight
 
-    def seen(self) -> Tensor:
-        """The weight. Raises CalibrationError if there was none, or if it holds NaN or inf."""
+    def read_weight(self) -> Tensor:
+        """The last observed weight. Raises CalibrationError if there is none, or if it holds NaN or inf."""
         if self.weight is None:
             raise observers.base.nothing_seen("weight")
         if not bool(self.weight.isfinite().all()):
@@ -123,15 +126,15 @@ class WeightRange:
         return self.weight
 
     def qparams(self) -> QParams:
-        """Numbers of the weight by the observer "minmax" or "mse"."""
-        values = to_numpy(self.seen())
+        """Qparams of the weight by the observer "minmax" or "mse"."""
+        values = to_numpy(self.read_weight())
         return numerics.weight_qparams(values, self.spec, observer=self.observer, orders=self.orders)
 
 
 def range_statistics(
     spec: QuantSpec, observer: ObserverSpec, role: Role, site: str, orders: Sequence[numerics.SumOrder] = ()
 ) -> Statistics:
-    """Statistics that give the range the observer finds. orders: the 16-bit sums that a weight keeps."""
+    """Collector of the observer's range for an activation or a weight. orders: the 16-bit sums that a weight keeps."""
     if role is Role.WEIGHT:
         return WeightRange(spec, observer, site, orders)
     return ActivationRange(spec, observer, site)

@@ -1,4 +1,4 @@
-"""Fixed scale from an observer; the straight-through estimator trains what stands around it."""
+"""Uniform quantization with a fixed scale from an observer; the straight-through estimator passes gradients."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from torch_frontend.quantizers.registry import register_quantizer
 
 @register_quantizer("uniform")
 class Uniform(Quantizer):
-    """Nearest level; the gradient passes wherever x rounds to a level and is cut outside."""
+    """Round to nearest; the gradient passes wherever x rounds to an integer of the range and is 0 outside."""

@@ -1,4 +1,4 @@
-"""What a training loop owes its quantizers: numbers kept legal after each step, NaN reported, penalties in the loss."""
+"""Duties of a training loop towards its quantizers: legal values after each step, NaN checks, penalties in the loss."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from torch_frontend.quantizers.base import Quantizer
 
 
 def quantizers_of(module: nn.Module) -> list[Quantizer]:
-    """All quantizers inside, each once, in module order."""
+    """All quantizers inside a module, each once, in module order."""
     return [found for found in module.modules() if isinstance(found, Quantizer)]
 
 
 def penalty(module: nn.Module) -> Tensor | None:
-    """Sum of what the quantizers ask to be added to the loss; None if none does."""
+    """Sum of the quantizers' own terms of the loss, a scalar; None if there are none."""
     terms = [term for found in quantizers_of(module) if (term := found.penalty()) is not None]
+    # Stacked, so that a GPU runs two kernels however many terms there are.
     return torch.stack([term.reshape(()) for term in terms]).sum() if terms else None
 
 
 class PostStep:
-    """Call after every optimizer step, or `attach` it to the optimizer.
+    """Keeps learned values legal; call it after every optimizer step, or `attach` it to the optimizer.
 
-    Scales stay above their floor and zero points among their levels, in place and on the device. NaN and infinities
-    raise CalibrationError naming the site: at once on the CPU; on another device the finding travels in the
-    background and is looked at `every` steps later, so no step waits for it. `check` waits and looks.
+    Scales are clamped to their floor and zero points to their range, in place and on the device. NaN and inf raise
+    CalibrationError naming the site: at once on the CPU; on another device the result is copied in the background and
+    read `every` steps later, so that no step waits for it. `check` waits for it.
     """
 
     def __init__(self, module: nn.Module, *, every: int = 16) -> None:
@@ -38,29 +39,31 @@ class PostStep:
         self._pending: tuple[list[str], Tensor, Any] | None = None
 
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
-        """Run after each of the optimizer's steps."""
+        """Run after each step of the optimizer; the handle removes it."""
         return optimizer.register_step_post_hook(self)
 
     def __call__(self, *_: Any) -> None:
-        """Keep all numbers legal; look for NaN where that costs no wait."""
+        """Clamp all learned values; look for NaN where that does not wait for the device."""
         for found in self.quantizers:
             found.keep_legal()
         self._steps += 1
-        on_host = all(held.device.type == "cpu" for _, held in self._learned())
-        if on_host:
+        # On the CPU there is nothing to wait for, so the check is made at every step.
+        if all(held.device.type == "cpu" for _, held in self._list_learned()):
             self.check()
         elif self._steps % self.every == 0:
+            # Not arrived yet: the next round will show the same NaN, since NaN stays.
             if self._pending is not None and self._pending[2].query():
                 self._report(*self._pending[:2])
-            self._pending = self._sent()
+            self._pending = self._send_flags()
 
     def check(self) -> None:
-        """Look now. Raises CalibrationError naming the first site whose numbers are not finite."""
-        names, flags = self._flags()
+        """Wait for the device. Raises CalibrationError naming the first site with NaN or inf."""
+        names, flags = self._flag_finite()
         if flags is not None:
             self._report(names, flags.cpu())
 
-    def _learned(self) -> list[tuple[str, Tensor]]:
+    def _list_learned(self) -> list[tuple[str, Tensor]]:
+        """(site, learned slot) of all quantizers."""
         return [
             (found.site, held)
             for found in self.quantizers
@@ -68,17 +71,20 @@ class PostStep:
             if (held := getattr(found, slot)) is not None
         ]
 
-    def _flags(self) -> tuple[list[str], Tensor | None]:
-        learned = self._learned()
+    def _flag_finite(self) -> tuple[list[str], Tensor | None]:
+        """Sites, and a bool tensor on the device: True where the slot is finite. None if nothing is learned."""
+        learned = self._list_learned()
         if not learned:
             return [], None
         flags = [held.detach().isfinite().all() for _, held in learned]
         return [name for name, _ in learned], torch.stack([flag.to(flags[0].device) for flag in flags])
 
-    def _sent(self) -> tuple[list[str], Tensor, Any] | None:
-        names, flags = self._flags()
+    def _send_flags(self) -> tuple[list[str], Tensor, Any] | None:
+        """Start to copy the flags to the host: (sites, flags there, event that says they have arrived)."""
+        names, flags = self._flag_finite()
         if flags is None:
             return None
+        # Only pinned memory is copied without blocking the host.
         host = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True)
         host.copy_(flags, non_blocking=True)
         arrived = torch.cuda.Event()

@@ -1,9 +1,9 @@
-"""Reconstruction: weights learn to round so that layers or blocks give what they give in float, from a few samples.
+"""Reconstruction: learn the rounding of weights from a few samples, for outputs of layers or blocks as in float.
 
 run       reconstruct(): AdaRound layer by layer, BRECQ block by block, QDrop with either
-settings  its knobs, progress and results
+settings  its options, progress and results
 blocks    layers and residual blocks in a graph
-units     parts of a model that run alone, and how their inputs are caught
+units     parts of a model that run alone, with the inputs they have in the model
 cache     inputs and targets of a unit, in memory or in a file
 learn     the optimization of one unit
 """

@@ -1,8 +1,8 @@
-"""Where layers and blocks lie in a graph: a weight with the activations behind it, and regions around residual sums.
+"""Find layers and blocks in a graph: a weight with the activations behind it, and regions around residual sums.
 
-A block, in BRECQ's sense, is what lies between a value and the join of all paths that leave it: every value inside is
-read inside only. Blocks are the largest such regions with at most `max_layers` weights; weights outside of all are
-units of their own. The activations behind a unit's last operator belong to it, so do the quantizers of its inputs.
+A block, in BRECQ's sense, is the region between a value and the join of all paths that leave it: every value inside is
+read inside only. Blocks are the largest such regions with at most `max_layers` weights; a weight outside of all blocks
+is a unit of its own. The activations behind a unit's last operator and the quantizers of its inputs belong to it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from onnxq.sites import Role
 from torch_frontend.qmodules import of_function, of_method, of_module
 from torch_frontend.quantizers import Quantizer, quantizers_of
 from torch_frontend.reconstruct.units import constants
-from torch_frontend.tracing import is_plain, named
+from torch_frontend.tracing import find_module, is_plain, named, split_path
 
-# Behind a product, these are computed with it.
+# Operators that belong to the unit in front of them: engines compute them together with its product.
 _FOLLOW = frozenset(
     {
         "relu", "relu6", "clamp", "leaky_relu", "prelu", "elu", "sigmoid", "silu", "gelu", "mish", "hardsigmoid",
@@ -40,61 +40,66 @@ class Region:
 
 
 class Regions:
-    """What one graph holds."""
+    """The layers and blocks of one graph."""
 
     def __init__(self, model: fx.GraphModule) -> None:
         self.model = model
         fixed = constants(model.graph)
+        # Position in topological order.
         self.order = {node: k for k, node in enumerate(model.graph.nodes)}
         self.values = [n for n in model.graph.nodes if n not in fixed and not is_plain(n) and n.op != "output"]
+        # The graph of values alone: without parameters, sizes and the output node.
         known = set(self.values)
         self.reads = {n: [s for s in n.all_input_nodes if s in known] for n in self.values}
         self.readers = {n: [u for u in n.users if u in known or u.op == "output"] for n in self.values}
         self.weighted = [n for n in self.values if self._reads_weight(n)]
 
     def layers(self) -> list[Region]:
-        """Every operator with a quantized weight, and the activations behind it."""
-        return [self._closed(self.path(n), {n}, n) for n in self.weighted]
+        """One region per operator with a quantized weight, with the activations behind it."""
+        return [self._make_region(self.path(n), {n}, n) for n in self.weighted]
 
     def blocks(self, max_layers: int) -> list[Region]:
-        """Largest regions of at most `max_layers` weights around joins; single layers for the rest."""
+        """The largest regions with at most `max_layers` weights that end in a join; single layers for the rest."""
         above = self._dominators()
         found = []
         for join in self.values:
             if len(set(self.reads[join])) > 1 and (start := above[join]) is not None:
-                inside = self._between(start, join)
+                inside = self._find_between(start, join)
                 layers = [n for n in self.weighted if n in inside]
-                if self._only_leaves_by(inside, join) and 0 < len(layers) <= max_layers:
+                if self._leaves_only_by(inside, join) and 0 < len(layers) <= max_layers:
                     found.append((inside, join, layers))
         chosen: list[Region] = []
         taken: set[fx.Node] = set()
+        # Largest first: a block holds the smaller blocks inside it.
         for inside, join, layers in sorted(found, key=lambda f: (-len(f[0]), self.order[f[1]])):
             if not taken & inside:
                 taken |= inside
-                chosen.append(self._closed(self._common([*layers, join]), inside, join))
-        chosen += [self._closed(self.path(n), {n}, n) for n in self.weighted if n not in taken]
-        return sorted(_distinct(chosen), key=lambda region: self.order[region.exit])
+                chosen.append(self._make_region(self._find_common_path([*layers, join]), inside, join))
+        chosen += [self._make_region(self.path(n), {n}, n) for n in self.weighted if n not in taken]
+        return sorted(_make_names_unique(chosen), key=lambda region: self.order[region.exit])
 
-    def called(self, names: Sequence[str]) -> list[Region]:
-        """Regions of the modules so named. Raises ConfigError where a name is unknown or its region has many exits."""
+    def find_named(self, names: Sequence[str]) -> list[Region]:
+        """Regions of modules by name. Raises ConfigError if a name is unknown or its region has several exits."""
         paths = {node: self.path(node) for node in self.values}
         made = []
         for name in names:
-            own = {n for n, path in paths.items() if (path == name or path.startswith(f"{name}.")) and n in self.reads}
+            depth = name.count(".") + 1
+            own = {n for n, path in paths.items() if path.split(".")[:depth] == name.split(".") and n in self.reads}
             own = {n for n in own if n.op != "placeholder" and not self._is_quantizer(n)}
             if not own:
-                parts = {path.rpartition(".")[0] or path for path in paths.values()} | set(paths.values())
+                parts = {split_path(path)[0] or path for path in paths.values()} | set(paths.values())
                 raise ConfigError(
                     f"block {name!r}", "is no module of the model", did_you_mean(name, parts), code="Q309"
                 )
-            inside = self._with_what_lies_between(own)
+            inside = self._add_between(own)
+            # Only one value is compared, so a block has one exit.
             exits = [n for n in inside if any(user not in inside for user in self.readers[n])]
             if len(exits) != 1:
                 has = ", ".join(self.path(n) for n in exits[:4]) or "none"
                 raise ConfigError(
                     f"block {name!r}", f"is left by {len(exits)} values ({has})", "name smaller blocks", code="Q304"
                 )
-            made.append(self._closed(name, inside, exits[0]))
+            made.append(self._make_region(name, inside, exits[0]))
         return sorted(made, key=lambda region: self.order[region.exit])
 
     def path(self, node: fx.Node) -> str:
@@ -105,11 +110,11 @@ class Regions:
     # -- parts -------------------------------------------------------------------------------------------------
 
     def _is_quantizer(self, node: fx.Node) -> bool:
-        return node.op == "call_module" and isinstance(self.model.get_submodule(str(node.target)), Quantizer)
+        return isinstance(find_module(self.model, node), Quantizer)
 
     def _is_disabled(self, node: fx.Node) -> bool:
-        """True for a quantizer that a pass switched off for good: an identity."""
-        found = self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        """True for a quantizer that is off for good, which is an identity."""
+        found = find_module(self.model, node)
         return isinstance(found, Quantizer) and found.disabled_reason is not None
 
     def _reads_weight(self, node: fx.Node) -> bool:
@@ -117,12 +122,11 @@ class Regions:
             inside = quantizers_of(self.model.get_submodule(str(node.target)))
             if any(found.role is Role.WEIGHT for found in inside):
                 return True
-        return any(
-            self._is_quantizer(s) and self.model.get_submodule(str(s.target)).role is Role.WEIGHT
-            for s in node.all_input_nodes
-        )
+        sources = (find_module(self.model, s) for s in node.all_input_nodes)
+        return any(isinstance(found, Quantizer) and found.role is Role.WEIGHT for found in sources)
 
-    def _op(self, node: fx.Node) -> str:
+    def _op_name(self, node: fx.Node) -> str:
+        """Name of the node's operator; "" if it is unknown."""
         entry = None
         if (found := named(node)) is not None:
             entry = found.entry
@@ -134,25 +138,27 @@ class Regions:
             entry = of_method(str(node.target))
         return "" if entry is None else entry.op.name
 
-    def _closed(self, name: str, inside: set[fx.Node], exit_: fx.Node) -> Region:
-        """With the activations behind and the input quantizers in front."""
+    def _make_region(self, name: str, inside: set[fx.Node], exit_: fx.Node) -> Region:
+        """Region of these nodes with the activations behind its exit and the quantizers of its inputs."""
         nodes, behind, last = set(inside), set[fx.Node](), exit_
         while len(self.readers[last]) == 1:
             last = self.readers[last][0]
             if last.op == "output" or len(self.reads[last]) != 1:
                 break
+            # Disabled quantizers join the region only if an activation follows them.
             behind.add(last)
-            if self._op(last) in _FOLLOW:
+            if self._op_name(last) in _FOLLOW:
                 nodes, behind, exit_ = nodes | behind, set(), last
             elif not self._is_disabled(last):
                 break
         fronts = {s for n in nodes for s in self.reads[n] if s not in nodes and self._is_quantizer(s)}
-        plain = self._sizes(nodes | fronts)
+        plain = self._find_sizes(nodes | fronts)
         every = nodes | fronts | plain
         return Region(name, tuple(sorted(every, key=lambda n: self.order[n])), exit_)
 
-    def _sizes(self, nodes: set[fx.Node]) -> set[fx.Node]:
-        """Sizes computed from values the region holds or reads, so that they fit the samples drawn."""
+    def _find_sizes(self, nodes: set[fx.Node]) -> set[fx.Node]:
+        """Sizes that the region reads and that follow from values it holds or reads."""
+        # Inside the region they are computed from the samples drawn, whose number is not that of the batch.
         reach = set(nodes) | {s for n in nodes for s in self.reads[n]}
         found: set[fx.Node] = set()
         for node in self.model.graph.nodes:
@@ -165,7 +171,8 @@ class Regions:
         return wanted
 
     def _dominators(self) -> dict[fx.Node, fx.Node | None]:
-        """For every value the last one that all paths from the inputs to it pass; None: the inputs themselves."""
+        """Each value's immediate dominator: the last value on all paths from the inputs to it; None for inputs."""
+        # As in Cooper, Harvey, Kennedy 2001: walk up from both sources until they meet; without loops in one pass.
         above: dict[fx.Node, fx.Node | None] = {}
         depth: dict[fx.Node | None, int] = {None: 0}
         for node in self.values:
@@ -180,8 +187,8 @@ class Regions:
             above[node], depth[node] = at, depth[at] + 1
         return above
 
-    def _between(self, start: fx.Node, end: fx.Node) -> set[fx.Node]:
-        """What lies on a path from start (left out) to end."""
+    def _find_between(self, start: fx.Node, end: fx.Node) -> set[fx.Node]:
+        """Values on the paths from start to end, without start. start: a dominator of end."""
         found, waiting = {end}, [end]
         while waiting:
             for source in self.reads[waiting.pop()]:
@@ -190,7 +197,8 @@ class Regions:
                     waiting.append(source)
         return found
 
-    def _with_what_lies_between(self, own: set[fx.Node]) -> set[fx.Node]:
+    def _add_between(self, own: set[fx.Node]) -> set[fx.Node]:
+        """These values and all on paths between them."""
         after: set[fx.Node] = set()
         for node in self.values:
             if node in own or any(s in after for s in self.reads[node]):
@@ -201,11 +209,11 @@ class Regions:
                 before.add(node)
         return after & before
 
-    def _only_leaves_by(self, inside: set[fx.Node], exit_: fx.Node) -> bool:
+    def _leaves_only_by(self, inside: set[fx.Node], exit_: fx.Node) -> bool:
         return all(user in inside for node in inside if node is not exit_ for user in self.readers[node])
 
-    def _common(self, nodes: list[fx.Node]) -> str:
-        """The longest path that all have in common, or that of the last."""
+    def _find_common_path(self, nodes: list[fx.Node]) -> str:
+        """The longest module path that all but the last node share; if empty, the path of the last."""
         parts = [self.path(n).split(".")[:-1] for n in nodes[:-1]]
         shared = parts[0]
         for other in parts[1:]:
@@ -214,8 +222,8 @@ class Regions:
         return ".".join(shared) or self.path(nodes[-1])
 
 
-def _distinct(regions: list[Region]) -> list[Region]:
-    """Names that occur once: where two would have one name, the exit is added."""
+def _make_names_unique(regions: list[Region]) -> list[Region]:
+    """The regions with unique names: `:<exit>` is added to names that occur more than once."""
     names = [region.name for region in regions]
     return [
         region

@@ -17,7 +17,7 @@ Values = tuple[Any, ...]
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What one batch gave: inputs behind quantized units, the same in float (if asked for), and the float output."""
+    """Values of one batch: a unit's inputs behind quantized units, the same in float (for QDrop), its float output."""
 
     inputs: Values
     floats: Values
@@ -25,15 +25,15 @@ class Record:
 
 
 class Cache:
-    """Records of one unit; a context, since a file may back it.
+    """Records of one unit; a context manager, which removes the files behind it.
 
-    A tensor whose first dimension is the target's is cut into samples, everything else belongs to its batch. When
-    all batches agree but for the samples, draws mix samples of all batches; else every draw is from one batch.
+    limit: bytes in memory. A tensor with the target's first dimension is cut into samples, everything else belongs to
+    its batch. If all batches agree but for the samples, draws mix samples of all batches; else each is from one batch.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit, self.device = limit, torch.device("cpu")
-        self.held = self.spilled = 0
+        self.held = self.spilled = 0  # bytes in memory, and in files
         self.records: list[Record] = []
         self._folder: ScratchFolder | None = None
 
@@ -46,12 +46,12 @@ class Cache:
             self._folder.remove()
 
     def add(self, record: Record) -> None:
-        """Keep one batch. Raises DataError if its target has no samples."""
+        """Store one batch. Raises DataError if its target has no samples."""
         if record.target.dim() == 0 or not len(record.target):
             raise DataError("reconstruction", "a batch without samples", "leave empty batches out", code="Q203")
         self.device = record.target.device
-        inputs, floats = (tuple(self._kept(v) for v in values) for values in (record.inputs, record.floats))
-        self.records.append(Record(inputs, floats, self._kept(record.target)))
+        inputs, floats = (tuple(self._store_value(v) for v in values) for values in (record.inputs, record.floats))
+        self.records.append(Record(inputs, floats, self._store_value(record.target)))
 
     @property
     def count(self) -> int:
@@ -61,53 +61,57 @@ class Cache:
     def batches(self) -> Iterator[Record]:
         """All records in order, on the model's device."""
         for record in self.records:
-            yield self._there(record)
+            yield self._move_record(record)
 
     def mixes(self) -> bool:
-        """True if samples of different batches may stand in one draw."""
+        """True if one draw may hold samples of different batches."""
         first = self.records[0]
-        return all(_alike(first, record) for record in self.records)
+        return all(_mixes_with(first, record) for record in self.records)
 
     def draw(self, size: int, generator: torch.Generator, mixed: bool) -> Record:
-        """`size` random samples (all there are, if fewer), from all batches or from one."""
+        """`size` random samples (all if there are fewer), from all batches (mixed) or from one."""
         if mixed:
             rows = torch.randperm(self.count, generator=generator)[:size].tolist()
-            return self._rows([self._at(row) for row in rows])
+            return self._stack_rows([self._locate_row(row) for row in rows])
         record = self.records[int(torch.randint(len(self.records), (1,), generator=generator))]
-        if any(not isinstance(v, Tensor) for v in record.inputs):  # sizes and the like hold for the whole batch
-            return self._there(record)
+        if any(not isinstance(v, Tensor) for v in record.inputs):  # sizes and the like fit the whole batch only
+            return self._move_record(record)
         rows = torch.randperm(len(record.target), generator=generator)[:size].tolist()
-        return self._rows([(record, row) for row in rows])
+        return self._stack_rows([(record, row) for row in rows])
 
-    def _at(self, row: int) -> tuple[Record, int]:
+    def _locate_row(self, row: int) -> tuple[Record, int]:
+        """(record, row in it) of a row counted over all records."""
         for record in self.records:
             if row < len(record.target):
                 return record, row
             row -= len(record.target)
         raise IndexError(row)
 
-    def _rows(self, picked: list[tuple[Record, int]]) -> Record:
+    def _stack_rows(self, picked: list[tuple[Record, int]]) -> Record:
+        """A Record of these rows, on the model's device; values that are no samples are those of the first."""
         first = picked[0][0]
 
         def stacked(part: str) -> Values:
             return tuple(
                 torch.stack([getattr(record, part)[k][row].to(self.device) for record, row in picked])
-                if _sampled(value, first)
-                else self._moved(value)
+                if _has_samples(value, first)
+                else self._move_value(value)
                 for k, value in enumerate(getattr(first, part))
             )
 
         target = torch.stack([record.target[row].to(self.device) for record, row in picked])
         return Record(stacked("inputs"), stacked("floats"), target)
 
-    def _there(self, record: Record) -> Record:
-        inputs, floats = (tuple(map(self._moved, values)) for values in (record.inputs, record.floats))
-        return Record(inputs, floats, self._moved(record.target))
+    def _move_record(self, record: Record) -> Record:
+        # What was spilled lies on the host.
+        inputs, floats = (tuple(map(self._move_value, values)) for values in (record.inputs, record.floats))
+        return Record(inputs, floats, self._move_value(record.target))
 
-    def _moved(self, value: Any) -> Any:
+    def _move_value(self, value: Any) -> Any:
         return value.to(self.device) if isinstance(value, Tensor) else value
 
-    def _kept(self, value: Any) -> Any:
+    def _store_value(self, value: Any) -> Any:
+        """A copy of the value: in memory below the limit, else a tensor backed by a file."""
         if not isinstance(value, Tensor):
             return value
         size = value.numel() * value.element_size()
@@ -115,7 +119,7 @@ class Cache:
             self.held += size
             return value.detach().clone()
         self.spilled += size
-        if not value.numel():
+        if not value.numel():  # an empty file cannot be mapped
             return value.detach().clone()
         if self._folder is None:
             self._folder = ScratchFolder()
@@ -124,19 +128,20 @@ class Cache:
         return backed.copy_(value.detach())
 
 
-def _sampled(value: Any, record: Record) -> bool:
+def _has_samples(value: Any, record: Record) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and len(value) == len(record.target)
 
 
-def _alike(one: Record, other: Record) -> bool:
+def _mixes_with(one: Record, other: Record) -> bool:
+    """True if the records agree in everything but their samples' values."""
     if one.target.shape[1:] != other.target.shape[1:] or len(one.inputs) != len(other.inputs):
         return False
     for a, b in zip((*one.inputs, *one.floats), (*other.inputs, *other.floats), strict=True):
-        if isinstance(a, Tensor) != isinstance(b, Tensor) or _sampled(a, one) != _sampled(b, other):
+        if isinstance(a, Tensor) != isinstance(b, Tensor) or _has_samples(a, one) != _has_samples(b, other):
             return False
-        if not isinstance(a, Tensor):
+        if not isinstance(a, Tensor):  # sizes and the like may depend on the number of samples
             return False
-        if _sampled(a, one):
+        if _has_samples(a, one):
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
                 return False
         elif a.shape != b.shape or not torch.equal(a, b):

@@ -1,4 +1,4 @@
-"""One unit: its weights' roundings, and its activations' scales, learned so that its output is what it is in float."""
+"""Learning of one unit: its weights' roundings, and its activations' scales, towards its output in float."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_frontend.reconstruct.cache import Cache, Record
 from torch_frontend.reconstruct.settings import Settings, UnitResult
 from torch_frontend.reconstruct.units import Unit
 
-# Steps between two reports; looking at the loss waits for the device.
+# Steps between two reports of progress; reading the loss waits for the device.
 _EVERY = 100
 
 
@@ -24,37 +24,38 @@ def learn(
     unit: Unit, cache: Cache, settings: Settings, *, qdrop: float, activation_lr: float,
     tell: Callable[[int, float], None],
 ) -> UnitResult:  # fmt: skip
-    """Learn the unit's roundings on what the cache holds; every weight quantizer that is on must be an AdaRound.
+    """Learn the unit's roundings from the cached samples; every weight quantizer that is on must be an AdaRound.
 
-    Adam on v, and on the scales the unit owns if activation_lr is not 0; loss: squared error of the output over that
-    of rounding to nearest, plus the regulariser. If the error on all samples is not lower in the end, rounding to
-    nearest is put back. tell: iteration and mean squared error, now and then.
+    Adam on v, and on the scales that the unit owns if activation_lr is not 0. Loss: squared error of the output
+    relative to that of rounding to nearest, plus the regularizer. If the error on all samples is not lower in the end,
+    rounding to nearest and the old scales are restored. tell: called every 100 steps with iteration and mean squared
+    error.
     """
     roundings = [found for found in unit.weights if isinstance(found, AdaRound)]
-    moving = _moving(unit) if activation_lr else []
+    moving = _find_scales(unit) if activation_lr else []
     start = [(scale, scale.detach().clone()) for _, scale in moving]
     for rounding in roundings:
         rounding.forget()
-    before = _error(unit, cache)
-    if not before:
-        return _result(unit, cache, before, before)
+    before = _measure_error(unit, cache)
+    if not before:  # nothing to gain, and the loss divides by it
+        return _make_result(unit, cache, before, before)
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(_alone(unit.module, [scale for _, scale in moving]))
-        _start(unit, roundings, cache)
-        _optimize(unit, cache, settings, roundings, moving, qdrop, activation_lr, before, tell)
+        stack.enter_context(_require_gradients_of(unit.module, [scale for _, scale in moving]))
+        _start_roundings(unit, roundings, cache)
+        _optimize_unit(unit, cache, settings, roundings, moving, qdrop, activation_lr, before, tell)
     for rounding in roundings:
         rounding.finish()
-    after = _error(unit, cache)
-    if not after < before:
+    after = _measure_error(unit, cache)
+    if not after < before:  # true for NaN, too
         for rounding in roundings:
             rounding.forget()
         for scale, value in start:
             scale.data.copy_(value)
-    return _result(unit, cache, before, after)
+    return _make_result(unit, cache, before, after)
 
 
-def _result(unit: Unit, cache: Cache, before: float, after: float) -> UnitResult:
+def _make_result(unit: Unit, cache: Cache, before: float, after: float) -> UnitResult:
     kept = after < before
     return UnitResult(
         name=unit.name, sites=tuple(found.site for found in unit.weights if isinstance(found, AdaRound)),
@@ -62,8 +63,8 @@ def _result(unit: Unit, cache: Cache, before: float, after: float) -> UnitResult
     )  # fmt: skip
 
 
-def _moving(unit: Unit) -> list[tuple[Quantizer, Tensor]]:
-    """Scales of activations that may be learned here: what the quantizer learns itself, or a uniform one's scale."""
+def _find_scales(unit: Unit) -> list[tuple[Quantizer, Tensor]]:
+    """(quantizer, tensor) of activations to learn here: the quantizer's learned slots, or a uniform one's scale."""
     found = []
     for quantizer in unit.owned:
         if quantizer.role is Role.WEIGHT or not (quantizer.active and quantizer.calibrated) or quantizer.frozen:
@@ -74,8 +75,9 @@ def _moving(unit: Unit) -> list[tuple[Quantizer, Tensor]]:
 
 
 @contextmanager
-def _alone(module: nn.Module, scales: list[Tensor]) -> Iterator[None]:
-    """Gradients go to these scales and to no parameter of the module."""
+def _require_gradients_of(module: nn.Module, scales: list[Tensor]) -> Iterator[None]:
+    """Run a block in which these scales require gradients and no parameter of the module does."""
+    # Scales of uniform quantizers are buffers, so they are listed apart from the parameters.
     before = [(tensor, tensor.requires_grad) for tensor in (*module.parameters(), *scales)]
     for tensor, _ in before:
         tensor.requires_grad_(False)
@@ -89,8 +91,9 @@ def _alone(module: nn.Module, scales: list[Tensor]) -> Iterator[None]:
             tensor.grad = None
 
 
-def _start(unit: Unit, roundings: list[AdaRound], cache: Cache) -> None:
-    """Let every rounding see its weight once, wherever the weight comes from."""
+def _start_roundings(unit: Unit, roundings: list[AdaRound], cache: Cache) -> None:
+    """Start every rounding with its float weight, caught in one run of the unit."""
+    # A weight may be a Parameter, or computed from some in the graph: only the call shows it.
 
     def begin(rounding: nn.Module, given: tuple[Any, ...]) -> None:
         if isinstance(rounding, AdaRound) and rounding.v is None:
@@ -105,11 +108,13 @@ def _start(unit: Unit, roundings: list[AdaRound], cache: Cache) -> None:
             handle.remove()
 
 
-def _optimize(
+def _optimize_unit(
     unit: Unit, cache: Cache, settings: Settings, roundings: list[AdaRound],
     moving: list[tuple[Quantizer, Tensor]], qdrop: float, activation_lr: float, nearest: float,
     tell: Callable[[int, float], None],
 ) -> None:  # fmt: skip
+    # Each unit has random numbers of its own, which do not depend on the units before it. drops draws on the device:
+    # one number per element of an activation.
     seed = settings.seed ^ crc32(unit.name.encode())
     picks, drops = torch.Generator().manual_seed(seed), torch.Generator(cache.device).manual_seed(seed)
     rounding_steps = torch.optim.Adam([rounding.v for rounding in roundings], lr=settings.lr)
@@ -118,11 +123,12 @@ def _optimize(
         scale_steps, T_max=settings.iterations
     )  # fmt: skip
     mixed = cache.mixes()
+    # The settings' factor counts for the mean over roundings, the regularizer is a sum.
     factor = settings.regularization / sum(rounding.v.numel() for rounding in roundings)
-    with _dropping(unit.module, qdrop, drops):
+    with _dropping_activations(unit.module, qdrop, drops):
         for step in range(settings.iterations):
             drawn = cache.draw(settings.batch, picks, mixed)
-            error = (unit.run(*_mixed(drawn, qdrop, drops)) - drawn.target).square().mean()
+            error = (unit.run(*_drop_inputs(drawn, qdrop, drops)) - drawn.target).square().mean()
             loss = error / nearest
             beta = settings.beta_at(step)
             if beta is not None:
@@ -141,8 +147,8 @@ def _optimize(
                 tell(step + 1, float(error.detach()))
 
 
-def _error(unit: Unit, cache: Cache) -> float:
-    """Mean squared error over all samples, as the unit stands."""
+def _measure_error(unit: Unit, cache: Cache) -> float:
+    """Mean squared error of the unit's output over all samples."""
     total, count = 0.0, 0
     with torch.no_grad():
         for record in cache.batches():
@@ -151,29 +157,29 @@ def _error(unit: Unit, cache: Cache) -> float:
     return total / count
 
 
-def _mixed(drawn: Record, qdrop: float, drops: torch.Generator) -> tuple[Any, ...]:
-    """Inputs whose elements are those of the float model with probability qdrop."""
+def _drop_inputs(drawn: Record, qdrop: float, drops: torch.Generator) -> tuple[Any, ...]:
+    """The unit's inputs, each element from the float model with probability qdrop."""
     if not qdrop:
         return drawn.inputs
     return tuple(
-        _dropped(value, plain, qdrop, drops)
+        _drop_elements(value, plain, qdrop, drops)
         if isinstance(value, Tensor) and value.is_floating_point() and value.shape == plain.shape
         else value
         for value, plain in zip(drawn.inputs, drawn.floats, strict=True)
     )
 
 
-def _dropped(quantized: Tensor, plain: Tensor, qdrop: float, drops: torch.Generator) -> Tensor:
+def _drop_elements(quantized: Tensor, plain: Tensor, qdrop: float, drops: torch.Generator) -> Tensor:
     chance = torch.rand(plain.shape, generator=drops, device=plain.device)
     return torch.where(chance < qdrop, plain, quantized)
 
 
 @contextmanager
-def _dropping(module: nn.Module, qdrop: float, drops: torch.Generator) -> Iterator[None]:
-    """QDrop (Wei et al. 2022): each element of each activation skips quantization with probability qdrop."""
+def _dropping_activations(module: nn.Module, qdrop: float, drops: torch.Generator) -> Iterator[None]:
+    """Run a block with QDrop (Wei et al. 2022): elements of activations skip quantization with probability qdrop."""
 
     def drop(quantizer: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
-        return _dropped(output, given[0], qdrop, drops)
+        return _drop_elements(output, given[0], qdrop, drops)
 
     found = [q for q in quantizers_of(module) if q.role is not Role.WEIGHT] if qdrop else []
     handles = [quantizer.register_forward_hook(drop) for quantizer in found]

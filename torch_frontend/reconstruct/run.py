@@ -1,4 +1,4 @@
-"""reconstruct(): from a calibrated model and a few samples to learned roundings, unit by unit, first to last."""
+"""reconstruct(): learn the roundings of a calibrated model from a few samples, unit by unit, first to last."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from torch_frontend.reconstruct.units import Unit, graph_unit, module_unit, quan
 from torch_frontend.tracing import as_inputs, evaluating
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
-# Those whose forward is the nearest level of a fixed scale once that scale is learned.
+# Quantizers whose forward rounds to nearest with a scale that AdaRound can take over.
 _NEAREST = (Uniform, LSQ, LSQPlus)
+# Default learning rate of activation scales; AdaRound learns none.
 _ACTIVATION_LR = {"adaround": 0.0, "brecq": 4e-5}
 
 
@@ -35,20 +36,20 @@ def reconstruct(
     settings: Settings | None = None,
     progress: Report | None = None,
 ) -> Reconstruction:
-    """Learn how weights are rounded, up or down, so that layers or blocks give what they give in float.
+    """Learn which weights are rounded up and which down, so that outputs of layers or blocks stay as in float.
 
     model: a calibrated QuantModel, or any module with calibrated quantizers inside. It is changed in place: weight
-        quantizers become AdaRound with the same scale. Float weights stay as they are. Its state loads into a model
-        whose configuration asks for the weight quantizer adaround.
-    data: batches as the model takes them (a tensor, a tuple, a mapping); the first `settings.samples` samples count.
+        quantizers become AdaRound with the same scale. Float weights do not change. Its state loads into a model that
+        is configured with the weight quantizer adaround.
+    data: batches as the model takes them (a tensor, a tuple, a mapping); the first `settings.samples` samples are used.
     method: "adaround" learns layer by layer with the activations behind it (Nagel et al. 2020); "brecq" block by block,
         activation scales included (Li et al. 2021).
-    qdrop: probability with which an element of an activation is left unquantized while learning (Wei et al. 2022; 0.5).
-    blocks: names of modules to take as blocks, in place of those found in the graph.
+    qdrop: probability with which an element of an activation stays float while learning (Wei et al. 2022; 0.5).
+    blocks: names of modules to use as blocks, in place of those found in the graph.
 
-    Each unit reads what the units before it, already learned, give for the data, and aims at what the float model
-    gives. Activations take part as they are calibrated. In memory: the samples' inputs, and the inputs and targets of
-    one unit up to `settings.cache_bytes`; beyond that a temporary file.
+    Inputs of a unit come from the units before it, already learned; its target is the float model's value. Activations
+    are quantized as calibrated. In memory: the samples' inputs, and the inputs and targets of one unit up to
+    `settings.cache_bytes`; the rest is in a temporary file.
     Raises CalibrationError for weights without a scale, DataError without samples, ConfigError for unknown names.
     """
     settings = settings or Settings()
@@ -63,32 +64,35 @@ def reconstruct(
             cause = f"the model is {model.state.value}"
             raise PlanError("reconstruct()", cause, "calibrate it first; do not freeze it", code="Q409")
         model = model.model
-    refusals = _learnable(model)
-    batches = _collected(data, settings.samples)
-    units = _units(model, method, blocks, settings)
+    refusals = _make_learnable(model)
+    batches = _collect_batches(data, settings.samples)
+    units = _find_units(model, method, blocks, settings)
+    # 0 is a choice, None the method's default.
     rate = _ACTIVATION_LR[method] if settings.activation_lr is None else settings.activation_lr
     done: list[UnitResult] = []
     learned: dict[int, str] = {}
+    # First to last: a unit's inputs come from units that are learned.
     with evaluating(model), quantizing(quantizers_of(model), True):
         for index, unit in enumerate(units):
             own = [found for found in unit.weights if isinstance(found, AdaRound)]
+            # A weight that two units share has one rounding, learned in the first.
             again = [found for found in own if id(found) in learned]
-            refusals += [_shared(found.site, unit.name, learned[id(found)]) for found in again]
+            refusals += [_refuse_shared(found.site, unit.name, learned[id(found)]) for found in again]
             if not own or again:
                 continue
             learned.update((id(found), unit.name) for found in own)
-            tell = _telling(progress, unit.name, index, len(units), settings.iterations)
+            tell = _make_report(progress, unit.name, index, len(units), settings.iterations)
             with Cache(settings.cache_bytes) as cache:
-                _fill(cache, model, unit, batches, floats=qdrop > 0)
+                _fill_cache(cache, model, unit, batches, floats=qdrop > 0)
                 done.append(learn(unit, cache, settings, qdrop=qdrop, activation_lr=rate, tell=tell))
     return Reconstruction(method=method, units=tuple(done), refusals=tuple(refusals))
 
 
-def _shared(site: str, unit: str, other: str) -> Refusal:
+def _refuse_shared(site: str, unit: str, other: str) -> Refusal:
     return Refusal(site, f"{unit} reads it too; it was learned in {other}", rule="shared", code="R110")
 
 
-def _telling(
+def _make_report(
     progress: Report | None, unit: str, index: int, units: int, iterations: int
 ) -> Callable[[int, float], None]:
     def tell(step: int, loss: float) -> None:
@@ -99,9 +103,9 @@ def _telling(
 
 
 def as_adaround(quantizer: Quantizer) -> AdaRound | None:
-    """An AdaRound of the same site, spec and numbers; None where rounding is not to the nearest level.
+    """An AdaRound of the same site, spec and qparams; None for a quantizer that does more than round to nearest.
 
-    Raises CalibrationError for an uncalibrated one.
+    Raises CalibrationError for an uncalibrated quantizer.
     """
     if isinstance(quantizer, AdaRound):
         return quantizer
@@ -111,15 +115,17 @@ def as_adaround(quantizer: Quantizer) -> AdaRound | None:
     made = AdaRound(
         quantizer.spec, site=quantizer.site, role=quantizer.role, observer=quantizer.observer, target=quantizer.target
     )
-    made.to(quantizer.scale.device)
+    made.to(quantizer.scale.device)  # before the qparams, which appear on its device
     made.load_qparams(numbers)
     made.bind_sums_of(quantizer)
-    made.enabled, made.disabled_reason = quantizer.enabled, quantizer.disabled_reason
+    made.enabled = quantizer.enabled
+    made.disabled_reason, made.disabled_by = quantizer.disabled_reason, quantizer.disabled_by
     return made.train(quantizer.training)
 
 
-def _learnable(model: nn.Module) -> list[Refusal]:
-    """Put an AdaRound in the place of every weight quantizer that is not disabled; say which cannot be one."""
+def _make_learnable(model: nn.Module) -> list[Refusal]:
+    """Replace every weight quantizer that is not disabled by an AdaRound; Refusals for those that cannot be one."""
+    # One quantizer that several layers share becomes one AdaRound.
     made: dict[int, AdaRound | None] = {}
     refusals = []
     for parent in list(model.modules()):
@@ -144,16 +150,16 @@ def _learnable(model: nn.Module) -> list[Refusal]:
     return refusals
 
 
-def _collected(data: Iterable[Any], samples: int) -> list[Batch]:
-    """The first samples' arguments; the last batch is cut."""
+def _collect_batches(data: Iterable[Any], samples: int) -> list[Batch]:
+    """Arguments of the first `samples` samples, batch by batch; the last batch is cut."""
     batches: list[Batch] = []
     for batch in data:
         args, kwargs = as_inputs(batch)
         tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.dim()]
         size = len(tensors[0]) if tensors else 0
         if size > samples:
-            args = tuple(_cut(value, size, samples) for value in args)
-            kwargs = {key: _cut(value, size, samples) for key, value in kwargs.items()}
+            args = tuple(_cut_value(value, size, samples) for value in args)
+            kwargs = {key: _cut_value(value, size, samples) for key, value in kwargs.items()}
         if size:
             batches.append((args, kwargs))
             samples -= size
@@ -164,15 +170,15 @@ def _collected(data: Iterable[Any], samples: int) -> list[Batch]:
     return batches
 
 
-def _cut(value: Any, size: int, samples: int) -> Any:
+def _cut_value(value: Any, size: int, samples: int) -> Any:
     return value[:samples] if isinstance(value, Tensor) and value.dim() and len(value) == size else value
 
 
-def _units(model: nn.Module, method: str, blocks: Sequence[str] | None, settings: Settings) -> list[Unit]:
+def _find_units(model: nn.Module, method: str, blocks: Sequence[str] | None, settings: Settings) -> list[Unit]:
     if isinstance(model, fx.GraphModule):
         regions = Regions(model)
         if blocks is not None:
-            found = regions.called(blocks)
+            found = regions.find_named(blocks)
         else:
             found = regions.layers() if method == "adaround" else regions.blocks(settings.max_layers)
         return [graph_unit(model, region.name, list(region.nodes), region.exit) for region in found]
@@ -183,6 +189,7 @@ def _units(model: nn.Module, method: str, blocks: Sequence[str] | None, settings
             "name them: blocks=[…]",
             code="Q304",
         )
+    # Without a graph layers are the modules that hold a weight quantizer.
     if blocks is None:
         blocks = [
             name for name, module in model.named_modules()
@@ -192,12 +199,13 @@ def _units(model: nn.Module, method: str, blocks: Sequence[str] | None, settings
     return [module_unit(model, name) for name in blocks]
 
 
-def _fill(cache: Cache, model: nn.Module, unit: Unit, batches: list[Batch], *, floats: bool) -> None:
-    """Run all batches twice: in float for targets, quantized for inputs."""
+def _fill_cache(cache: Cache, model: nn.Module, unit: Unit, batches: list[Batch], *, floats: bool) -> None:
+    """Fill the cache with a unit's values for all batches, from a float run (targets) and a quantized run (inputs)."""
     every = quantizers_of(model)
     for args, kwargs in batches:
         with quantizing(every, False):
             plain = unit.catch(args, kwargs)
+        # Calls are paired by their order: a unit may be called several times in a batch.
         for (inputs, _), (unquantized, target) in zip(unit.catch(args, kwargs), plain, strict=True):
             cache.add(Record(inputs, unquantized if floats else (), target))
     if not cache.records:

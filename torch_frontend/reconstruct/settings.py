@@ -1,4 +1,4 @@
-"""How long, how fast, on how much: the knobs of a reconstruction, and what it reports."""
+"""Options, progress and results of a reconstruction."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ METHODS = ("adaround", "brecq")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Learning of one unit, a layer or a block.
+    """How one unit, a layer or a block, is learned.
 
-    iterations: Adam steps a unit; the papers take 10 000 (AdaRound) and 20 000 (BRECQ). batch: samples a step.
-    lr: of the roundings. activation_lr: of activation scales, which follow a cosine to 0; None: 0 for adaround (they
-        stay), 4e-5 for brecq.
-    regularization, warm_up, beta: factor of the mean of 1 - |2h - 1|**beta, share of the steps without it, and the
-        values between which beta falls afterwards. The papers add 0.01 times its sum to the squared error, which
-        does too little where outputs are large; here the error counts in units of that of rounding to nearest, so
-        that one factor fits layers of any size and scale.
-    samples: how many of the data's samples are used. cache_bytes: what the inputs and targets of one unit may take in
-        memory; the rest is kept in a temporary file, which is slower and as exact.
-    max_layers: weights in one block; a region with more is taken apart into the regions inside it.
+    iterations: Adam steps per unit. batch: samples per step. lr: of the roundings. activation_lr: of activation scales,
+        which follows a cosine to 0; None: 0 for adaround (scales do not change), 4e-5 for brecq.
+    regularization: factor of the mean of 1 - |2h - 1|**beta. warm_up: share of the steps without it. beta: start and
+        end of its linear decrease afterwards.
+    samples: number of samples used. cache_bytes: bytes of memory for the inputs and targets of one unit; the rest is
+        kept in a temporary file, which is slower and as exact.
+    max_layers: most weights in one block; a region with more is split into the regions inside it.
     seed: the same seed, data and device give the same roundings.
     """
 
+    # AdaRound's paper takes 10 000, BRECQ's 20 000.
     iterations: int = 10_000
     batch: int = 32
     lr: float = 1e-2
     activation_lr: float | None = None
+    # The papers add 0.01 times the sum to the squared error, which is too little where outputs are large. Here the
+    # error is relative to that of rounding to nearest, so that one factor fits layers of any size and scale.
     regularization: float = 100.0
+    # As in BRECQ's published code, for AdaRound too.
     warm_up: float = 0.2
     beta: tuple[float, float] = (20.0, 2.0)
+    # BRECQ's paper takes 1024 images.
     samples: int = 1024
     cache_bytes: int = 1 << 30
+    # Residual and transformer blocks have fewer; stages of a network have more.
     max_layers: int = 8
     seed: int = 0
 
@@ -52,7 +55,7 @@ class Settings:
             )
 
     def beta_at(self, step: int) -> float | None:
-        """The regulariser's exponent; None during the warm-up."""
+        """The regularizer's exponent at a step; None during the warm-up."""
         first = self.warm_up * self.iterations
         if step < first:
             return None
@@ -62,7 +65,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the learning stands. unit: its name, the index-th of `units`; loss: its output's mean squared error now."""
+    """Progress of one unit. unit: its name, the index-th of `units`. loss: mean squared error of its output."""
 
     unit: str
     index: int
@@ -79,7 +82,7 @@ Report = Callable[[Progress], None]
 class UnitResult:
     """One layer or block. before, after: mean squared error of its output, rounded to nearest and as learned.
 
-    kept: False where learning did not lower the error on the samples, and rounding to nearest was put back.
+    kept: False if learning did not lower the error on the samples, and rounding to nearest was restored.
     spilled: bytes of samples that did not fit into memory.
     """
 
@@ -94,7 +97,7 @@ class UnitResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
-    """What was learned, unit by unit in the order of computation, and what was not and why."""
+    """Results unit by unit in the order of computation, and refusals for weights that were not learned."""
 
     method: str
     units: tuple[UnitResult, ...]

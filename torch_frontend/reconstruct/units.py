@@ -1,4 +1,4 @@
-"""What is learned together: a part of the model that can be run alone on inputs caught where it stands."""
+"""Units of learning: parts of a model that run alone, on inputs caught in runs of the whole model."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Caught = list[tuple[tuple[Any, ...], Tensor]]
 
 @dataclass(eq=False)
 class Unit:
-    """A layer or block. run: its output for caught inputs. catch: model, batch -> inputs and output of every call.
+    """A layer or block. run: its output for caught inputs. catch: a batch -> inputs and output of every call.
 
-    quantizers: all inside. owned: those that nothing outside reads, whose scales may be learned here.
+    owned: quantizers whose results nothing outside reads, so that their scales may be learned here.
     """
 
     name: str
@@ -33,18 +33,18 @@ class Unit:
 
     @property
     def quantizers(self) -> list[Quantizer]:
-        """All inside."""
+        """All quantizers inside."""
         return quantizers_of(self.module)
 
     @property
     def weights(self) -> list[Quantizer]:
-        """Those of weights that are switched on."""
+        """Quantizers of weights that are not disabled."""
         return [found for found in self.quantizers if found.role is Role.WEIGHT and found.disabled_reason is None]
 
 
 @contextmanager
 def quantizing(quantizers: list[Quantizer], on: bool) -> Iterator[None]:
-    """All of them on or off; what a pass disabled stays off. Afterwards as before."""
+    """Run a block with these quantizers on or off and not observing; disabled ones stay off."""
     before = [(found, found.enabled, found.observing) for found in quantizers]
     for found in quantizers:
         found.enabled, found.observing = on, False
@@ -56,18 +56,18 @@ def quantizing(quantizers: list[Quantizer], on: bool) -> Iterator[None]:
 
 
 class _Caught(Exception):
-    """Raised to stop a forward pass once all that is wanted was seen."""
+    """Raised to stop a forward pass once all values are caught."""
 
 
 def module_unit(model: nn.Module, name: str) -> Unit:
-    """A submodule as a unit; hooks catch the inputs of every call. Raises ModelError if there is none so called."""
+    """A submodule as a unit; hooks catch the inputs of every call. Raises ModelError for an unknown name."""
     try:
         module = model.get_submodule(name)
     except AttributeError as error:
         raise ModelError(
             name, "is no module of the model", "name one that named_modules() lists", code="Q124"
         ) from error
-    layouts: list[Any] = []
+    layouts: list[Any] = []  # structure of the arguments, which `run` restores from the flat values
 
     def catch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Caught:
         caught: Caught = []
@@ -80,7 +80,8 @@ def module_unit(model: nn.Module, name: str) -> Unit:
                 raise ModelError(
                     name, "is called with different arguments at different times", "name another block", code="Q124"
                 )
-            pending.append(tuple(_copied(value) for value in flat))
+            # A stack: the module may call itself, and then inner calls end first.
+            pending.append(tuple(_copy_value(value) for value in flat))  # copies: the model may write into them
 
         def done(_: nn.Module, __: Any, output: Any) -> None:
             if not isinstance(output, Tensor):
@@ -107,15 +108,16 @@ def module_unit(model: nn.Module, name: str) -> Unit:
 
 
 def graph_unit(model: fx.GraphModule, name: str, region: list[fx.Node], exit_: fx.Node) -> Unit:
-    """Nodes of a graph as a unit. region: in topological order, `exit_` among them, closed but for what it reads."""
-    part, entries = _extracted(model, set(region), exit_)
+    """Nodes of a graph as a unit. region: in topological order, with `exit_`; values read from outside are inputs."""
+    part, entries = _extract_part(model, set(region), exit_)
     wanted = {*entries, exit_}
 
     class Tap(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
             result = super().run_node(n)
             if n in wanted:
-                seen[n] = _copied(result)
+                seen[n] = _copy_value(result)
+                # The rest of the model is not needed.
                 if len(seen) == len(wanted):
                     raise _Caught
             return result
@@ -132,15 +134,15 @@ def graph_unit(model: fx.GraphModule, name: str, region: list[fx.Node], exit_: f
         seen.clear()
         return found
 
-    return Unit(name, part, catch, part, _owned(model, part, set(region)))
+    return Unit(name, part, catch, part, _find_owned(model, part, set(region)))
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def constants(graph: fx.Graph) -> set[fx.Node]:
-    """Parameters, buffers, and what is computed from them alone."""
+    """Nodes of parameters, buffers, and values computed from them alone."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         sources = node.all_input_nodes
@@ -149,8 +151,8 @@ def constants(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def _extracted(model: fx.GraphModule, region: set[fx.Node], exit_: fx.Node) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """The region as a module of its own that shares the model's modules, and the values it reads from outside."""
+def _extract_part(model: fx.GraphModule, region: set[fx.Node], exit_: fx.Node) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """(the region as a module that shares the model's modules, the nodes outside that it reads)."""
     fixed = constants(model.graph)
     inside = [node for node in model.graph.nodes if node in region]
     entries: list[fx.Node] = []
@@ -162,21 +164,24 @@ def _extracted(model: fx.GraphModule, region: set[fx.Node], exit_: fx.Node) -> t
     for k, entry in enumerate(entries):
         made[entry] = part.placeholder(f"value_{k}")
 
-    def copied(node: fx.Node) -> fx.Node:
+    # Constants are copy_node along with their readers, although they are not in the region.
+    def copy_node(node: fx.Node) -> fx.Node:
         if node not in made:
             for source in node.all_input_nodes:
-                copied(source)
+                copy_node(source)
             made[node] = part.node_copy(node, lambda source: made[source])
         return made[node]
 
     for node in inside:
-        copied(node)
+        copy_node(node)
     part.output(made[exit_])
     return fx.GraphModule(model, part), entries
 
 
-def _owned(model: fx.GraphModule, part: fx.GraphModule, region: set[fx.Node]) -> list[Quantizer]:
-    """Quantizers inside whose every reader is inside, and which nothing outside calls or follows."""
+def _find_owned(model: fx.GraphModule, part: fx.GraphModule, region: set[fx.Node]) -> list[Quantizer]:
+    """Quantizers inside whose readers are all inside, and that nothing outside calls or follows."""
+    # A leader's qparams are also its followers'; learning them here would change other units.
+    # Leaders are shared with the sites that follow them.
     shared = {id(leader) for found in quantizers_of(model) if (leader := getattr(found, "leader", None)) is not None}
     for node in model.graph.nodes:
         if node.op == "call_module" and not (node in region and all(user in region for user in node.users)):

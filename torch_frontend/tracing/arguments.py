@@ -1,4 +1,4 @@
-"""Arguments with a default that nobody passes: fixed while tracing, and checked when the model runs."""
+"""Arguments that keep their default: fixed while tracing, and checked when the model runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from onnxq.errors import DataError
 
 
 def fixed_arguments(model: nn.Module, given: Collection[str] | None) -> dict[str, Any]:
-    """Arguments of the model's forward that will not be passed, with their defaults.
+    """Name -> default of the forward's arguments that will not be passed.
 
-    given: names of those that will be; None: all without a default. A graph has no `if mask is None`, so that an
-    argument which is sometimes there cannot be traced.
+    given: names of those that will be passed; None: all without a default.
     """
+    # A graph has no `if mask is None`: an argument that is passed only sometimes cannot be traced.
     passed = set(given or ())
     return {
         name: parameter.default
@@ -27,7 +27,10 @@ def fixed_arguments(model: nn.Module, given: Collection[str] | None) -> dict[str
 
 
 def given_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The forward's arguments that these give a value other than the default."""
+    """Name -> value of the forward's arguments that differ from their defaults.
+
+    Raises DataError if the arguments do not fit the forward.
+    """
     signature = inspect.signature(model.forward)
     try:
         bound = signature.bind(*args, **kwargs).arguments
@@ -38,9 +41,9 @@ def given_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
     return {name: value for name, value in bound.items() if value is not signature.parameters[name].default}
 
 
-@has_side_effect
+@has_side_effect  # else dead-code elimination removes the call: nothing reads its result
 def require_default(value: Any, name: str, default: Any) -> None:
-    """Raises DataError when an argument that was traced with its default is given something else."""
+    """Raise DataError if an argument that was traced with its default has another value."""
     if value is not default and (type(value) is not type(default) or value != default):
         raise DataError(
             f"input {name!r}",

@@ -1,7 +1,7 @@
-"""torch's transformer modules in a form that can be traced: the same products, said one by one.
+"""torch's transformer modules in a form that can be traced: the same products, one by one.
 
-Their own forward looks at types, shapes and modes to choose a fused path, which a tracer cannot follow. The parameters
-stay where they are: `in_proj_weight` is read as one weight, or cut where query, key and value differ.
+Their own forward tests types, shapes and modes to choose a fused path, which a tracer cannot follow. The parameters
+stay in place: `in_proj_weight` is read as one weight, or sliced where query, key and value differ.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ class NotTraceable(Exception):
 
 
 def attention_bias(like: Tensor, heads: int, attn_mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
-    """What masks add to the scores [N, heads, L, S]: -inf where a boolean mask is True, a float mask as it is.
+    """Sum of the masks, to be added to the scores [N, heads, L, S]; None without masks.
 
-    attn_mask: [L, S] or [N * heads, L, S]. padding: [N, S].
+    -inf where a boolean mask is True, a float mask as it is. attn_mask: [L, S] or [N * heads, L, S]. padding: [N, S].
+    like: gives the dtype.
     """
     total = None
     for mask in (attn_mask, padding):
@@ -44,26 +45,29 @@ def attention_bias(like: Tensor, heads: int, attn_mask: Tensor | None, padding: 
 
 @register_qmodule(attention_bias, op="float")
 class AttentionBias(Call):
-    """The masks of attention, added up."""
+    """The sum of attention's masks as one call, which stays float."""
 
 
-def _parameter(like: Any, module: nn.Module, name: str) -> Any:
+def _read_parameter(like: Any, module: nn.Module, name: str) -> Any:
+    """Proxy of a module's parameter, or None. like: any proxy of the trace."""
     if module._parameters.get(name) is None:
         return None
     path = like.tracer.path_of_module(module)
     return like.tracer.create_proxy("get_attr", f"{path}.{name}" if path else name, (), {})
 
 
-def _projected(m: Any, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
-    bias, size = _parameter(query, m, "in_proj_bias"), m.embed_dim
+def _project_inputs(m: Any, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
+    """Query, key and value behind their linear projections."""
+    bias, size = _read_parameter(query, m, "in_proj_bias"), m.embed_dim
     if m._qkv_same_embed_dim:
-        weight = _parameter(query, m, "in_proj_weight")
+        weight = _read_parameter(query, m, "in_proj_weight")
+        # Self-attention: one product, with the packed weight as one site.
         if query is key and key is value:
             packed = functional.linear(query, weight, bias).chunk(3, -1)
             return packed[0], packed[1], packed[2]
         parts = [weight[k * size : (k + 1) * size] for k in range(3)]
     else:
-        parts = [_parameter(query, m, f"{name}_proj_weight") for name in "qkv"]
+        parts = [_read_parameter(query, m, f"{name}_proj_weight") for name in "qkv"]
     biases = [None if bias is None else bias[k * size : (k + 1) * size] for k in range(3)]
     made = [functional.linear(x, w, b) for x, w, b in zip((query, key, value), parts, biases, strict=True)]
     return made[0], made[1], made[2]
@@ -80,20 +84,26 @@ def multihead_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Any, Any]:
-    """nn.MultiheadAttention of [N, L, E] (batch_first) or [L, N, E]; is_causal is a hint about attn_mask, as there."""
+    """Forward of nn.MultiheadAttention for [N, L, E] (batch_first) or [L, N, E].
+
+    is_causal: ignored; for torch too it is a hint about attn_mask. Raises NotTraceable for bias_k, bias_v and
+    add_zero_attn.
+    """
     if m.bias_k is not None or m.bias_v is not None or m.add_zero_attn:
         raise NotTraceable("bias_k, bias_v and add_zero_attn are not taken apart")
     if not m.batch_first:
+        # The same proxy again, so that self-attention is still recognized.
         same = query is key and key is value
         query = query.transpose(0, 1)
         key, value = (query, query) if same else (key.transpose(0, 1), value.transpose(0, 1))
-    q, k, v = _projected(m, query, key, value)
+    q, k, v = _project_inputs(m, query, key, value)
     heads = (m.num_heads, m.head_dim)
     q, k, v = (x.unflatten(-1, heads).transpose(-3, -2) for x in (q, k, v))
     bias = None
     if attn_mask is not None or key_padding_mask is not None:
         bias = q.tracer.create_proxy("call_function", attention_bias, (q, m.num_heads, attn_mask, key_padding_mask), {})
     weights = None
+    # The fused product gives no weights, and its dropout would not follow the mode in a graph.
     if need_weights or m.dropout > 0:
         scores = torch.matmul(q * (1.0 / math.sqrt(m.head_dim)), k.transpose(-2, -1))
         scores = scores if bias is None else scores + bias
@@ -112,7 +122,7 @@ def multihead_attention(
 def encoder_layer(
     m: Any, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
 ) -> Any:
-    """nn.TransformerEncoderLayer."""
+    """Forward of nn.TransformerEncoderLayer."""
     if m.norm_first:
         x = src + m._sa_block(m.norm1(src), src_mask, src_key_padding_mask)
         return x + m._ff_block(m.norm2(x))
@@ -131,7 +141,7 @@ def decoder_layer(
     tgt_is_causal: bool = False,
     memory_is_causal: bool = False,
 ) -> Any:
-    """nn.TransformerDecoderLayer."""
+    """Forward of nn.TransformerDecoderLayer."""
     own, other = (tgt_mask, tgt_key_padding_mask), (memory_mask, memory_key_padding_mask)
     x = tgt
     if m.norm_first:
@@ -144,7 +154,8 @@ def decoder_layer(
 
 
 def encoder(m: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
-    """nn.TransformerEncoder."""
+    """Forward of nn.TransformerEncoder."""
+    # torch's own forward may turn padded batches into nested tensors, which ONNX does not have.
     for layer in m.layers:
         src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask)
     return src if m.norm is None else m.norm(src)
@@ -161,7 +172,7 @@ def decoder(
     tgt_is_causal: Any = None,
     memory_is_causal: bool = False,
 ) -> Any:
-    """nn.TransformerDecoder."""
+    """Forward of nn.TransformerDecoder."""
     masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
     for layer in m.layers:
         tgt = layer(tgt, memory, *masks)
@@ -182,16 +193,16 @@ def transformer(
     tgt_is_causal: Any = None,
     memory_is_causal: bool = False,
 ) -> Any:
-    """nn.Transformer."""
+    """Forward of nn.Transformer."""
     memory = m.encoder(src, mask=src_mask, src_key_padding_mask=src_key_padding_mask)
     masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
     return m.decoder(tgt, memory, *masks)
 
 
 def take_apart(model: fx.GraphModule) -> None:
-    """F.scaled_dot_product_attention as its products, where it has no mask, dropout or heads that share keys.
+    """Replace F.scaled_dot_product_attention by its products, where it has no mask, dropout or heads that share keys.
 
-    Engines quantize attention whole: query, key, the softmax between, value and the result.
+    Engines quantize attention as a whole: query, key, softmax, value and result, which are then sites of their own.
     """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     graph = model.graph
@@ -199,10 +210,12 @@ def take_apart(model: fx.GraphModule) -> None:
         if node.target is not functional.scaled_dot_product_attention:
             continue
         given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        # Masked scores stay float, so the op stays whole.
         if given.get("attn_mask") is not None or any(given.get(k) for k in ("dropout_p", "is_causal", "enable_gqa")):
             continue
         with graph.inserting_before(node):
             scale = given.get("scale")
+            # The op's default, 1 / sqrt(E), for any size of E.
             if scale is None:
                 size = graph.call_method("size", (given["query"], -1))
                 scale = graph.call_function(operator.pow, (size, -0.5))
@@ -211,6 +224,7 @@ def take_apart(model: fx.GraphModule) -> None:
             scores = graph.call_function(torch.matmul, (scaled, turned))
             weights = graph.call_function(torch.softmax, (scores, -1))
             made = graph.call_function(torch.matmul, (weights, given["value"]))
+        # The scope, after which the new calls are named.
         for new in (scaled, turned, scores, weights, made):
             new.meta["nn_module_stack"] = node.meta.get("nn_module_stack") or {}
         node.replace_all_uses_with(made)
@@ -218,11 +232,13 @@ def take_apart(model: fx.GraphModule) -> None:
 
 
 def traceable(model: nn.Module) -> nn.Module:
-    """The model itself; one of torch's transformer modules as a copy whose own forward is the traceable form."""
+    """The model itself; for one of torch's transformer modules a copy whose forward is the traceable form."""
+    # Inner modules get their form in Tracer.call_module; the root's forward is called by fx directly.
     form = FORMS.get(type(model))
     if form is None:
         return model
     made = shallow(model)
+    # A subclass under the same name, so that isinstance and messages stay as they are.
     made.__class__ = type(type(model).__name__, (type(model),), {"forward": form})
     return made
 

@@ -1,13 +1,13 @@
-"""Shapes and types while tracing, from the user's example: loops over shapes and `if` on them can then be followed.
+"""Shapes and types while tracing, from the user's example, so that loops and `if` on shapes can be followed.
 
-Every call is made once more on tensors without data (torch's fake tensors), so nothing is computed or changed. What
-depends on values stays unknown.
+Every call is repeated on tensors without data (torch's fake tensors), so nothing is computed or changed. Results that
+depend on values stay unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,12 +16,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.proxy import Attribute
 from torch.utils import _pytree as pytree
 
+from torch_frontend.tracing.modules import find_module, run_call
+from torch_frontend.tracing.values import evaluating
+
+# Key of a node's meta, there while tracing only.
 _FAKE = "onnxq_fake"
 _UNKNOWN = object()
 
 
 class KnowingProxy(fx.Proxy):
-    """A proxy that knows its length where the example shows it."""
+    """A proxy with the length of its value in the example."""
 
     def __len__(self) -> int:
         known = known_of(self)
@@ -32,23 +36,28 @@ class KnowingProxy(fx.Proxy):
 
 
 class KnowingAttribute(Attribute):
-    """The same for attributes: len(x.shape)."""
+    """The same for attributes, as in len(x.shape)."""
 
     __len__ = KnowingProxy.__len__
     __getattr__ = KnowingProxy.__getattr__
 
 
 def known_of(proxy: fx.Proxy) -> Any:
-    """What the example gives here; _UNKNOWN where it gives nothing."""
+    """The proxy's value in the example, or _UNKNOWN."""
     return proxy.node.meta.get(_FAKE, _UNKNOWN)
 
 
 class Example:
-    """The example's values, call by call. given: argument -> value."""
+    """Values of the example, call by call.
+
+    given: argument -> value. specialised: scopes whose control flow the example has decided, as ordered keys.
+    """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
+        # Parameters stay real tensors: only their shapes are read.
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.given = pytree.tree_map(self._fake, dict(given))
+        # True while a call is repeated; the tracer must not record these calls.
         self.running = False
         self.specialised: dict[str, None] = {}
 
@@ -56,7 +65,7 @@ class Example:
         return self.mode.from_tensor(value) if isinstance(value, Tensor) else value
 
     def follow(self, root: nn.Module, node: fx.Node) -> None:
-        """Make the node's call on the values its arguments have."""
+        """Repeat the node's call on the example's values of its arguments."""
         if self.running or node.op == "output":
             return
         sources = node.all_input_nodes
@@ -66,7 +75,7 @@ class Example:
         try:
             with self.mode, torch.no_grad():
                 node.meta[_FAKE] = self._value(root, node)
-        except Exception:  # what cannot run without data is unknown
+        except Exception:  # the call needs data: its result is unknown
             node.meta.pop(_FAKE, None)
         finally:
             self.running = False
@@ -74,21 +83,14 @@ class Example:
     def _value(self, root: nn.Module, node: fx.Node) -> Any:
         if node.op == "placeholder":
             return self.given.get(str(node.target).lstrip("*"), node.args[0] if node.args else _UNKNOWN)
-        if node.op == "get_attr":
-            owner, _, leaf = str(node.target).rpartition(".")
-            return getattr(root.get_submodule(owner), leaf)
-        args = fx.map_arg(node.args, lambda n: n.meta[_FAKE])
-        kwargs = fx.map_arg(node.kwargs, lambda n: n.meta[_FAKE])
-        if node.op == "call_module":
-            module = root.get_submodule(str(node.target))
-            with _evaluated(module):
-                return module(*args, **kwargs)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        args, kwargs = (fx.map_arg(part, lambda n: n.meta[_FAKE]) for part in (node.args, node.kwargs))
+        module = find_module(root, node)
+        # In training mode a batch norm would write into its averages.
+        with nullcontext() if module is None else evaluating(module):
+            return run_call(root, node, args, kwargs)
 
     def truth(self, proxy: fx.Proxy, scope: str) -> bool | None:
-        """What an `if` on sizes, types and the like finds in the example; None where it depends on values."""
+        """Outcome of an `if` on sizes, types and the like in the example; None where it depends on values."""
         known = known_of(proxy)
         if known is _UNKNOWN or isinstance(known, Tensor):
             return None
@@ -96,7 +98,7 @@ class Example:
         return bool(known)
 
     def items(self, proxy: fx.Proxy, scope: str) -> Iterator[fx.Proxy] | None:
-        """The elements of what a loop or a * goes over; None where their number is unknown."""
+        """Elements of a value that a loop or a * iterates over; None where their number is unknown."""
         known = known_of(proxy)
         if known is _UNKNOWN or not isinstance(known, (Tensor, tuple, list)):
             return None
@@ -105,18 +107,6 @@ class Example:
 
 
 def forget(graph: fx.Graph) -> None:
-    """Take the example's values off the graph."""
+    """Remove the example's values from the graph."""
     for node in graph.nodes:
         node.meta.pop(_FAKE, None)
-
-
-@contextmanager
-def _evaluated(module: nn.Module) -> Iterator[None]:
-    modes = [(inner, inner.training) for inner in module.modules()]
-    try:
-        for inner, _ in modes:
-            inner.training = False
-        yield
-    finally:
-        for inner, mode in modes:
-            inner.training = mode

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torch_frontend.qmodules import convertible, shallow
+from torch_frontend.tracing.modules import find_module, put
 from torch_frontend.tracing.names import named
 from torch_frontend.tracing.values import shape_of
 
@@ -21,24 +22,25 @@ _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, *_TRANSPOSED)
 
 
 def fold_batch_norms(model: fx.GraphModule) -> list[tuple[str, str]]:
-    """Fold where nothing else sees the difference. Returns (batch norm, what was done or why not).
+    """Fold every batch norm whose layer nothing else uses. Returns (batch norm, outcome with the reason if not folded).
 
-    The layer gets new Parameters; those of the float model stay as they are.
+    The layer gets new Parameters; those of the float model do not change.
     """
     calls = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
+    # How many modules hold each Parameter: a tied weight must not be scaled for one of them.
     holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     done: list[tuple[str, str]] = []
     for node in list(model.graph.nodes):
-        norm = _module(model, node)
+        norm = find_module(model, node)
         if not isinstance(norm, _BatchNorm):
             continue
         source = node.args[0] if node.args else None
-        layer = _module(model, source)
+        layer = find_module(model, source)
         name = named(node)
         path = name.name if name is not None else str(node.target)
         if not isinstance(source, fx.Node) or not isinstance(layer, _LAYERS):
             continue
-        why = _unsafe(node, source, norm, layer, calls, holders)
+        why = _explain_conflict(node, source, norm, layer, calls, holders)
         if why is not None:
             done.append((path, f"not folded into {source.target}: {why}"))
             continue
@@ -46,18 +48,14 @@ def fold_batch_norms(model: fx.GraphModule) -> list[tuple[str, str]]:
         node.replace_all_uses_with(source)
         model.graph.erase_node(node)
         done.append((path, f"folded into {source.target}"))
-    model.delete_all_unused_submodules()
+    model.delete_all_unused_submodules()  # the folded batch norms
     return done
 
 
-def _module(model: fx.GraphModule, node: Any) -> nn.Module | None:
-    return model.get_submodule(str(node.target)) if isinstance(node, fx.Node) and node.op == "call_module" else None
-
-
-def _unsafe(
+def _explain_conflict(
     node: fx.Node, source: fx.Node, norm: nn.Module, layer: nn.Module, calls: Counter[str], holders: Counter[int]
 ) -> str | None:
-    """Why somebody would notice, or None."""
+    """Reason why folding would change another result, or None."""
     if len(source.users) > 1:
         return "others read its result too"
     if calls[str(source.target)] > 1 or calls[str(node.target)] > 1:
@@ -68,6 +66,7 @@ def _unsafe(
         return "the layer's weight is computed"
     if any(holders[id(p)] > 1 for p in (layer.weight, layer.bias) if p is not None):
         return "the layer's weight is another layer's too"
+    # BatchNorm1d normalizes axis 1, which is a Linear's feature axis only for [N, features].
     if isinstance(layer, nn.Linear):
         shape = shape_of(source)
         if shape is None:
@@ -78,7 +77,7 @@ def _unsafe(
 
 
 def factors(norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """(f, shift) of y = f x + shift, float64."""
+    """(f, shift) of the batch norm as y = f x + shift, one value per channel, float64."""
     var, mean = norm.running_var.double(), norm.running_mean.double()  # type: ignore[operator]
     gamma = torch.ones_like(mean) if norm.weight is None else norm.weight.detach().double()  # type: ignore[operator]
     beta = torch.zeros_like(mean) if norm.bias is None else norm.bias.detach().double()  # type: ignore[operator]
@@ -86,8 +85,8 @@ def factors(norm: nn.Module) -> tuple[Tensor, Tensor]:
     return factor, beta - mean * factor
 
 
-def by_channel(layer: nn.Module, factor: Tensor) -> Tensor:
-    """The factor of each output channel, broadcast over the layer's weight."""
+def _spread_factors(layer: nn.Module, factor: Tensor) -> Tensor:
+    """One factor per output channel, in a shape that broadcasts over the layer's weight."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
     if not isinstance(layer, _TRANSPOSED):
         return factor.reshape(-1, *[1] * (weight.dim() - 1))
@@ -97,18 +96,13 @@ def by_channel(layer: nn.Module, factor: Tensor) -> Tensor:
 
 
 def folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
-    """A shallow copy of the layer that computes layer and batch norm, with Parameters of its own."""
+    """A shallow copy of the layer that computes layer and batch norm, with Parameters of its own, in float64 inside."""
+    # float64, rounded once at the end.
     factor, shift = factors(norm)
     made = shallow(layer)
     old: Any = layer
-    weight = (old.weight.detach().double() * by_channel(layer, factor)).to(old.weight.dtype)
+    weight = (old.weight.detach().double() * _spread_factors(layer, factor)).to(old.weight.dtype)
     bias = shift if old.bias is None else shift + old.bias.detach().double() * factor
     made.weight = nn.Parameter(weight, requires_grad=old.weight.requires_grad)
     made.bias = nn.Parameter(bias.to(old.weight.dtype), requires_grad=old.weight.requires_grad)
     return made
-
-
-def put(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Set a submodule by its path."""
-    parent, _, leaf = path.rpartition(".")
-    setattr(model.get_submodule(parent), leaf, module)

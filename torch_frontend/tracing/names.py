@@ -1,4 +1,4 @@
-"""Names of graph values: the module path they come from, never a position."""
+"""Names of graph values: the path of the module that makes them, never a position."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from torch import fx
 from torch_frontend.qmodules import Call, Entry, of_function, of_method, of_module
 from torch_frontend.tracing.arguments import require_default
 
+# Keys of a node's meta.
 _NAMED, _PLAIN, _CONSTANT = "onnxq_name", "onnxq_plain", "onnxq_constant"
 
-# Attributes and methods of tensors that are no tensors.
+# Attributes and methods of tensors whose values are no tensors.
 _FACTS = ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout")
 _FACT_METHODS = ("size", "dim", "numel", "item", "stride", "ndimension", "is_floating_point", "tolist", "__len__")
-# Modules and functions that give several tensors.
+# Operators with several results: an index of their result selects one, it does not slice a tensor.
 _SEVERAL = ("split", "lstm", "gru", "rnn", "multihead_attention")
 
 
 @dataclass(frozen=True, eq=False)
 class Named:
-    """One call. path: the module's qualified name. call: how often it was called before. entry: what it is."""
+    """One call. path: the module's qualified name. call: number of earlier calls. entry: its registration, or None."""
 
     path: str
     call: int = 0
@@ -32,35 +33,35 @@ class Named:
 
     @property
     def name(self) -> str:
-        """The path, with the call where there are several."""
+        """The path, with `@call` from the second call on."""
         return f"{self.path}@{self.call}" if self.call else self.path
 
 
 def named(node: fx.Node) -> Named | None:
-    """The call's name; None for inputs, parameters and plumbing (sizes, elements of tuples)."""
+    """The name of a node's call; None for inputs, parameters, sizes and elements of tuples."""
     found: Named | None = node.meta.get(_NAMED)
     return found
 
 
 def rename(node: fx.Node, name: Named) -> None:
-    """Give a call another name."""
+    """Set the name of a node's call."""
     node.meta[_NAMED] = name
 
 
 def is_plain(node: fx.Node) -> bool:
-    """True for sizes, dtypes and what is computed from them: no tensors."""
+    """True for sizes, dtypes and values computed from them, which are no tensors."""
     return bool(node.meta.get(_PLAIN, False))
 
 
 def is_constant(node: fx.Node) -> bool:
-    """True for parameters, buffers and what is computed from them alone."""
+    """True for parameters, buffers and values computed from them alone."""
     return bool(node.meta.get(_CONSTANT, False))
 
 
 def site_of(node: fx.Node) -> str | None:
-    """The site of the tensor this node makes; None where it makes none that has a name.
+    """The site of a node's tensor; None for values without a name.
 
-    `<path>[@call].out`; `….out1` for the second tensor of several; `input:<name>`; a parameter by its own name.
+    `<path>[@call].out`; `….out1` for the second of several tensors; `input:<name>`; a parameter's own name.
     """
     if node.op == "placeholder":
         return f"input:{node.target}"
@@ -78,14 +79,14 @@ def site_of(node: fx.Node) -> str | None:
 
 
 def element_of(node: fx.Node) -> tuple[fx.Node, Any] | None:
-    """(tuple, index) of a node that takes one element of several results."""
+    """(source, index) of a node that indexes another's result; None for other nodes."""
     if node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         return node.args[0], node.args[1]
     return None
 
 
 def scope_of(node: fx.Node) -> str:
-    """Qualified name of the module in whose forward the call stands; "" for the model itself."""
+    """Qualified name of the module whose forward makes the call; "" for the model itself."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values()]
     return str(paths[-1]) if paths else ""
@@ -94,16 +95,17 @@ def scope_of(node: fx.Node) -> str:
 def name_calls(model: fx.GraphModule, skipped: Collection[str] = ()) -> None:
     """Turn known function and method calls into named modules of `model`, and name every call.
 
-    A call becomes a `Call` in the scope it was made in, `layer1.0.add`; the next one there `layer1.0.add_1`. What is
-    not in the registry keeps its place in the graph, under the name it would have had. skipped: modules of which
-    nothing is to be known.
+    A call becomes a `Call` in the scope that makes it, `layer1.0.add`; the next one there is `layer1.0.add_1`. A call
+    that is not in the registry stays a function in the graph, with the name it would have had. skipped: paths of
+    modules that are treated as unknown.
     """
     calls: Counter[str] = Counter()
     taken: set[str] = set()
     for node in model.graph.nodes:
         sources = node.all_input_nodes
         node.meta[_CONSTANT] = node.op == "get_attr" or (bool(sources) and all(is_constant(s) for s in sources))
-        if _plain(node):
+        # Nodes come in topological order, so sources are settled before their readers.
+        if _computes_no_tensor(node):
             node.meta[_PLAIN] = True
         elif node.op == "call_module":
             path = str(node.target)
@@ -114,7 +116,7 @@ def name_calls(model: fx.GraphModule, skipped: Collection[str] = ()) -> None:
             _name_call(model, node, taken)
 
 
-def _plain(node: fx.Node) -> bool:
+def _computes_no_tensor(node: fx.Node) -> bool:
     if node.op == "call_method":
         return node.target in _FACT_METHODS
     if node.op != "call_function":
@@ -124,15 +126,13 @@ def _plain(node: fx.Node) -> bool:
     if node.target is getattr:
         return node.args[1] in _FACTS
     sources = node.all_input_nodes
-    return _computes_plainly(node.target) and bool(sources) and all(is_plain(source) for source in sources)
-
-
-def _computes_plainly(function: Any) -> bool:
-    return getattr(function, "__module__", "") in ("builtins", "_operator", "operator", "math")
+    # Python's own arithmetic on sizes gives sizes.
+    plainly = getattr(node.target, "__module__", "") in ("builtins", "_operator", "operator", "math")
+    return plainly and bool(sources) and all(is_plain(source) for source in sources)
 
 
 def _is_element(node: fx.Node) -> bool:
-    """True for `results[1]`, as opposed to a slice of a tensor."""
+    """True for an element of several results, as opposed to a slice of a tensor."""
     element = element_of(node)
     if element is None:
         return node.target is getattr
@@ -140,6 +140,7 @@ def _is_element(node: fx.Node) -> bool:
     above = named(source)
     if above is None or not isinstance(index, int):
         return False
+    # Calls that nothing is known of may return tuples.
     return above.entry is None or above.entry.op.name in _SEVERAL or above.entry.op.name == "float"
 
 
@@ -147,7 +148,7 @@ def _name_call(model: fx.GraphModule, node: fx.Node, taken: set[str]) -> None:
     known = of_function(node.target) if node.op == "call_function" else of_method(str(node.target))
     scope = scope_of(node)
     base = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "call")
-    path = fresh(model, scope, base.strip("_") or "call", taken)
+    path = fresh(model, scope, base.strip("_") or "call", taken)  # __matmul__ -> matmul
     if known is not None:
         made = (known.qmodule or Call)(node.target)
         made.train(model.training)
@@ -159,16 +160,16 @@ def _name_call(model: fx.GraphModule, node: fx.Node, taken: set[str]) -> None:
 
 
 def fresh(model: fx.GraphModule, scope: str, base: str, taken: set[str] | frozenset[str] = frozenset()) -> str:
-    """`<scope>.<base>`, or the first of `<base>_1`, `<base>_2` … that nothing in the model is called."""
+    """`<scope>.<base>`, or the first of `<base>_1`, `<base>_2` … that is neither in the model nor in `taken`."""
     prefix = f"{scope}." if scope else ""
     name, k = f"{prefix}{base}", 0
-    while name in taken or _there(model, name):
+    while name in taken or _exists(model, name):
         k += 1
         name = f"{prefix}{base}_{k}"
     return name
 
 
-def _there(model: fx.GraphModule, path: str) -> bool:
+def _exists(model: fx.GraphModule, path: str) -> bool:
     at: Any = model
     for part in path.split("."):
         if not hasattr(at, part):

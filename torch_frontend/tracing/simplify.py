@@ -1,4 +1,4 @@
-"""Rewrites of a fresh graph that change no value: in-place writes, identities, elements of lists, dead code."""
+"""Rewrites of a new graph that change no value: in-place writes, identities, elements of lists, dead code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from torch_frontend.qmodules import shallow
+from torch_frontend.tracing.modules import put
 from torch_frontend.tracing.names import fresh, scope_of
 
 _DROPOUTS: dict[Any, type[nn.Module]] = {
@@ -24,17 +25,19 @@ _IN_PLACE: dict[Any, Any] = {functional.relu_: functional.relu, torch.relu_: tor
 
 
 def simplify(model: fx.GraphModule) -> None:
-    """All of them, in order."""
+    """Apply all rewrites of this module, in order."""
+    # Identities first: the rewrites behind them see the real producers.
     remove_identities(model)
     dropouts_to_modules(model)
     out_of_place(model)
     unbind_to_select(model)
-    remove_dead(model)
+    model.graph.eliminate_dead_code()
+    model.delete_all_unused_submodules()
     model.graph.lint()
 
 
 def remove_identities(model: fx.GraphModule) -> None:
-    """Drop nn.Identity: what it hands on is its input."""
+    """Remove calls of nn.Identity."""
     for node in list(model.graph.nodes):
         if node.op == "call_module" and type(model.get_submodule(str(node.target))) is nn.Identity and node.args:
             node.replace_all_uses_with(node.args[0])
@@ -42,9 +45,9 @@ def remove_identities(model: fx.GraphModule) -> None:
 
 
 def dropouts_to_modules(model: fx.GraphModule) -> None:
-    """F.dropout(x, p, self.training) has the mode of the trace written into it; as a module it follows the mode.
+    """Replace F.dropout(x, p, self.training), which a trace fixes to the mode of the trace, by modules.
 
-    One that was told a mode against the model's own keeps it: `training=True` in a model traced in eval mode.
+    A call with another mode than the model's keeps it: `training=True` in a model traced in eval mode.
     """
     for node in list(model.graph.nodes):
         made = _DROPOUTS.get(node.target) if node.op == "call_function" else None
@@ -52,7 +55,7 @@ def dropouts_to_modules(model: fx.GraphModule) -> None:
             continue
         args = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
         if bool(args.get("training", True)) != model.training:
-            continue
+            continue  # the user wrote a constant
         path = fresh(model, scope_of(node), "dropout")
         module = made(float(args.get("p", 0.5)))
         module.train(model.training)
@@ -62,40 +65,43 @@ def dropouts_to_modules(model: fx.GraphModule) -> None:
 
 
 def out_of_place(model: fx.GraphModule) -> None:
-    """Writes into a tensor become new tensors, which later readers get: a quantizer may stand between."""
+    """Replace writes into a tensor by new tensors, which later readers get."""
+    # A quantizer between writer and reader would otherwise hide the write.
     for node in list(model.graph.nodes):
         if not node.args or not isinstance(node.args[0], fx.Node):
             continue
         if node.op == "call_module":
-            written = _module_out_of_place(model, node)
+            written = _replace_in_place_module(model, node)
         elif node.op == "call_function":
             written = bool(node.kwargs.get("inplace")) or node.target in _IN_PLACE
             node.target = _IN_PLACE.get(node.target, node.target)
             if "inplace" in node.kwargs:
                 node.kwargs = {**node.kwargs, "inplace": False}
         else:
+            # torch's convention: add_ writes in place what add returns; __iadd__ and the like are other names.
             name = str(node.target)
             plain = name[:-1] if node.op == "call_method" and name.endswith("_") and not name.endswith("__") else ""
             written = bool(plain) and hasattr(torch.Tensor, plain)
             node.target = plain if written else node.target
         if written:
-            _redirect(model.graph, node.args[0], node)
+            _redirect_readers(model.graph, node.args[0], node)
 
 
-def _module_out_of_place(model: fx.GraphModule, node: fx.Node) -> bool:
+def _replace_in_place_module(model: fx.GraphModule, node: fx.Node) -> bool:
     module = model.get_submodule(str(node.target))
-    if not getattr(module, "inplace", False) or not type(module).__module__.startswith("torch.nn"):
+    # `inplace` of the user's own modules may mean anything; torch.nn documents it.
+    if not getattr(module, "inplace", False) or type(module).__module__.split(".")[:2] != ["torch", "nn"]:
+        # A module that is called twice was replaced at its first call.
         return getattr(module, "onnxq_was_inplace", False)
     made = shallow(module)
     made.inplace = False  # type: ignore[assignment]
     made.onnxq_was_inplace = True  # type: ignore[assignment]
-    parent, _, leaf = str(node.target).rpartition(".")
-    setattr(model.get_submodule(parent), leaf, made)
+    put(model, str(node.target), made)
     return True
 
 
-def _redirect(graph: fx.Graph, written: fx.Node, result: fx.Node) -> None:
-    """Readers of `written` behind `result` read `result`."""
+def _redirect_readers(graph: fx.Graph, written: fx.Node, result: fx.Node) -> None:
+    """Let readers of `written` that stand behind `result` read `result`."""
     order = {node: k for k, node in enumerate(graph.nodes)}
     for reader in list(written.users):
         if order[reader] > order[result]:
@@ -103,7 +109,7 @@ def _redirect(graph: fx.Graph, written: fx.Node, result: fx.Node) -> None:
 
 
 def unbind_to_select(model: fx.GraphModule) -> None:
-    """unbind(x, dim)[k] -> select(x, dim, k), which is a slice with a name."""
+    """Replace unbind(x, dim)[k] by select(x, dim, k), a call with a name and a site of its own."""
     for node in list(model.graph.nodes):
         if node.target not in (torch.unbind, "unbind") or not isinstance(node.args[0], fx.Node):
             continue
@@ -114,9 +120,3 @@ def unbind_to_select(model: fx.GraphModule) -> None:
         for reader in readers:
             index = reader.args[1]
             reader.target, reader.args = torch.select, (node.args[0], dim, index)
-
-
-def remove_dead(model: fx.GraphModule) -> None:
-    """Drop what nothing reads, and modules that nothing calls."""
-    model.graph.eliminate_dead_code()
-    model.delete_all_unused_submodules()

@@ -1,4 +1,4 @@
-"""torch.fx tracing that does not give up: what cannot be traced becomes one opaque module, and is named."""
+"""torch.fx tracing that does not give up: a module that cannot be traced becomes opaque and is reported by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_frontend.tracing.arguments import fixed_arguments, require_default
 from torch_frontend.tracing.attention import FORMS, traceable
 from torch_frontend.tracing.example import Example, KnowingProxy, forget
 
-# More failures than this, and the model is converted without tracing.
+# Traces of the whole model, one per module that fails; beyond that it is converted layer by layer.
 _TRIES = 64
 
 
@@ -25,8 +25,9 @@ _TRIES = 64
 class Traced:
     """A graph over the modules of `root`.
 
-    opaque: modules that could not be traced, and why. skipped: as asked. fixed: arguments that keep their defaults.
-    modes: what the other mode would have done. shaped: modules whose control flow on shapes the example decided.
+    opaque: modules that could not be traced, with reasons. skipped: modules that match `torch.skip_trace`. fixed:
+    arguments that keep their defaults. modes: a Refusal if the other mode (train or eval) makes other calls. shaped:
+    modules whose control flow on shapes the example decided.
     """
 
     root: nn.Module
@@ -46,7 +47,11 @@ class Untraceable:
 
 
 class Tracer(fx.Tracer):
-    """Leaves: torch's own layers, modules with an entry in the registry, modules to skip, and what failed before."""
+    """fx.Tracer with these leaves: torch's own layers, registered modules, skipped modules, and those in `opaque`.
+
+    skip: patterns of names. opaque: paths that failed before. fixed: argument -> default. given: argument -> example.
+    skipped, failed: paths met while tracing.
+    """
 
     def __init__(
         self,
@@ -62,7 +67,7 @@ class Tracer(fx.Tracer):
         self.failed: str | None = None
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """True for a module that is not looked into."""
+        """True for a module whose forward is not traced."""
         name = module_qualified_name
         if self.skip and matches(self.skip, name):
             if name not in self.skipped:
@@ -70,12 +75,13 @@ class Tracer(fx.Tracer):
             return True
         if name in self.opaque:
             return True
+        # torch.nn modules are leaves for fx, but these have a traceable form.
         if type(m) in FORMS:
             return False
         return of_module(m) is not None or super().is_leaf_module(m, name)
 
     def _proxy_placeholder(self, name: str, *rest: Any) -> Any:
-        """The forward sees the value of a fixed argument; the graph has the argument and looks at what it is given."""
+        """Give forward the default of a fixed argument, and the graph an input that is checked against it."""
         if name not in self.fixed:
             return super()._proxy_placeholder(name, *rest)
         default = self.fixed[name]
@@ -84,34 +90,34 @@ class Tracer(fx.Tracer):
         return default
 
     def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
-        """As fx; with an example the call is followed on it."""
+        """As fx; with an example the call is repeated on it."""
         made = super().create_proxy(*args, **kwargs)
         if self.example is not None:
             self.example.follow(self.root, made.node)
         return made
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        """With an example, one that knows its length."""
+        """As fx; with an example, a proxy that has a length."""
         return fx.Proxy(node, self) if self.example is None else KnowingProxy(node, self)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """Parameters are proxies while tracing, and themselves while a call is made on the example."""
+        """As fx; while a call is repeated on the example, parameters are themselves."""
         if self.example is not None and self.example.running:
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        """An `if` on sizes and types goes the example's way."""
+        """Outcome of an `if` on sizes and types in the example."""
         known = None if self.example is None else self.example.truth(obj, self.scope.module_path)
         return super().to_bool(obj) if known is None else known
 
     def iter(self, obj: fx.Proxy) -> Any:
-        """A loop over a shape has as many rounds as in the example."""
+        """Iterate over a shape as often as in the example."""
         known = None if self.example is None else self.example.items(obj, self.scope.module_path)
         return super().iter(obj) if known is None else known
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As fx; remembers the innermost module that failed."""
+        """As fx, with the traceable form of torch's transformer modules; remembers the innermost module that failed."""
         if self.example is not None and self.example.running:
             return forward(*args, **kwargs)
         form = FORMS.get(type(m))
@@ -120,62 +126,67 @@ class Tracer(fx.Tracer):
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
+            # The exception passes through all callers; the first to see it is the innermost.
             if self.failed is None:
                 self.failed = self.path_of_module(m)
             raise
 
 
 def trace(model: nn.Module, skip: Sequence[str] = (), given: Mapping[str, Any] | None = None) -> Traced | Untraceable:
-    """The graph of the model's forward, in the mode (train or eval) the model is in.
+    """The graph of the model's forward, in the mode (train or eval) of the model.
 
-    skip: patterns of module names that are not looked into. given: the arguments that will be passed, with an example
-    of each, whose shapes decide control flow on shapes (None: arguments without a default, and no control flow); the
-    others keep their defaults for good. A module whose forward cannot be traced (control flow
-    on values or shapes, code outside torch) becomes opaque; when the model's own forward cannot be, Untraceable.
-    Raises ConfigError for a pattern that matches no module.
+    skip: patterns of names of modules that are not traced. given: the arguments that will be passed, with an example
+    of each, whose shapes decide control flow on shapes; None: arguments without a default, and no such control flow.
+    The other arguments keep their defaults for good.
+    A module whose forward cannot be traced (control flow on values or shapes, code outside torch) becomes opaque. If
+    it is the model's own forward, Untraceable. Raises ConfigError for a pattern that matches no module.
     """
     check_patterns(model, skip)
     root = traceable(model)
     fixed = fixed_arguments(root, given)
     failed: dict[str, str] = {}
-    example: Mapping[str, Any] | None = None  # needed only where a plain trace fails
+    # Used only where a plain trace fails: it fixes the shapes that decide control flow.
+    example: Mapping[str, Any] | None = None
     for _ in range(_TRIES):
         tracer = Tracer(skip, frozenset(failed), fixed, example)
         try:
             graph = tracer.trace(root)
-        except Exception as error:  # whatever the user's forward raises on a proxy
+        except Exception as error:  # the user's forward may raise anything on a proxy
             if example is None and given is not None:
                 example = given
                 continue
-            reason = _in_short(error)
+            reason = _shorten_error(error)
             if tracer.failed is None or tracer.failed in failed:
                 return Untraceable(reason)
             failed[tracer.failed] = reason
             continue
+        # A module that failed may no longer be called once its caller is opaque.
         called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
-        refusals = [_refusal(name, why) for name, why in failed.items() if name in called]
-        modes = _by_mode(root, tracer, graph, example)
+        refusals = [_make_refusal(name, why) for name, why in failed.items() if name in called]
+        modes = _compare_modes(root, tracer, graph, example)
         shaped = () if tracer.example is None else tuple(tracer.example.specialised)
         forget(graph)
         return Traced(tracer.root, graph, tuple(refusals), tuple(tracer.skipped), tuple(fixed), modes, shaped)
     return Untraceable(f"{_TRIES} of its modules cannot be traced")
 
 
-def _by_mode(root: nn.Module, tracer: Tracer, graph: fx.Graph, given: Mapping[str, Any] | None) -> tuple[Refusal, ...]:
-    """A Refusal when train and eval mode run different calls: a graph holds those of one."""
+def _compare_modes(
+    root: nn.Module, tracer: Tracer, graph: fx.Graph, given: Mapping[str, Any] | None
+) -> tuple[Refusal, ...]:
+    """A Refusal if train and eval mode make different calls: the graph holds those of one mode."""
     modes = [(module, module.training) for module in root.modules()]
     before = set(vars(root))
     try:
         root.train(not root.training)
         other = Tracer(tracer.skip, tracer.opaque, tracer.fixed, given).trace(root)
-    except Exception:  # the other mode cannot be traced: it differs
+    except Exception:  # the other mode cannot be traced, so it differs
         other = fx.Graph()
     finally:
         for module, mode in modes:
             module.training = mode
         for name in set(vars(root)) - before:  # constants made in the forward, which fx keeps there
             delattr(root, name)
-    # Constants are numbered on from trace to trace.
+    # The targets of get_attr nodes are left out: fx goes on numbering constants from trace to trace.
     calls = [[(n.op, n.op == "get_attr" or str(n.target), len(n.args)) for n in one.nodes] for one in (graph, other)]
     if calls[0] == calls[1]:
         return ()
@@ -195,13 +206,13 @@ def check_patterns(model: nn.Module, skip: Sequence[str]) -> None:
             )
 
 
-def _in_short(error: Exception) -> str:
-    """The error's kind and first sentence: fx's own go on for a page."""
+def _shorten_error(error: Exception) -> str:
+    """The error's class and first sentence; fx's messages are a page long."""
     text = (str(error).splitlines() or [""])[0].split(". ")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _refusal(name: str, reason: str) -> Refusal:
+def _make_refusal(name: str, reason: str) -> Refusal:
     return Refusal(
         name,
         f"its forward cannot be traced ({reason}): only the layers inside it are quantized, not what connects them",

@@ -15,7 +15,8 @@ from torch_frontend.tracing.names import is_plain
 _SHAPE, _DTYPE = "onnxq_shape", "onnxq_dtype"
 
 
-class _Look(fx.Interpreter):
+class _ShapeRecorder(fx.Interpreter):
+    # None as dtype marks values that are no tensors; values without the key were not observed.
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if isinstance(result, Tensor):
@@ -27,7 +28,8 @@ class _Look(fx.Interpreter):
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; afterwards every module is in the mode it was in."""
+    """Run a block in eval mode without gradients; afterwards every module is in its former mode."""
+    # Module by module: parts of a model may be in other modes than the whole, as frozen batch norms are.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -39,7 +41,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def as_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of the model: a tensor alone, a tuple or list of positions, or a mapping of names."""
+    """(args, kwargs) of a batch: one tensor, a tuple or list of positions, or a mapping of names."""
     if isinstance(batch, dict):
         return (), batch
     if isinstance(batch, (tuple, list)):
@@ -48,10 +50,10 @@ def as_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def look(model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run the model once and remember each value's shape and type. Raises DataError when it does not run."""
+    """Run the model once and store each value's shape and dtype in the graph. Raises DataError if it does not run."""
     with evaluating(model):
         try:
-            _Look(model).run(*bound(model.graph, args, kwargs))
+            _ShapeRecorder(model).run(*bound(model.graph, args, kwargs))
         except Exception as error:
             raise DataError(
                 "example_inputs", f"the model does not run on them: {error}", "give one batch", code="Q205"
@@ -59,8 +61,9 @@ def look(model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def bound(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The graph's inputs in order. Raises DataError for one that is missing or unknown."""
+    """The graph's inputs in order, defaults included. Raises DataError for one that is missing or unknown."""
     names = [node for node in graph.nodes if node.op == "placeholder"]
+    # As Python binds a call: positions first, then names, then defaults.
     rest = dict(kwargs)
     values: list[Any] = list(args[: len(names)])
     if len(args) > len(names):
@@ -80,15 +83,16 @@ def bound(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> lis
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...] | None:
-    """The value's shape in the example; None when unknown or no tensor."""
+    """The value's shape in the example; None if unknown or no tensor."""
     shape: tuple[int, ...] | None = node.meta.get(_SHAPE)
     return shape
 
 
 def is_float(node: fx.Node) -> bool:
-    """False for integers, booleans, sizes and tuples; True where nothing is known."""
+    """False for integers, booleans, sizes and tuples; True for floats and where nothing is known."""
     if is_plain(node):
         return False
+    # Not observed: quantized for now; integers are found with the first batch.
     if _DTYPE not in node.meta:
         return True
     dtype: torch.dtype | None = node.meta[_DTYPE]
@@ -96,5 +100,5 @@ def is_float(node: fx.Node) -> bool:
 
 
 def looked_at(graph: fx.Graph) -> bool:
-    """True when `look` has run on this graph."""
+    """True if `look` has run on this graph."""
     return any(_DTYPE in node.meta for node in graph.nodes)

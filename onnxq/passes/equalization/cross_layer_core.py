@@ -1,11 +1,11 @@
-"""Equalization of the channels between two linear operators: the numbers alone.
+"""Equalization of the channels between two linear operators: the arithmetic on arrays.
 
 Cross-layer equalization (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction",
 https://arxiv.org/abs/1906.04721, section 4.1): with f(s·x) = s·f(x) for s > 0, channel c of the first operator may be
 multiplied by s_c and the same channel of the second divided by it. r1_c is the largest weight of the first operator's
-row c, r2_c that of the second's column c; s_c = sqrt(r1_c · r2_c) / r1_c makes both alike.
+row c, r2_c that of the second's column c; s_c = sqrt(r1_c · r2_c) / r1_c makes both equal.
 
-Where a tensor has several makers (an Add, a Concat) the weights say little about what reaches it. There s_c is
+Where a tensor has several producers (an Add, a Concat) the weights say little about its values. There s_c is
 (channel maximum / tensor maximum) ** -strength of the tensors themselves, strength 0.5 by default.
 
 Both are divided by their geometric mean, so that a group as a whole keeps its size. Channels without weights or
@@ -24,13 +24,15 @@ from onnxq.passes.affine_core import Array64, rounded
 
 Labels = NDArray[np.intp]
 
+# Share of the largest channel below which a channel counts as empty.
 _DEAD = 1e-6
+# Most that a channel is scaled by, up or down.
 _FARTHEST = 2.0**12
 STRENGTH = 0.5
 
 
 def merged(count: int, pairs: Iterable[tuple[Labels, Labels]]) -> Labels:
-    """[count] labels after making the two sides of every pair one; each class is named by its lowest member."""
+    """[count] labels after uniting the two sides of every pair; the label of a class is its lowest member."""
     labels, held = np.arange(count, dtype=np.intp), list(pairs)
     changed = True
     while changed:
@@ -71,18 +73,18 @@ def _alive(values: Array64, groups: Labels) -> NDArray[np.bool_]:
 
 
 def _normalized(s: Array64, alive: NDArray[np.bool_], groups: Labels) -> Array64:
-    """Divided by the geometric mean of the living channels of each group."""
+    """s divided by its geometric mean over the channels of each group that are not empty, within the limits."""
     count = int(groups.max(initial=-1)) + 1
     logs = np.bincount(groups[alive], np.log(s[alive]), count)
     mean = logs / np.maximum(np.bincount(groups[alive], minlength=count), 1)
     out = np.ones_like(s)
     out[alive] = np.exp(np.clip(np.log(s[alive]) - mean[groups[alive]], -np.log(_FARTHEST), np.log(_FARTHEST)))
-    # What the arrays say is stored in float32: a plan carried out later must repeat it to the bit.
+    # Plans store these numbers in float32, and applying a plan later must repeat them to the bit.
     return np.asarray(out.astype(np.float32).astype(np.float64))
 
 
 def grouped(weight: NDArray[Any], groups: int, output_first: bool) -> Array64:
-    """|weight| as [groups, outputs, inputs], the largest over the kernel. output_first: Conv's order of axes."""
+    """Largest |weight| over the kernel, [groups, outputs, inputs]. output_first: Conv's order of axes."""
     outer, inner = weight.shape[:2]
     flat = np.abs(weight.astype(np.float64)).reshape(groups, outer // groups, inner, -1).max(axis=3)
     return np.asarray(flat if output_first else flat.swapaxes(1, 2))
@@ -91,7 +93,7 @@ def grouped(weight: NDArray[Any], groups: int, output_first: bool) -> Array64:
 def scaled(
     weight: NDArray[Any], groups: int, output_first: bool, outputs: Array64, inputs: Array64
 ) -> NDArray[Any] | None:
-    """weight · outputs / inputs, channel by channel ([out channels], [in channels]); None if that leaves its type."""
+    """weight · outputs / inputs, per channel ([out channels], [in channels]); None if its type cannot hold it."""
     factor = outputs.reshape(groups, -1, 1) / inputs.reshape(groups, 1, -1)
     factor = factor if output_first else factor.swapaxes(1, 2)
     shape = (*weight.shape[:2], *[1] * (weight.ndim - 2))

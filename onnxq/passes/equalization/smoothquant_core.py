@@ -1,4 +1,4 @@
-"""SmoothQuant: moving outlier channels from activations, which have one scale, into weights: the numbers alone.
+"""SmoothQuant: moving outlier channels from activations, which have one scale, into weights: arithmetic on arrays.
 
 Xiao et al. 2022 (https://arxiv.org/abs/2211.10438), equation 4: X·W = (X/s)·(s·W) with
 s_c = max|X_c| ** alpha / max_j |W_cj| ** (1 - alpha), here divided by its geometric mean. alpha is chosen among 0.5,
@@ -21,13 +21,14 @@ from onnxq.passes.affine_core import Array64
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
 ALPHAS = (0.5, 0.65, 0.8, 0.9)
+# Share of the largest channel below which a channel counts as empty.
 _DEAD = 1e-6
 Outputs = Sequence[NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A weight [inputs, outputs] with its spec, turned with it: channels along axis 1, blocks along axis 0.
+    """A weight [inputs, outputs] with its spec transposed likewise: channels along axis 1, blocks along axis 0.
 
     orders: the 16-bit sums that its integers must keep.
     """
@@ -37,7 +38,7 @@ class Reader:
     orders: tuple[SumOrder, ...] = ()
 
     def rounded(self, s: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The weight times s [inputs], quantized and back."""
+        """The weight times s [inputs], quantized and dequantized."""
         weight = self.weight * s[:, None]
         numbers = weight_qparams(weight, self.spec, orders=self.orders)
         return np.asarray(fake_quant_weight(weight, numbers, self.spec, self.orders), np.float32)
@@ -45,7 +46,7 @@ class Reader:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What is known of an activation: low, high [channels] over all samples, and some rows [n, channels]."""
+    """Statistics of an activation: low, high [channels] over all samples, and some of its rows [n, channels]."""
 
     low: Array64
     high: Array64
@@ -65,9 +66,9 @@ def smoothing(largest: Array64, weights: Sequence[NDArray[Any]], alpha: float) -
 def layer_error(
     seen: Seen, readers: Sequence[Reader], spec: QuantSpec, s: NDArray[np.float32], exact: Outputs | None = None
 ) -> float:
-    """Noise over signal of the readers' outputs, their mean, with activations on `spec` and both rounded.
+    """Mean noise-to-signal ratio of the readers' outputs, with activations (by `spec`) and weights quantized.
 
-    exact: the outputs without rounding, where they are known already.
+    exact: the float outputs; None: compute them.
     """
     exact = outputs(seen, readers) if exact is None else exact
     low, high = (float(f(end / s)) for f, end in ((np.min, seen.low), (np.max, seen.high)))
@@ -80,12 +81,12 @@ def layer_error(
 
 
 def outputs(seen: Seen, readers: Sequence[Reader]) -> Outputs:
-    """What each reader makes of the rows."""
+    """The float outputs of each reader for the rows."""
     return [seen.rows @ reader.weight for reader in readers]
 
 
 def search(seen: Seen, readers: Sequence[Reader], spec: QuantSpec) -> tuple[NDArray[np.float32], float, float, float]:
-    """(s, alpha, its error, the error without): the best alpha; ties go to the smaller."""
+    """(s, alpha, error with them, error without smoothing) for the best alpha; of equal ones the smaller."""
     largest = np.maximum(np.abs(seen.low), np.abs(seen.high))
     exact = outputs(seen, readers)
     plain = layer_error(seen, readers, spec, np.ones(largest.size, np.float32), exact)
@@ -98,7 +99,7 @@ def search(seen: Seen, readers: Sequence[Reader], spec: QuantSpec) -> tuple[NDAr
 
 
 def along_outputs(spec: QuantSpec) -> QuantSpec:
-    """The spec of a weight turned so that its outputs lie along axis 1, and its blocks along axis 0."""
+    """The spec of a weight transposed so that its outputs lie along axis 1 and its blocks along axis 0."""
     grain = spec.granularity
     if isinstance(grain, PerChannel):
         return replace(spec, granularity=PerChannel(1))

@@ -1,9 +1,9 @@
-"""Which weights get more bits, when an average is given: the most error removed per bit spent, first.
+"""Choose bit widths of weights for a given average: greedily by the error removed per bit.
 
-A weight's error at the outputs is measured once, at its fewest bits, and falls by 6 dB with each more, as rounding
-errors do. Errors of different weights add up (they are nearly uncorrelated). So what another width of a weight removes
-is known, and the widths are chosen greedily by that, per bit it costs: the optimum of the relaxed problem, of which
-whole weights can miss by at most one weight.
+A weight's error at the outputs is measured once, at its fewest bits, and falls by 6 dB with each further bit, as
+rounding errors do. Errors of different weights add up (they are nearly uncorrelated). So the gain of a width follows
+from one measurement. The greedy choice is the optimum of the relaxed problem; with whole weights it misses that by at
+most one weight.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Weight:
-    """elements; bits: the fewest, which it has; error: at the outputs with these; widths: more that it may have."""
+    """A weight. elements: their number. bits: its fewest. error: at the outputs with these. widths: other choices."""
 
     elements: int
     bits: int
@@ -23,9 +23,9 @@ class Weight:
 
 
 def spend(weights: Sequence[Weight], average: float, others: tuple[int, int] = (0, 0)) -> list[int]:
-    """Bits of each weight, so that the average over elements is at most `average` (or as it was, if that is more).
+    """Bits of each weight, so that the average over elements is at most `average`, or unchanged if it is above.
 
-    others: (elements, bits in all) of weights that count and cannot change.
+    others: (elements, sum of their bits) of weights that count towards the average and cannot change.
     """
     bits = [one.bits for one in weights]
     elements = others[0] + sum(one.elements for one in weights)
@@ -48,6 +48,6 @@ def spend(weights: Sequence[Weight], average: float, others: tuple[int, int] = (
 
 
 def mean_bits(elements: Sequence[int], bits: Sequence[int]) -> float:
-    """Average over elements; 0 of nothing."""
+    """Average bits over elements; 0 without elements."""
     total = sum(elements)
     return sum(n * b for n, b in zip(elements, bits, strict=True)) / total if total else 0.0

@@ -1,9 +1,9 @@
-"""Candidates for the range of one activation, from one histogram of what it held.
+"""Candidate ranges of one activation, from one histogram of its values.
 
-minmax loses nothing outside and is coarsest inside; percentiles, least squared error and least divergence (Migacz
-2017) clip. None is best everywhere: a MobileNetV2 has 27 dB with minmax and 32 with mse, six layers of BERT lose 10 dB
-where the whole range is not kept, and a percentile is a cliff (ViT-B/32: 76 to 7 % from 99.999 to 99.9). So all of
-them are candidates, and the error they cause behind the operator that reads the tensor decides.
+minmax clips nothing and has the coarsest steps; percentiles, least squared error and least divergence (Migacz 2017)
+clip. None is best everywhere: a MobileNetV2 has 27 dB with minmax and 32 with mse, six layers of BERT lose 10 dB if the
+whole range is not kept, and accuracy can drop suddenly with a percentile (ViT-B/32: 76 to 7 % from 99.999 to 99.9). So
+all of them are candidates, and the error behind the operator that reads the tensor decides.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ OBSERVERS = (
     ObserverSpec("mse"),
     ObserverSpec("entropy"),
 )
-# What a candidate must leave at most of the error of the range there is: a decibel. Less is within what few samples can
-# tell (MobileNetV2, uint8: 39.2 dB as calibrated, 36.6 at 0.97 on four samples, 38.4 at 0.8 on sixteen).
+# Largest error of a candidate relative to that of the present range: one decibel less. Smaller differences are noise of
+# few samples (MobileNetV2, uint8: 39.2 dB as calibrated, 36.6 at 0.97 on four samples, 38.4 at 0.8 on sixteen).
 WORTH = 0.8
 
 
 class Ranges:
-    """`update` with values of a tensor, then `candidates`: what each observer makes of them, by name."""
+    """Candidate ranges of one tensor: `update` with its values, then read `candidates`."""
 
     def __init__(self, spec: QuantSpec) -> None:
         self._spec = spec
@@ -45,18 +45,18 @@ class Ranges:
             if not isinstance(made, HistogramObserver):
                 continue
             first = made if first is None else first
-            # NOTE: they differ in what they read off a histogram, not in the histogram.
+            # All observers read the same histogram, so it is filled once.
             made.histogram = first.histogram
             self._made[_name(one)] = made
         self._first = first
 
     def update(self, values: Array) -> None:
-        """Take in a sample. Raises CalibrationError on NaN and inf."""
+        """Add a sample. Raises CalibrationError on NaN and inf."""
         if self._first is not None:
             self._first.update(values)
 
     def candidates(self, bound: Bound, present: QParams | None = None) -> dict[str, QParams]:
-        """Scale and zero point by name, those equal to another or to `present` left out; {} when nothing was seen."""
+        """Observer's name -> scale and zero point, without duplicates and `present`; {} if there were no values."""
         found: dict[str, QParams] = {}
         if self._first is None or not self._first.count:
             return found
@@ -79,7 +79,7 @@ def _name(one: ObserverSpec) -> str:
 
 
 def chosen(errors: dict[str, float], present: str) -> str:
-    """The candidate of least error, if it leaves at most `WORTH` of what the present one causes; else that."""
+    """The candidate with the least error if that is below `WORTH` times the present one's, else `present`."""
     best = min(errors, key=lambda name: (errors[name], name))
     return best if errors[best] < WORTH * errors[present] else present
 

@@ -1,18 +1,19 @@
 """Rounding by second moments (GPTQ), least-squares re-fit, and bias correction, on arrays.
 
-round_by_moments   Frantar et al. 2022, "GPTQ" (arXiv 2210.17323), with the scales given: columns in descending order of
-                   their second moment, each column's rounding error spread over those still to come. Written with the
-                   factors of H in place of those of its inverse (Chee et al. 2023, "QuIP", arXiv 2307.13304, theorem
-                   6: the same levels). Damping 0.1 of the mean diagonal (8-bit CNNs: .01 28.9 dB, .03 29.7, .1 30.1).
-refit              W' = W (C + l I) (H + l I)^-1: the weights that, on the quantized model's inputs, come nearest to
-                   what the float weights make of the float inputs. chosen_ridge takes l, in units of mean(diag H), by
-                   the error of weights fitted to half of the samples on the other half, both ways; no re-fit where
-                   that does not fall on both. (With a fixed l it took 100 positions a column not to fit the samples,
-                   17 to 20 dB where 23 were possible.) EfficientNet-Lite0, int8 symmetric, 24 samples: 19.1 dB with
-                   l = 0.1 and 100 positions a column, 20.0 so.
+round_by_moments   Frantar et al. 2022, "GPTQ" (arXiv 2210.17323), with given scales: columns in descending order of
+                   their second moment, each column's rounding error compensated in the columns after it. Written with
+                   the factors of H in place of those of its inverse (Chee et al. 2023, "QuIP", arXiv 2307.13304,
+                   theorem 6: the same result). Damping 0.1 of the mean diagonal (8-bit CNNs: .01 28.9 dB, .03 29.7,
+                   .1 30.1).
+refit              W' = W (C + l I) (H + l I)^-1: the weights whose outputs for the quantized model's inputs are nearest
+                   to the float outputs. chosen_ridge chooses l, in units of mean(diag H), by the error of weights
+                   fitted to half of the samples on the other half, both ways; no re-fit unless both errors fall. (With
+                   a fixed l, 100 positions per column were needed to avoid overfitting, 17 to 20 dB where 23 were
+                   possible.) EfficientNet-Lite0, int8 symmetric, 24 samples: 19.1 dB with l = 0.1 and 100 positions
+                   per column, 20.0 so.
 corrected_bias     b' = b + f (W mean(x) - W^ mean(y)): the mean error of each output channel goes into the bias, as far
                    as samples agree on it: f = max(0, 1 - variance of that mean / its square), James and Stein 1961.
-                   8 samples on EfficientNet-Lite0 17.9 -> 18.5 dB, PP-OCRv4's recogniser 16.6 -> 18.1; nothing at 28.
+                   8 samples on EfficientNet-Lite0 17.9 -> 18.5 dB, PP-OCRv4's recognizer 16.6 -> 18.1; no change at 28.
 """
 
 from __future__ import annotations
@@ -32,21 +33,22 @@ Array = NDArray[Any]
 DAMPING = 0.1
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 POSITIONS_PER_COLUMN = 30
-# A mean over a hundred is known to a tenth of its spread. Less shows a few moments of one recording, and what is fitted
-# to those is wrong for the next (silero_vad, 24 frames, 24 to 96 positions: 12 to 20 dB by chance, 18 without).
+# The mean of a hundred values has an error of a tenth of their spread. With fewer, weights are fitted to a short part
+# of one recording and are wrong for the next (silero_vad, 24 frames, 24 to 96 positions: 12 to 20 dB by chance, 18
+# without).
 FEWEST_POSITIONS = 100
 _BLOCK, _PANEL = 32, 96
 _ENOUGH = 0.01
-# Errors nearer than this are compared in float64.
+# Relative difference below which two errors are compared in float64.
 _NEAR = 1e-3
 
 
 def nearest(
     w: Array, scale: Array, zero: Array, limits: tuple[int, int], partner: NDArray[np.int64] | None = None
 ) -> NDArray[np.int32]:
-    """Each weight to its nearest level, as `numerics.quantize_weight` rounds.
+    """Weights rounded to nearest, as by `numerics.quantize_weight`.
 
-    w, scale, zero: [groups, rows, K]. partner: [K], the column that a 16-bit sum adds to this one, or -1; None: no sum
+    w, scale, zero: [groups, rows, K]. partner: [K], the column that shares a 16-bit sum with each, or -1; None: no sum
     can overflow.
     """
     steps = np.asarray(w, np.float32) / scale
@@ -54,7 +56,7 @@ def nearest(
     if partner is not None:
         first = np.flatnonzero(partner > np.arange(len(partner)))
         total = found[:, :, first] + found[:, :, partner[first]]
-        # Two of one sign, or they would not add up to so much; few sums do.
+        # Both are of one sign, else they would not add up to so much. Few sums overflow.
         group, row, k = np.nonzero(abs(total) > MOST)
         one, two = (group, row, first[k]), (group, row, partner[first[k]])
         aims = [steps[at] + zero[at] for at in (one, two)]
@@ -64,11 +66,11 @@ def nearest(
 
 @dataclass(frozen=True, eq=False)
 class Spreading:
-    """What rounding needs of H, found once for any number of weights and scales.
+    """The factorization of H for error feedback, computed once for any number of weights and scales.
 
     damped: H with its damping. order: columns by ascending diagonal, rounded from the last on. lower: unit lower
-    triangular L [groups, K, K] of L D L^T = damped in that order; weights: D [groups, K], whose sum with the squares of
-    what each column's rounding leaves is the error of a row.
+    triangular L [groups, K, K] of L D L^T = damped in that order. weights: D [groups, K]; the error of a row is the sum
+    of the squared remainders of its columns, weighted by D.
     """
 
     damped: NDArray[np.float64]
@@ -78,9 +80,9 @@ class Spreading:
 
 
 def spreading(h: Array, *, damping: float = DAMPING) -> Spreading:
-    """h: [groups, K, K], positive semidefinite.
+    """The factorization of h, [groups, K, K], positive semidefinite.
 
-    Damping bounds the condition number by K / damping: float32 will do from 0.01 on.
+    Damping bounds the condition number by K / damping, so float32 is enough from 0.01 on.
     """
     damped = damped_moments(h, damping)
     kind = np.float32 if damping >= _ENOUGH else np.float64
@@ -94,8 +96,9 @@ def spreading(h: Array, *, damping: float = DAMPING) -> Spreading:
 
 
 def _cholesky(h: Array) -> Array:
-    """Lower triangular L of L L^T = h; h is used up. By panels, so that nearly all of it is matrix products: numpy's
-    own copies whole matrices against the grain, and takes four times as long for 1536 columns."""
+    """Lower triangular L of L L^T = h; overwrites h."""
+    # By panels, so that nearly all work is in matrix products: numpy's own copies whole matrices transposed, and takes
+    # four times as long for 1536 columns.
     size = h.shape[-1]
     if size <= 2 * _PANEL:
         return np.asarray(np.linalg.cholesky(h))
@@ -112,7 +115,7 @@ def _cholesky(h: Array) -> Array:
 def round_by_moments(
     w: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int], *, damping: float = DAMPING
 ) -> NDArray[np.int32]:
-    """Levels of w that keep tr((W - W^) H (W - W^)^T) small; no row's is larger than with nearest rounding.
+    """Quantized values of w by GPTQ, for a small tr((W - W^) H (W - W^)^T); no row's is larger than rounded to nearest.
 
     w, scale, zero: [groups, rows, K], one scale and zero point for every weight (per tensor, channel or block alike).
     h: [groups, K, K], positive semidefinite. limits: (qmin, qmax). Result: int32 [groups, rows, K].
@@ -128,7 +131,7 @@ def round_spreading(
     limits: tuple[int, int],
     partner: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int32]:
-    """`round_by_moments` with what it needs of H found already. partner: as of `nearest`."""
+    """`round_by_moments` with the factorization of H given. partner: as of `nearest`."""
     weights, scales, zeros = (_taken(array.transpose(0, 2, 1), seen.order) for array in (w, scale, zero))
     beside = None if partner is None else _Beside(partner, seen.order, zeros)
     found, error = _columns(weights, scales, zeros, seen, limits, beside)
@@ -149,13 +152,13 @@ def round_spreading(
 
 
 def _taken(array: Array, order: NDArray[np.int64]) -> Array:
-    """[groups, K, ...] in order along the second axis."""
+    """[groups, K, ...] reordered along the second axis."""
     alone = len(order) == 1
     return np.asarray(array[:, order[0]] if alone else np.take_along_axis(array, order[:, :, None], axis=1))
 
 
 def damped_moments(h: Array, damping: float) -> NDArray[np.float64]:
-    """H with `damping` of its mean diagonal added to the diagonal (1 where H is all zero: nothing is known there)."""
+    """H with `damping` times its mean diagonal added to the diagonal; 1 for groups whose H is all zero."""
     mean = np.einsum("gii->gi", h).mean(axis=1)
     extra = np.where(mean > 0, damping * mean, 1.0)
     size = h.shape[-1]
@@ -183,16 +186,16 @@ def _step(crossed: NDArray[np.float64], h: Array, ridge: float) -> NDArray[np.fl
 
 
 def chosen_ridge(w: Array, one: Moments, other: Moments) -> float | None:
-    """The ridge whose weights, fitted to either half of the samples, are the best on the other; None: leave w.
+    """The ridge whose weights, fitted to either half of the samples, are best on the other; None: do not re-fit.
 
-    w: [groups, rows, K]. A re-fit must help both halves, and each must have `POSITIONS_PER_COLUMN` / 2 a column.
+    w: [groups, rows, K]. A re-fit must help on both halves, and each must have `POSITIONS_PER_COLUMN` / 2 per column.
     """
     if not may_refit(one) or not may_refit(other):
         return None
     wide = np.asarray(w, np.float64)
     halves = [(wide @ (half.c - half.h), half.h) for half in (one, other)]
     best, found = 0.0, None
-    # From the strongest on: once a weaker one gains less than the best, so do those that are weaker still.
+    # From the strongest on: once a weaker one gains less than the best, all weaker ones do.
     for ridge in RIDGES[::-1]:
         gains = [_gain(_step(*fitted, ridge), *judged) for fitted, judged in (halves, halves[::-1])]
         if min(gains) <= 0 or sum(gains) <= best:
@@ -202,12 +205,12 @@ def chosen_ridge(w: Array, one: Moments, other: Moments) -> float | None:
 
 
 def _gain(step: NDArray[np.float64], crossed: NDArray[np.float64], h: Array) -> float:
-    """By how much weights changed by `step` lower E|W x - W' y|^2; crossed: W (C - H), both of the same samples."""
+    """Decrease of E|W x - W' y|^2 for W' = W + step. crossed: W (C - H), of the same samples as h."""
     return float(np.sum(step * (2.0 * crossed - step @ h)))
 
 
 def may_refit(half: Moments) -> bool:
-    """True with enough positions in one of two halves to fit weights to them."""
+    """True if one of two halves has enough positions to fit weights to them."""
     return bool(half.c.size) and 2 * half.count >= POSITIONS_PER_COLUMN * half.h.shape[-1]
 
 
@@ -235,10 +238,10 @@ def _columns(
     limits: tuple[int, int],
     beside: _Beside | None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """(levels [groups, K, rows], error of each row [groups, rows]), arrays as of `_taken`.
+    """(quantized values [groups, K, rows], error of each row [groups, rows]), arrays as of `_taken`.
 
-    From the last column to the first, all rows and groups at once: a column is rounded after what the errors of those
-    behind it add to it, E L, which comes as one product a block and one a column inside of it.
+    From the last column to the first, all rows and groups at once: to a column the errors of the columns behind it are
+    added, E L, and then it is rounded. That takes one matrix product per block and one per column inside it.
     """
     lower = seen.lower.astype(np.float32, copy=False)
     low, high = (np.asarray(limit - zero, np.float32) for limit in limits)
@@ -265,9 +268,9 @@ def _columns(
 
 
 class _Beside:
-    """What was added to the sums of each column by partners that were rounded before it; arrays as of `_taken`.
+    """Limits of each column by the partners of its sums that were rounded before it; arrays as of `_taken`.
 
-    Columns are rounded from the last to the first, so nothing is ever rounded before number 0, which stands for none.
+    Columns are rounded from the last to the first, so column 0 is never rounded before another: 0 stands for none.
     """
 
     def __init__(self, partner: NDArray[np.int64], order: NDArray[np.int64], zero: Array) -> None:
@@ -281,10 +284,8 @@ class _Beside:
         self.zeros = zero.astype(np.float32) if zero.any() else None
 
     def keep(self, level: Array, levels: Array, k: int) -> Array:
-        """The levels of column k, cut to what their sums still hold; [groups, rows], without zero points.
-
-        Integers of different signs never add up to more than `MOST`, so a sum that does has two of one sign.
-        """
+        """The quantized values of column k, clipped to the rest of their sums; [groups, rows], without zero points."""
+        # Integers of different signs never add up to more than MOST, so clipping changes only sums of one sign.
         if not self.there[k]:  # type: ignore[index]
             return level
         at = self.before[:, k]

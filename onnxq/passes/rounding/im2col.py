@@ -1,9 +1,8 @@
-"""A convolution's input as columns of its matrix form (im2col): where each value lies, some positions or the means of
-all; arrays only.
+"""im2col: a convolution's input as columns of its matrix form, for chosen positions, or their means over all positions.
 
 Positions are gathered by index, without a padded copy, a window view or a transposition, and the same index serves all
-tensors of a shape. Means of every position need no unfolding: the sum over all positions of what a tap reads is the sum
-over those places of the input that the tap touches, so one product per axis with a matrix of counts gives all taps.
+tensors of a shape. Means over every position need no unfolding: the sum of a tap's inputs over all positions is a sum
+over the elements that the tap reads, so one product per axis with a matrix of counts gives all taps.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ class Geometry:
     """How an operator's input becomes columns of its matrix form.
 
     kernel: () for Gemm and MatMul, whose last axis holds the columns. pads: begins, then ends, as in ONNX;
-    auto_pad overrides them. upsample: for a transposed convolution, the steps between values of its input, with zeros
-    between; it is then a convolution of stride 1 with the kernel turned round, whose pads may be negative (cut off).
+    auto_pad overrides them. upsample: for a transposed convolution, the distance of its input values after zeros are
+    inserted; it is then a convolution of stride 1 with the flipped kernel, whose pads may be negative (cropping).
     """
 
     groups: int = 1
@@ -38,8 +37,11 @@ class Geometry:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where chosen positions read an input. index: int64 [taps, n] into the values of one channel, those of all samples
-    in a batch one after the other; outside: flat places in it that lie in padding. Without a kernel index is [n]."""
+    """Gather indices of chosen positions of an input of `shape`.
+
+    index: int64 [taps, n] into the values of one channel, samples of the batch one after the other; without a kernel
+    [n]. outside: flat indices into `index` of entries that lie in padding.
+    """
 
     geometry: Geometry
     shape: tuple[int, ...]
@@ -47,7 +49,7 @@ class Places:
     outside: NDArray[np.int64]
 
     def columns(self, x: Array) -> NDArray[np.float32]:
-        """What they read of x, of this shape: [groups, K, n], K in the order of the flattened weight."""
+        """Columns of x, of this shape: [groups, K, n], K in the order of the flattened weight."""
         values = np.asarray(x, np.float32)
         if not self.geometry.kernel:
             return values.reshape(-1, values.shape[-1])[self.index].T[None]
@@ -60,7 +62,7 @@ class Places:
 
 
 def places(shape: tuple[int, ...], geometry: Geometry, chosen: NDArray[np.int64]) -> Places:
-    """Where the positions `chosen` of an input of this shape read it."""
+    """Gather indices of the positions `chosen` of an input of this shape."""
     if not geometry.kernel:
         return Places(geometry, shape, chosen, chosen[:0])
     batch, *at = np.unravel_index(chosen, (shape[0], *_output(shape[2:], geometry)))
@@ -79,9 +81,9 @@ def places(shape: tuple[int, ...], geometry: Geometry, chosen: NDArray[np.int64]
 
 
 def window_means(x: Array, geometry: Geometry, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
-    """Means over every position of each entry of the first axis, [entries, groups, K].
+    """Means of the columns over all positions, for each entry of the first axis: [entries, groups, K].
 
-    chosen: without a kernel, bool [entries, positions], the positions that count; None: all.
+    chosen: bool [entries, positions], the positions that count, only without a kernel; None: all.
     """
     values = np.asarray(x, np.float32)
     entries = values.shape[0]
@@ -104,7 +106,7 @@ def window_means(x: Array, geometry: Geometry, chosen: NDArray[np.bool_] | None 
 
 
 def positions(shape: tuple[int, ...], geometry: Geometry) -> int:
-    """Number of columns an input of this shape gives: output pixels, or everything before the last axis."""
+    """Number of columns of an input of this shape: output pixels, or the product of all axes but the last."""
     if not geometry.kernel:
         return int(np.prod(shape[:-1], dtype=np.int64))
     return int(shape[0] * np.prod(_output(shape[2:], geometry), dtype=np.int64))
@@ -120,7 +122,7 @@ def sampled(total: int, limit: int, seed: int) -> NDArray[np.int64]:
 def _reads(
     axis: int, size: int, spatial: tuple[int, ...], geometry: Geometry, output: Array
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(place along the axis that each tap reads for each output, whether it lies in the input), both [taps, n]."""
+    """(index along the axis that each tap reads for each output, True where it is inside the input), both [taps, n]."""
     taps = np.arange(geometry.kernel[axis])[:, None] * geometry.dilations[axis]
     read = taps + np.asarray(output, np.int64)[None] * geometry.strides[axis] - _padding(spatial, geometry)[axis][0]
     step = geometry.upsample[axis] if geometry.upsample else 1
@@ -130,7 +132,7 @@ def _reads(
 
 @lru_cache(maxsize=4)
 def _counts(spatial: tuple[int, ...], geometry: Geometry) -> tuple[NDArray[np.float32], ...]:
-    """For each axis how many outputs read each place by each tap: [places, taps]."""
+    """For each axis the number of outputs that read each element by each tap: [elements, taps]."""
     every = []
     for axis, size in enumerate(spatial):
         read, there = _reads(axis, size, spatial, geometry, np.arange(_output(spatial, geometry)[axis]))
@@ -157,7 +159,7 @@ def _output(spatial: tuple[int, ...], geometry: Geometry) -> tuple[int, ...]:
 
 
 def _padding(spatial: tuple[int, ...], geometry: Geometry) -> list[tuple[int, int]]:
-    """(before, after) of each spatial axis."""
+    """(before, after): padding of each spatial axis."""
     rank = len(geometry.kernel)
     if geometry.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         found = []

@@ -1,16 +1,16 @@
-"""Rounding at few bits: which moments to trust, scales found together with the levels, and a search from there; arrays.
+"""Rounding at few bits: shrunk moments, a search for scales, and coordinate descent on the rounding; arrays only.
 
-agreed_moments     H with its off-diagonal part made smaller by as much of it as the two halves of the samples do not
-                   agree on: delta = |H1 - H2|^2 / 4 / |H|^2, off the diagonal (Ledoit and Wolf 2004, Schaefer and
-                   Strimmer 2005, with the variance from halves, since positions of one sample are no independent
-                   draws). EfficientNet-Lite0, all weights at 4 bits, 24 samples: 7.0 -> 7.5 dB.
-round_narrow       GPTQ with each of FACTORS times the row's scale, the one with the least error taken. That shrinks
-                   the row's output a little, everywhere alike and layer after layer, so the scale is then raised until
+agreed_moments     H with its off-diagonal part reduced by the share on which the two halves of the samples disagree:
+                   delta = |H1 - H2|^2 / 4 / |H|^2, off the diagonal (Ledoit and Wolf 2004, Schaefer and Strimmer 2005,
+                   with the variance from halves, since positions of one sample are no independent draws).
+                   EfficientNet-Lite0, all weights at 4 bits, 24 samples: 7.0 -> 7.5 dB.
+round_narrow       GPTQ with the row's scale times each of FACTORS; the one with the least error is taken. That shrinks
+                   the row's output a little, in every layer, so the scale is then raised until
                    <W^, W>_H = <W, W>_H. A ResNet with weights of 4 bits: 34.7 dB without either, 33.6 without the last
                    step, 34.9 so; EfficientNet-Lite0 7.5, 8.8 and 9.2.
 descended          AdaRound's objective (Nagel et al. 2020, arXiv 2004.10568: the error of the layer's output over all
-                   roundings), which for a linear layer is tr((W - W^) H (W - W^)^T): no samples needed, only H. In
-                   place of its relaxation, the best single step of one level per row, until no step helps.
+                   roundings), which for a linear layer is tr((W - W^) H (W - W^)^T): it needs H, no samples. In place
+                   of its relaxation, coordinate descent: the best change of one integer by 1 per row, until none helps.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ Array = NDArray[Any]
 NARROW_BITS = 6
 # Steps of .1 leave .2 dB of a layer's error, of narrow layers' more.
 FACTORS = tuple(1.0 - 0.025 * k for k in range(21))
-# Most that the last step may change a scale: beyond, the row holds little but rounding error.
+# Most that the last step may change a scale: beyond it the row is mostly rounding error.
 _GAIN = 1.25
-# A step must lower a row's error by this share of it, or the end is floating-point noise.
+# A step must lower a row's error by this share of it; smaller changes are floating-point noise.
 _STEP = 1e-7
 
 
 @dataclass(frozen=True, eq=False)
 class Narrow:
-    """levels: int32 [groups, rows, K]; factors: float32 [groups, rows], what the scales must be multiplied with."""
+    """levels: quantized values, int32 [groups, rows, K]. factors: of the scales, float32 [groups, rows]."""
 
     levels: NDArray[np.int32]
     factors: NDArray[np.float32]
 
 
 def agreed_moments(h: Array, one: Array, other: Array) -> NDArray[np.float64]:
-    """H with the off-diagonal part shrunk; one, other: those of half of the samples each; all [groups, K, K]."""
+    """H with its off-diagonal part shrunk. one, other: H of either half of the samples. All [groups, K, K]."""
     away = 1.0 - np.eye(h.shape[-1])
     noise = np.sum(((one - other) / 2.0 * away) ** 2, axis=(1, 2))
     signal = np.sum((h * away) ** 2, axis=(1, 2))
@@ -63,9 +63,9 @@ def round_narrow(
     lowest: Array | None = None,
     thorough: bool = False,
 ) -> Narrow:
-    """Levels of w and, row by row, a factor for their scale; arguments as of `round_spreading`.
+    """Quantized values of w and, for each row, a factor for its scale; arguments as of `round_spreading`.
 
-    lowest: [groups, rows], the least factor that a row's scale allows. thorough: `descended` after GPTQ.
+    lowest: [groups, rows], the least factor allowed for a row. thorough: run `descended` after GPTQ.
     """
     damped = seen.damped
     least = np.zeros(w.shape[:2]) if lowest is None else np.asarray(lowest, np.float64)
@@ -91,7 +91,7 @@ def round_narrow(
 
 
 def _gain(w: Array, rounded: Array, damped: Array) -> Array:
-    """<W, W>_H / <W^, W>_H of every row."""
+    """<W, W>_H / <W^, W>_H of every row, within 1 / _GAIN and _GAIN."""
     towards = np.asarray(w, np.float64) @ damped
     wanted = np.einsum("grk,grk->gr", towards, w)
     got = np.einsum("grk,grk->gr", towards, rounded)
@@ -102,9 +102,9 @@ def _gain(w: Array, rounded: Array, damped: Array) -> Array:
 def descended(
     w: Array, levels: Array, damped: Array, scale: Array, zero: Array, limits: tuple[int, int]
 ) -> NDArray[np.int32]:
-    """Levels from which no single step of one level lowers a row's error; none has a larger one than before.
+    """Quantized values after coordinate descent: the best change by 1 per row, until none lowers the row's error.
 
-    damped: as of `damped_moments`. At most K steps a row.
+    No row's error is larger than before. damped: of `damped_moments`. At most K steps per row.
     """
     found = np.array(levels, np.int32)
     for group in range(len(found)):
@@ -113,7 +113,7 @@ def descended(
 
 
 def _descend(w: Array, levels: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> None:
-    """`descended` of one group, in place. The gradient is kept up to date: a step costs K multiplications a row."""
+    """`descended` of one group, in place. The gradient is updated, not recomputed: a step costs K products per row."""
     moments, steps = np.asarray(h, np.float32), np.asarray(scale, np.float32)
     curve = np.diag(moments)
     gap = (levels - zero) * steps - np.asarray(w, np.float32)

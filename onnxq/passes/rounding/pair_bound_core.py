@@ -1,8 +1,8 @@
-"""Rounding by second moments where 16-bit sums bind: scales found together with the integers; arrays.
+"""GPTQ for weights whose 16-bit sums may overflow: scales are chosen together with the integers; arrays only.
 
-Weights that share a sum (see numerics.saturation) get in each other's way, the less the wider the steps are: scales of
-rows whose sums bind are widened by `numerics.widening`, each column's error weighed by what it costs the layer.
-EfficientNet-Lite0 at 8 bits, mean of three seeds: 26.5 dB unbound, 26.1 so; with one bit less, 23.6.
+Weights that share a sum (see numerics.saturation) limit each other, the less the wider the steps are: scales of rows
+whose sums would overflow are widened by `numerics.widening`, each column's error weighted by its cost for the layer.
+EfficientNet-Lite0 at 8 bits, mean of three seeds: 26.5 dB without the limit, 26.1 so; with one bit less, 23.6.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Array = NDArray[Any]
 
 
 def partner_columns(rows: NDArray[np.int64], shape: tuple[int, ...], order: SumOrder) -> NDArray[np.int64]:
-    """[K]: for each column of a weight's matrix form the one that shares its 16-bit sum, -1 where none does.
+    """[K]: the column that shares a 16-bit sum with each column of a weight's matrix form, or -1.
 
-    rows: flat indices of the weight of `shape`, as a row of its matrix form has them.
+    rows: flat indices into the weight of `shape`, in the order of a row of its matrix form.
     """
     beside = partners(shape, order).reshape(-1)[rows]
     sort = np.argsort(rows)
@@ -39,14 +39,14 @@ def round_within_sums(
     limits: tuple[int, int],
     partner: NDArray[np.int64],
 ) -> Narrow:
-    """Levels of w that keep every sum and, row by row, a factor of 1 or more for their scale.
+    """Quantized values of w that keep every sum and, for each row, a factor of at least 1 for its scale.
 
     Arguments as of `round_spreading`.
     """
     first = np.flatnonzero(partner > np.arange(len(partner)))
     second = partner[first]
-    # A column's error costs what those still to come cannot make up for. Of two the one rounded last gives way; sharing
-    # the excess between them gained .01 dB.
+    # A column's error costs the part that later columns cannot compensate. Of two neighbours the one rounded last gives
+    # way; sharing the excess between them gained .01 dB.
     places = np.argsort(seen.order, axis=1)
     costs = np.empty_like(seen.weights)
     np.put_along_axis(costs, seen.order, seen.weights, axis=1)

@@ -1,11 +1,11 @@
-"""First and second moments of what a linear operator reads, streamed: nothing of a sample is kept.
+"""First and second moments of a linear operator's inputs, streamed: no sample is kept.
 
 For x (float model) and y (quantized model), both as columns of the operator's matrix form (unfold_core), centred:
 
     H = cov(y, y)     C = cov(x, y)     mean(x), mean(y)
 
-Each group is for itself, so a depthwise convolution has a k x k matrix a channel. Means profit from every position, as
-the bias does that they serve; H and C settle with few, so those of some positions will do, about the means of all.
+Each group has its own, so a depthwise convolution has one k x k matrix per channel. Means are over every position, as
+bias correction needs them; H and C converge with few, so some positions are enough, about the means of all.
 Products are float32 BLAS on blocks of columns shifted by the first sample's mean, sums float64: no cancellation.
 """
 
@@ -23,20 +23,21 @@ Array = NDArray[Any]
 Part = tuple[int, Array, Array]
 
 _ROWS = 4096
-# Positions worth having: with half as many a ResNet for TensorRT loses .3 dB (37.3 to 36.9, 24 draws).
+# Positions per column, and their bounds: with half as many a ResNet for TensorRT loses .3 dB (37.3 to 36.9, 24 draws).
 _PER_COLUMN, _FEWEST, _MOST = 128, 8192, 1 << 17
-# Values of all columns together, less for operators of many groups, whose small matrices settle with few positions; but
-# never fewer than a re-fit asks for.
+# Values of all columns together; fewer for operators of many groups, whose small matrices converge with few positions,
+# but at least the positions that a re-fit needs.
 _VALUES, _GROUPED, _LEAST_PER_COLUMN = 1 << 24, 1 << 22, 32
-# Multiply-adds of one operator's H, which bound its time to a second or two.
+# Multiply-adds of one operator's H, which limit its time to a second or two.
 _WORK = 4e10
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """h, c: float64 [groups, K, K], c empty where no re-fit is possible; mean_x, mean_y: float64 [groups, K].
+    """Moments of one operator's inputs.
 
-    count: positions in h. parts: the means of each sample, with the positions they are of.
+    h, c: float64 [groups, K, K], c empty if no re-fit is possible. mean_x, mean_y: float64 [groups, K].
+    count: positions in h. parts: (number of positions, means) of each sample.
     """
 
     h: Array
@@ -48,25 +49,25 @@ class Moments:
 
     @property
     def weight(self) -> int:
-        """Positions in the means."""
+        """Number of positions in the means."""
         return sum(count for count, _, _ in self.parts) or self.count
 
 
 def position_limit(groups: int, size: int) -> int:
-    """Most positions worth looking at for an operator with `groups` matrices of `size` columns."""
+    """Number of positions to use for an operator with `groups` matrices of `size` columns."""
     wanted = min(max(_PER_COLUMN * size, _FEWEST), _MOST)
     affordable = max((_GROUPED if groups > 1 else _VALUES) / (groups * size), _LEAST_PER_COLUMN * size)
     return int(max(min(wanted, affordable, _WORK / (groups * size * size)), 4 * size, 64))
 
 
 class Room:
-    """Memory for two blocks, used again and again."""
+    """Memory for two blocks, which is reused."""
 
     def __init__(self) -> None:
         self._held = [np.empty(0, np.float32), np.empty(0, np.float32)]
 
     def shifted(self, which: int, parts: Sequence[Array], shift: Array) -> NDArray[np.float32]:
-        """Blocks of columns side by side, less their shift, until asked again; by rows or by columns, as they lie."""
+        """Blocks of columns side by side, less their shift, in the blocks' memory order; valid until the next call."""
         groups, size, _ = parts[0].shape
         count = sum(part.shape[2] for part in parts)
         by_columns = parts[0].strides[1] < parts[0].strides[2]
@@ -84,9 +85,12 @@ class Room:
 
 
 class Accumulator:
-    """Moments of any number of blocks. second: False keeps to the means (operators too large for a matrix, or whose
-    weights are not to be rounded). cross: False leaves out C, half the work, where nothing can be re-fitted. room:
-    memory for blocks, for accumulators that take turns: fresh memory costs more than what is then done in it."""
+    """Moments of any number of blocks.
+
+    second: False: only the means (operators too large for a matrix, or whose weights are not rounded). cross: False:
+    without C, half the work, if nothing is re-fitted. room: memory for blocks, shared by accumulators that take turns:
+    fresh memory costs more than the arithmetic in it.
+    """
 
     def __init__(
         self, groups: int, size: int, *, second: bool = True, cross: bool = True, room: Room | None = None
@@ -111,9 +115,12 @@ class Accumulator:
         *,
         count: int | None = None,
     ) -> None:
-        """Add samples: x and y float32 [groups, K, n], the same positions of both models. parts: the means of all
-        positions of each, where x and y are of some; None: one sample, of these. count: n, where x and y are empty as
-        H is not wanted."""
+        """Add samples.
+
+        x, y: float32 [groups, K, n], the same positions of both models. parts: means over all positions of each sample,
+        if x and y hold only some; None: x and y are one sample, whole. count: n, if x and y are empty because H is not
+        needed.
+        """
         count = x.shape[2] if count is None else count
         if not count:
             return
@@ -125,7 +132,7 @@ class Accumulator:
         self._count += count
         if not self._second:
             return
-        # Few columns at a time would spend all the time adding K x K sums.
+        # With few columns at a time, adding up K x K sums would take most of the time.
         most = max(_ROWS // len(x), 256)
         for first in range(0, count, most):
             self._waiting.append((x[:, :, first : first + most], y[:, :, first : first + most]))
@@ -148,7 +155,7 @@ class Accumulator:
         self._waiting, self._pending = [], 0
 
     def result(self) -> Moments:
-        """The moments of everything added."""
+        """The moments of all samples added."""
         self._flush()
         if self._shift is None:
             x, y = np.zeros_like(self._sums)
@@ -166,7 +173,7 @@ class Accumulator:
 
 
 def _centre(sums: Array, count: int, u: Array, p: Array, v: Array, q: Array) -> None:
-    """From sums of a b^T to the mean of (a - p)(b - q)^T, in place; u, v: the means of a and b."""
+    """Turn sums of a b^T into the mean of (a - p)(b - q)^T, in place. u, v: the means of a and b."""
     sums /= count
     left, right = np.stack([p - u, -p], axis=2), np.stack([q, v], axis=1)
     sums += left @ right
@@ -187,5 +194,5 @@ def together(one: Moments, other: Moments) -> Moments:
 
 
 def _apart(share: float, x: Array, other_x: Array, y: Array, other_y: Array) -> Array:
-    """What the distance of two means adds to the moments of both together."""
+    """The part of merged second moments that comes from the distance of the two means."""
     return np.asarray(share * (1.0 - share) * (x - other_x)[:, :, None] * (y - other_y)[:, None, :])

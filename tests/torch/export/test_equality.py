@@ -1,0 +1,122 @@
+"""An exported model has the same outputs in ONNX Runtime as the QuantModel in torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from onnxq.sites import Role
+from tests.cpus.kernels import cpu_saturates
+from tests.torch.exporting import (
+    SHAPES,
+    Depthwise,
+    Encoder,
+    Residual,
+    assert_same,
+    ort_run,
+    quantized,
+    step_at_outputs,
+    torch_run,
+    wish,
+)
+from torch_frontend.export import Exported, to_onnx
+from torch_frontend.quant_model import Follower, QuantModel
+
+NETS = list(SHAPES)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("grain", ["tensor", "channel"])
+@pytest.mark.parametrize("net", NETS)
+def test_every_level_is_the_same(net: type, grain: str, bits: int) -> None:
+    model, x = quantized(net, wish(bits, grain))
+    exported = to_onnx(model, x, optimize=bits != 4, dynamic_batch=bits == 8)
+    assert_same(model, exported, x)
+    weights = [site.spec for site in exported.plan.sites if site.role is Role.WEIGHT]
+    assert {spec.storage for spec in weights} == {"int8" if bits == 8 else "int4"}
+    assert {site.spec.bits for site in exported.plan.sites} == {bits}
+    # No engine's limits are this target's, so its weights may overflow what some CPUs add up in 16 bits.
+    if bits < 8 or not cpu_saturates():
+        assert_close_when_optimized(model, exported, x)
+
+
+def assert_close_when_optimized(model: QuantModel, exported: Exported, x: torch.Tensor) -> None:
+    """Integer kernels round biases and sums, which moves outputs by less than two steps."""
+    wanted, _ = torch_run(model, x)
+    fast = next(iter(ort_run(exported.model, x, [], optimize=True).values()))
+    active = {q.site: q for q in model.quantizers.values() if q.active}
+    np.testing.assert_allclose(fast, wanted, atol=2 * step_at_outputs(active, wanted))
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_onnx_runtime_s_own_placement(net: type) -> None:
+    model, x = quantized(net, wish(8, "channel", "ort"))
+    assert model.traced
+    exported = to_onnx(model, x)
+    assert_same(model, exported, x)
+    assert_close_when_optimized(model, exported, x)
+
+
+def test_tensorrt_s_own_numbers() -> None:
+    model, x = quantized(Residual, "trt-int8")
+    assert_same(model, to_onnx(model, x), x)
+
+
+def test_inputs_that_share_numbers_are_sites_of_their_own() -> None:
+    model, x = quantized(Residual, wish(8, "channel", multi_input={"add": "share", "cat": {"follow": 0}}))
+    followers = [q.site for q in model.quantizers.values() if isinstance(q, Follower) and q.active]
+    assert followers
+    exported = to_onnx(model, x)
+    assert set(followers) <= set(exported.sites)
+    assert_same(model, exported, x)
+
+
+def test_blocks() -> None:
+    config = wish(4, "block")
+    config["weights"]["block_size"] = 4
+    model, x = quantized(Encoder, config)
+    exported = to_onnx(model, x)
+    assert exported.plan.opset == 21
+    assert_same(model, exported, x)
+
+
+def test_half_precision_computes_on_the_same_levels() -> None:
+    model, x = quantized(Depthwise, wish(8, "channel"))
+    model.half()
+    exported = to_onnx(model, x.half())
+    assert {t.data_type for t in exported.model.graph.initializer} & {10}
+    wanted, seen = torch_run(model, x.half())
+    assert wanted.dtype == np.float16
+    outputs = ort_run(exported.model, x.half(), ["x/dequantized"])
+    found = outputs[exported.model.graph.output[0].name]
+    assert found.dtype == np.float16
+    active = {q.site: q for q in model.quantizers.values() if q.active}
+    np.testing.assert_allclose(found, wanted, atol=step_at_outputs(active, wanted))
+    np.testing.assert_array_equal(outputs["x/dequantized"], seen["input:x"][0])
+
+
+@pytest.mark.parametrize(
+    ("weights", "activations"), [("lsq", "lsq"), ("lsq+", "lsq+"), ("dorefa", "pact"), ("adaround", "uniform")]
+)
+def test_every_quantizer_exports_what_it_trained(weights: str, activations: str) -> None:
+    config = wish(
+        4,
+        "tensor" if weights == "dorefa" else "channel",
+        weights={"quantizer": weights},
+        activations={"quantizer": activations},
+    )
+    model, x = quantized(Residual, config)
+    rng = torch.Generator().manual_seed(1)
+    for quantizer in model.quantizers.values():
+        if weights == "adaround" and quantizer.role is Role.WEIGHT:
+            quantizer.start(model.weights()[quantizer.site])
+            quantizer.v.data.copy_(torch.randn(quantizer.v.shape, generator=rng))
+            quantizer.finish()
+    before = {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    exported = to_onnx(model, x)
+    assert_same(model, exported, x)
+    after = model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert not any("marked" in name for name, _ in model.named_buffers())

@@ -1,0 +1,266 @@
+"""Gradients of fake_quantize: the papers' formulas, against autograd, finite differences and the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_frontend.fake_quant import fake_quantize
+from torch_frontend.fake_quant.grid import Grid, qparam_shape
+from torch_frontend.fake_quant.reference import backward
+
+GRAINS = {"tensor": (None, 0), "first": (0, 0), "middle": (1, 0), "last": (-1, 0), "block": (1, 3), "blocks": (-1, 4)}
+# (qmin, qmax, zero point around): signed, unsigned, narrow
+LEVELS = [(-8, 7, 0.0), (0, 15, 6.0), (-127, 127, 0.0), (-2, 1, 0.0)]
+
+
+def _case(grain: str, levels: tuple[int, int, float], dtype: Any, shape: tuple[int, ...] = (5, 7, 9)) -> Any:
+    rng = torch.Generator().manual_seed(7)
+    axis, block = GRAINS[grain]
+    qmin, qmax, centre = levels
+    grid = Grid(qmin, qmax, axis, block)
+    x = torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype)
+    scales = qparam_shape(x.shape, grid.axis, grid.block_size)
+    width = torch.float64 if dtype == torch.float64 else torch.float32
+    scale = (torch.rand(scales, generator=rng, dtype=torch.float64) + 0.5) * 4 / (qmax - qmin)
+    zero = centre + torch.rand(scales, generator=rng, dtype=torch.float64) * 3
+    return x, scale.to(width), zero.to(width), grid
+
+
+def _call(x: Any, scale: Any, zero: Any, grid: Grid) -> Any:
+    return fake_quantize(
+        x, scale, zero, qmin=grid.qmin, qmax=grid.qmax, axis=grid.axis, block_size=grid.block_size,
+        grad_scale=grid.grad_scale, zero_point_grad_scale=grid.zero_point_grad_scale, edge=grid.edge,
+    )  # fmt: skip
+
+
+def _spread(values: Any, x: Any, grid: Grid) -> Any:
+    if grid.axis is None:
+        return values
+    axis = grid.axis % x.dim()
+    if grid.block_size:
+        return values.repeat_interleave(grid.block_size, axis).narrow(axis, 0, x.shape[axis])
+    return values.reshape([-1 if k == axis else 1 for k in range(x.dim())])
+
+
+class _Frozen(torch.autograd.Function):
+    """Fake quantization whose rounding errors are constants: smooth, so that finite differences exist, and equal to
+    fake_quantize at the point where the errors were taken. Its gradient is the operator's. For edge "round", whose
+    corners lie on the levels' outer half steps, what is clipped is held as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, scale: Any, zero: Any, errors: Any, grid: Grid) -> Any:
+        ctx.save_for_backward(x, scale, zero)
+        ctx.grid = grid
+        return _smooth(x, scale, zero, errors, grid)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+            return (*torch.autograd.grad(_call(*leaves, ctx.grid), leaves, dy), None, None)
+
+
+def _smooth(x: Any, scale: Any, zero: Any, errors: Any, grid: Grid) -> Any:
+    steps, shifted = _spread(scale, x, grid), _spread(zero + errors[1], x, grid)
+    ratio = x / steps
+    if grid.edge == "clip":
+        return (ratio.clamp(grid.qmin - shifted, grid.qmax - shifted) + errors[0]) * steps
+    below, above = errors[2]
+    levels = torch.where(below, grid.qmin - shifted, torch.where(above, grid.qmax - shifted, ratio + errors[0]))
+    return levels * steps
+
+
+def _errors(x: Any, scale: Any, zero: Any, grid: Grid) -> Any:
+    ratio, whole = x / _spread(scale, x, grid), _spread(zero.round(), x, grid)
+    level = ratio.round() + whole
+    if grid.edge == "clip":
+        ratio = ratio.clamp(grid.qmin - whole, grid.qmax - whole)
+    return ratio.round() - ratio, zero.round() - zero, (level < grid.qmin, level > grid.qmax)
+
+
+@pytest.mark.parametrize("edge", ["round", "clip"])
+@pytest.mark.parametrize("levels", LEVELS)
+@pytest.mark.parametrize("grain", GRAINS)
+def test_gradcheck(grain: str, levels: tuple[int, int, float], edge: str) -> None:
+    x, scale, zero, grid = _case(grain, levels, torch.float64, (3, 5, 6))
+    grid = Grid(grid.qmin, grid.qmax, grid.axis, grid.block_size, edge=edge)
+    errors = _errors(x, scale, zero, grid)
+    torch.testing.assert_close(_smooth(x, scale, zero, errors, grid), _call(x, scale, zero, grid))
+    leaves = [t.requires_grad_() for t in (x, scale, zero)]
+    assert torch.autograd.gradcheck(lambda *t: _Frozen.apply(*t, errors, grid), leaves, eps=1e-7, atol=1e-5)
+
+
+def _through(rounded: Any, value: Any) -> Any:
+    return value + (rounded - value).detach()
+
+
+@pytest.mark.parametrize("levels", LEVELS)
+@pytest.mark.parametrize("grain", GRAINS)
+def test_equals_autograd_of_composed_operators(grain: str, levels: tuple[int, int, float]) -> None:
+    """The same straight-through rule, written with detach and clamp, in float64."""
+    x, scale, zero, grid = _case(grain, levels, torch.float64)
+    dy = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = [t.clone().requires_grad_() for t in (x, scale, zero)]
+    _call(*found, grid).backward(dy)
+    composed = [t.clone().requires_grad_() for t in (x, scale, zero)]
+    steps, shift = _spread(composed[1], x, grid), _spread(_through(composed[2].round(), composed[2]), x, grid)
+    ratio = composed[0] / steps
+    y = ((_through(ratio.round(), ratio) + shift).clamp(grid.qmin, grid.qmax) - shift) * steps
+    y.backward(dy)
+    for one, other in zip(found, composed, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-13, atol=1e-13)
+
+
+def test_lsq_paper_step_by_step() -> None:
+    """Esser et al. 2020, equation 3 and 5, on values at, inside and beyond the ends of -4..3 at s = 0.5."""
+    x = torch.tensor([-2.5, -2.0, -1.9, -0.3, 0.0, 0.7, 1.4, 1.5, 1.6, 9.0], dtype=torch.float64, requires_grad=True)
+    scale = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    fake_quantize(x, scale, torch.tensor(0.0), qmin=-4, qmax=3, grad_scale=0.1, edge="clip").sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0, 0, 1, 1, 1, 1, 1, 0, 0, 0]
+    inside = [-1.9, -0.3, 0.0, 0.7, 1.4]
+    wanted = -4 - 4 + sum(round(v / 0.5) - v / 0.5 for v in inside) + 3 * 3
+    assert scale.grad is not None
+    assert float(scale.grad) == pytest.approx(0.1 * wanted)
+
+
+def test_the_two_edges_differ_in_the_outer_half_step_only() -> None:
+    x = torch.tensor([-4.4, -4.0, 3.0, 3.4, 3.6], requires_grad=True)
+    grads = {}
+    for edge in ("clip", "round"):
+        y = fake_quantize(x, torch.tensor(1.0), torch.tensor(0.0), qmin=-4, qmax=3, edge=edge)  # type: ignore[arg-type]
+        (grads[edge],) = torch.autograd.grad(y.sum(), x)
+    assert grads["clip"].tolist() == [0, 0, 0, 0, 0]
+    assert grads["round"].tolist() == [1, 1, 1, 1, 0]
+
+
+def test_gradient_scales() -> None:
+    x, scale, zero, grid = _case("middle", LEVELS[1], torch.float32)
+    leaves = [t.requires_grad_() for t in (scale, zero)]
+    plain = torch.autograd.grad(_call(x, *leaves, grid).sum(), leaves)
+    both = torch.autograd.grad(
+        fake_quantize(x, *leaves, qmin=grid.qmin, qmax=grid.qmax, axis=1, grad_scale=0.25).sum(), leaves
+    )
+    apart = torch.autograd.grad(_call(x, *leaves, Grid(grid.qmin, grid.qmax, 1, 0, 0.25, 8.0)).sum(), leaves)
+    assert torch.equal(both[0], plain[0] / 4)
+    assert torch.equal(both[1], plain[1] / 4)
+    assert torch.equal(apart[0], plain[0] / 4)
+    assert torch.equal(apart[1], plain[1] * 8)
+
+
+@pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (1, 0, 1)])
+@pytest.mark.parametrize("grain", GRAINS)
+def test_gradients_only_for_what_requires_them(grain: str, wanted: tuple[int, int, int]) -> None:
+    x, scale, zero, grid = _case(grain, LEVELS[1], torch.float32)
+    every = [t.clone().requires_grad_() for t in (x, scale, zero)]
+    _call(*every, grid).square().sum().backward()
+    some = [t.clone().requires_grad_(bool(need)) for t, need in zip((x, scale, zero), wanted, strict=True)]
+    _call(*some, grid).square().sum().backward()
+    for one, other, need in zip(some, every, wanted, strict=True):
+        assert (one.grad is not None) == bool(need)
+        if need:
+            assert torch.equal(one.grad, other.grad)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shape=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    grain=st.sampled_from(["tensor", "channel", "block"]),
+    edge=st.sampled_from(["round", "clip"]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    bits=st.integers(2, 8),
+    data=st.data(),
+)
+def test_compiled_backward_equals_the_reference(
+    seed: int, shape: list[int], grain: str, edge: str, dtype: Any, bits: int, data: Any
+) -> None:
+    """dx bit for bit; dscale and dzero_point up to the order of summation. Half of the values are ties or ends."""
+    rng = np.random.default_rng(seed)
+    axis = None if grain == "tensor" else data.draw(st.integers(-len(shape), len(shape) - 1))
+    block = data.draw(st.integers(1, 9)) if grain == "block" else 0
+    qmin, qmax = data.draw(st.sampled_from([(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1), (0, 2**bits - 1)]))
+    grid = Grid(qmin, qmax, axis, block, 0.5, 2.0, edge)
+    x = torch.from_numpy(rng.normal(0, 2 ** (bits - 1), shape))
+    scales = qparam_shape(x.shape, grid.axis, grid.block_size)
+    scale = torch.from_numpy(rng.uniform(0.3, 2, scales)).float().reshape(scales)
+    zero = torch.from_numpy(rng.uniform(qmin, qmax, scales)).float().reshape(scales)
+    ties = (x * 2).round() / 2 * _spread(scale.double(), x, grid)
+    x = torch.where(torch.from_numpy(rng.random(shape) < 0.5), x, ties).to(dtype)
+    dy = torch.from_numpy(rng.normal(size=shape)).to(dtype)
+    leaves = [t.requires_grad_() for t in (x, scale, zero)]
+    found = torch.autograd.grad(_call(*leaves, grid), leaves, dy)
+    with torch.no_grad():
+        dx, dscale, dzero = backward(dy, x, scale, zero, grid)
+        weight = backward(dy.abs(), x, scale, zero, Grid(qmin, qmax, axis, block, edge=edge))
+    assert found[0].dtype == dtype
+    assert torch.equal(found[0], dx)
+    # Each term is rounded to float32 before it is summed: errors grow with the terms' size, not with the sum.
+    reach = float(max(abs(qmin), abs(qmax)) * 2 * dy.abs().sum()) + float(weight[2].abs().sum())
+    torch.testing.assert_close(found[1], dscale, rtol=1e-5, atol=1e-7 * reach)
+    torch.testing.assert_close(found[2], dzero, rtol=1e-5, atol=1e-7 * reach)
+
+
+@pytest.mark.parametrize("grain", ["tensor", "first", "middle", "last", "block"])
+def test_same_bits_for_any_number_of_threads(grain: str) -> None:
+    x, scale, zero, grid = _case(grain, LEVELS[1], torch.float32, (33, 70, 129))
+    leaves = [t.requires_grad_() for t in (x, scale, zero)]
+    dy = torch.randn(x.shape, generator=torch.Generator().manual_seed(5))
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 1):
+            torch.set_num_threads(threads)
+            results.append(torch.autograd.grad(_call(*leaves, grid), leaves, dy))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("edge", ["round", "clip"])
+@pytest.mark.parametrize("grain", ["tensor", "last"])
+def test_nan_counts_as_inside_and_reaches_the_scale(grain: str, edge: str) -> None:
+    x = torch.tensor([[0.2, float("nan")], [float("inf"), -0.4]] * 9, requires_grad=True)
+    shape = () if grain == "tensor" else (2,)
+    scale, zero = torch.full(shape, 0.1, requires_grad=True), torch.zeros(shape, requires_grad=True)
+    _call(x, scale, zero, Grid(-8, 7, GRAINS[grain][0], edge=edge)).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[1, 1], [0, 1]] * 9
+    assert scale.grad is not None
+    assert zero.grad is not None
+    assert scale.grad.isnan().tolist() == (True if grain == "tensor" else [False, True])
+    assert zero.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("strides", ["contiguous", "channels_last", "transposed", "sliced", "expanded"])
+def test_gradients_follow_any_strides(strides: str) -> None:
+    base = torch.randn(2, 6, 4, 5, generator=torch.Generator().manual_seed(2))
+    x = {
+        "contiguous": lambda t: t,
+        "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
+        "transposed": lambda t: t.transpose(1, 3).contiguous().transpose(1, 3),
+        "sliced": lambda t: torch.cat([t, t])[::2],
+        "expanded": lambda t: t[:1].expand(2, -1, -1, -1),
+    }[strides](base)
+    scale, zero = torch.linspace(0.1, 0.3, 6), torch.linspace(-2, 2, 6)
+    dy = torch.randn(5, 4, 6, 2, generator=torch.Generator().manual_seed(3)).permute(3, 2, 1, 0)
+    results = []
+    for given_x in (x, x.contiguous()):
+        leaves = [t.detach().requires_grad_() for t in (given_x, scale, zero)]
+        y = _call(*leaves, Grid(-8, 7, 1))
+        results.append((y, *torch.autograd.grad(y, leaves, dy)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    if strides in ("channels_last", "transposed"):
+        assert results[0][0].stride() == x.stride() == results[0][1].stride()

@@ -1,0 +1,231 @@
+"""Learned roundings: lower error, and nothing else of the model touched."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn
+
+from onnxq.errors import CalibrationError, ConfigError, DataError, ModelError, PlanError
+from onnxq.sites import Role
+from tests.torch.reconstruct.kit import QLinear, plain_net, rows, values
+from torch_frontend.quant_model import QuantModel
+from torch_frontend.quantizers import AdaRound, create_quantizer, quantizers_of
+from torch_frontend.reconstruct import Progress, Settings, reconstruct
+
+QUICK = Settings(iterations=150, batch=16, samples=64, lr=0.03)
+
+
+CONFIG = {"target": "virtual", "weights": {"bits": 3, "granularity": "channel"}, "activations": {"bits": 8}}
+
+
+def images(count: int = 64, side: int = 8) -> torch.Tensor:
+    """Smooth ones with a little noise."""
+    smooth = nn.functional.interpolate(values(count, 1, 3, 3, seed=side), (side, side), mode="bilinear")
+    return smooth + 0.05 * values(count, 1, side, side)
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.relu(x + self.conv2(self.relu(self.bn1(self.conv1(x)))))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 6, 3, padding=1)
+        self.layer1, self.layer2 = Residual(6), Residual(6)
+        self.pool = nn.MaxPool2d(2)
+        self.fc = nn.Linear(6 * 16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer2(self.pool(self.layer1(torch.relu(self.stem(x)))))
+        return self.fc(x.view(x.size(0), -1))
+
+
+def quant_model(net: nn.Module | None = None, config: object = CONFIG) -> QuantModel:
+    torch.manual_seed(1)
+    model = QuantModel((net or Net()).eval(), config, example_inputs=images(2)).eval()
+    model.prepare_calibration()
+    with torch.no_grad():
+        model(images())
+    model.calc_qparams()
+    return model
+
+
+def output_error(model: nn.Module, x: torch.Tensor) -> float:
+    every = quantizers_of(model)
+    with torch.no_grad():
+        outputs = []
+        for on in (False, True):
+            for found in every:
+                found.enabled = on
+            outputs.append(model(x))
+    return float((outputs[0] - outputs[1]).square().mean())
+
+
+@pytest.mark.parametrize(("method", "blocks"), [("adaround", None), ("brecq", ["0", "2"]), ("brecq", [""])])
+def test_any_module_with_quantizers(method: str, blocks: list[str] | None) -> None:
+    net = plain_net()
+    before = output_error(net, rows())
+    weights = {name: p.clone() for name, p in net.named_parameters() if name.endswith(("0.weight", "2.weight"))}
+    result = reconstruct(net, rows().split(10), method, blocks=blocks, settings=QUICK)
+    assert output_error(net, rows()) < 0.5 * before
+    assert {site for unit in result.units for site in unit.sites} == {"a.weight", "b.weight"}
+    assert all(unit.kept and unit.after < unit.before and unit.samples == 64 for unit in result.units)
+    for name, weight in weights.items():
+        assert torch.equal(net.get_parameter(name), weight)
+
+
+def test_learned_weights_are_baked_and_then_round_to_themselves() -> None:
+    net = plain_net()
+    reconstruct(net, [rows()], settings=QUICK)
+    for layer in (net[0], net[2]):
+        learned = layer.weight_quantizer
+        assert isinstance(learned, AdaRound)
+        baked = learned.bake(layer.weight)
+        steps = baked / learned.scale[:, None]
+        torch.testing.assert_close(steps, steps.round())
+        assert bool(((baked - layer.weight).abs() <= learned.scale[:, None] * 1.001)[steps.abs() < 3].all())
+        plain = create_quantizer("uniform", learned.spec, site="w", role=Role.WEIGHT)
+        plain.load_qparams(learned.qparams())
+        assert torch.equal(plain(baked), learned(layer.weight))
+        assert not torch.equal(plain(layer.weight), learned(layer.weight))
+
+
+@pytest.mark.parametrize(("method", "qdrop"), [("adaround", 0.0), ("brecq", 0.0), ("brecq", 0.5)])
+def test_quant_model(method: str, qdrop: float) -> None:
+    model = quant_model()
+    x = images()
+    before = output_error(model, x)
+    model.set_quant(False, False)
+    result = reconstruct(model, x.split(20), method, qdrop=qdrop, settings=QUICK)
+    assert not any(found.enabled for found in model.quantizers.values())  # switches are as they were
+    names = [unit.name for unit in result.units]
+    if method == "adaround":
+        assert names == ["stem", "layer1.conv1", "layer1.conv2", "layer2.conv1", "layer2.conv2", "fc"]
+    else:
+        assert names == ["stem", "layer1", "layer2", "fc"]
+    assert not result.refusals
+    assert output_error(model, x) < 0.7 * before
+    assert all(isinstance(q, AdaRound) for q in model.quantizers.values() if q.role is Role.WEIGHT)
+    again = quant_model(config={**CONFIG, "torch": {"weights": {"quantizer": "adaround"}}})
+    again.load_state_dict(model.state_dict())
+    again.set_quant()
+    with torch.no_grad():
+        assert torch.equal(again(x), model(x))
+
+
+def test_nothing_else_is_touched() -> None:
+    net = plain_net("lsq", "lsq").train()
+    net[1].eval()
+    net[0].bias.requires_grad_(False)
+    state = {name: p.clone() for name, p in net.named_parameters() if "quantizer" not in name}
+    reconstruct(net, [rows()], "brecq", blocks=["0", "2"], qdrop=0.3, settings=QUICK)
+    assert [module.training for module in net] == [True, False, True]
+    assert not net[0].bias.requires_grad
+    assert net[2].bias.requires_grad
+    for name, p in state.items():
+        assert torch.equal(net.get_parameter(name), p)
+        assert net.get_parameter(name).grad is None
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in net.modules())
+    assert torch.is_grad_enabled()
+    net(values(3, 12)).sum().backward()  # training can go on from here
+    assert net[0].weight.grad.abs().sum() > 0
+
+
+def test_a_second_run_starts_anew() -> None:
+    net = plain_net()
+    first = reconstruct(net, [rows()], settings=QUICK)
+    second = reconstruct(net, [rows()], settings=QUICK)
+    assert first == second
+
+
+def test_progress() -> None:
+    told: list[Progress] = []
+    reconstruct(
+        plain_net(), [rows()], settings=Settings(iterations=230, samples=32), progress=told.append
+    )  # fmt: skip
+    assert [(p.unit, p.index, p.units, p.iteration, p.iterations) for p in told] == [
+        (unit, k, 2, step, 230) for k, unit in enumerate(("0", "2")) for step in (1, 101, 201, 230)
+    ]
+    assert all(p.loss >= 0 for p in told)
+
+
+def test_only_so_many_samples_are_used_and_the_rest_is_not_read() -> None:
+    def endless():
+        yield values(40, 12)
+        yield values(40, 12, seed=1)
+        raise AssertionError("read too far")
+
+    done = reconstruct(plain_net(), endless(), settings=Settings(iterations=5, samples=50))
+    assert [unit.samples for unit in done.units] == [50, 50]
+
+
+def test_images_of_several_sizes() -> None:
+    model = quant_model(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)))
+    data = [images(16, side) for side in (6, 8, 10)]
+    done = reconstruct(model, data, settings=QUICK)
+    assert all(unit.kept for unit in done.units)
+
+
+def test_errors_name_what_is_wrong() -> None:
+    net, x = plain_net(), [rows(8)]
+    with pytest.raises(ConfigError, match=r"method 'adaroud'.*\n.*adaround"):
+        reconstruct(net, x, "adaroud")
+    with pytest.raises(ConfigError, match="qdrop=1"):
+        reconstruct(net, x, qdrop=1.0)
+    with pytest.raises(ConfigError, match="no graph to find blocks in"):
+        reconstruct(net, x, "brecq")
+    with pytest.raises(ModelError, match="layer7: is no module"):
+        reconstruct(net, x, blocks=["layer7"])
+    with pytest.raises(DataError, match="no samples"):
+        reconstruct(net, [])
+    with pytest.raises(ConfigError, match="iterations=0"):
+        Settings(iterations=0)
+    with pytest.raises(ConfigError, match="warm_up=1"):
+        Settings(warm_up=1.0)
+    with pytest.raises(CalibrationError, match="can learn to round"):
+        reconstruct(nn.Linear(2, 2), x)
+    blank = nn.Sequential(QLinear(12, 4, "a"))
+    with pytest.raises(CalibrationError, match=r"a\.weight: has no scale"):
+        reconstruct(blank, x)
+    with pytest.raises(PlanError, match="the model is float"):
+        reconstruct(QuantModel(Net(), CONFIG), x)
+
+
+def test_weights_that_do_not_round_to_nearest_are_refused_by_name() -> None:
+    net = plain_net("dorefa", "uniform")
+    done = reconstruct(net, [rows()], settings=QUICK)
+    assert [(r.subject, r.rule) for r in done.refusals] == [("a.weight", "rounding")]
+    assert [unit.name for unit in done.units] == ["2"]
+
+
+def test_what_a_pass_disabled_is_left_alone() -> None:
+    net = plain_net()
+    net[0].weight_quantizer.disabled_reason = "a test"
+    done = reconstruct(net, [rows()], settings=QUICK)
+    assert [unit.sites for unit in done.units] == [("b.weight",)]
+    assert not isinstance(net[0].weight_quantizer, AdaRound)
+
+
+def test_a_layer_used_twice_learns_once() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 1, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(torch.relu(self.conv(x)))
+
+    done = reconstruct(quant_model(Twice()), [images()], settings=QUICK)
+    assert [unit.name for unit in done.units] == ["conv"]
+    assert [(r.subject, r.rule) for r in done.refusals] == [("conv.weight", "shared")]

@@ -1,0 +1,82 @@
+"""torch's transformer modules in their traceable form: the same values, every product quantized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import Tensor, nn
+
+from onnxq.metrics import sqnr_db
+from onnxq.sites import Role
+from tests.torch.nets import Encoder
+from torch_frontend.quant_model import QuantModel
+
+TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]])
+
+
+PADDING = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "how", [{}, {"norm_first": True}, {"activation": "gelu"}, {"dropout": 0.1}, {"batch_first": False}]
+)
+def test_torchs_own_encoder_is_taken_apart_and_quantized(how: dict[str, Any], padded: bool) -> None:
+    torch.manual_seed(0)
+    net = Encoder(**how).eval()
+    if not how.get("batch_first", True):
+        net.position = nn.Parameter(net.position.detach()[:, None][:2])
+        padded = False
+    inputs = (TOKENS, PADDING) if padded else (TOKENS,)
+    made = QuantModel(net, {"target": "virtual"}, example_inputs=inputs)
+    torch.testing.assert_close(made(*inputs), net(*inputs), rtol=1e-5, atol=1e-5)
+    assert {r.rule for r in made.refusals} <= {"masked-scores"}
+    assert "encoder.layers.0.self_attn.in_proj_weight" in made.quantizers
+    made.prepare_calibration()
+    made(*inputs)
+    made.calc_qparams(asym=True).set_quant()
+    assert sqnr_db(net(*inputs).detach().numpy(), made(*inputs).detach().numpy()) > 20
+    made.init_qat()(*inputs).square().sum().backward()
+    grads = {name: p.grad for name, p in made.named_parameters()}
+    assert all(g is not None and g.isfinite().all() for g in grads.values())
+
+
+def test_cross_attention_reads_one_weight_in_three_parts() -> None:
+    torch.manual_seed(0)
+    net, q, kv = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(2, 3, 8), torch.randn(2, 5, 8)
+    made = QuantModel(net, target="virtual", example_inputs=(q, kv, kv))
+    for got, wanted in zip(made(q, kv, kv), net(q, kv, kv), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+    assert [s for s, one in made.quantizers.items() if one.role is Role.WEIGHT] == ["in_proj_weight", "out_proj.weight"]
+
+
+def test_encoder_and_decoder_together() -> None:
+    torch.manual_seed(0)
+    net = nn.Transformer(8, 2, 1, 1, 16, batch_first=True).eval()
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    given = {"src": torch.randn(2, 4, 8), "tgt": torch.randn(2, 5, 8), "tgt_mask": mask}
+    made = QuantModel(net, target="virtual", example_inputs=given)
+    torch.testing.assert_close(made(**given), net(**given), rtol=1e-5, atol=1e-5)
+    assert [(r.subject, r.rule) for r in made.refusals] == [("decoder.layers.0.self_attn.softmax", "masked-scores")]
+    made.prepare_calibration()
+    made(**given)
+    made.calc_qparams().set_quant()
+    assert sqnr_db(net(**given).detach().numpy(), made(**given).detach().numpy()) > 20
+
+
+def test_attention_with_learned_extra_keys_stays_a_leaf_and_says_so() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x)[0]
+
+    net, x = Net().eval(), torch.randn(2, 3, 8)
+    made = QuantModel(net, target="virtual", example_inputs=x)
+    assert [r.subject for r in made.refusals] == ["attention"]
+    assert torch.equal(made(x), net(x))
