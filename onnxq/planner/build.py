@@ -16,8 +16,8 @@ from onnxq.planner.choose_all import choose_all
 from onnxq.planner.existing import NOTHING, Existing, stands_between
 from onnxq.planner.place import Placer, spec_refusals
 from onnxq.planner.sums import ALLOWED, bind_sums
-from onnxq.planner.units import Units, find_units
-from onnxq.planner.wishes import Wishes
+from onnxq.planner.operators import Units, find_units
+from onnxq.planner.requests import Wishes
 from onnxq.sites import Caution, Edge, Refusal, Role, TensorId, Unquantized, split_unquantized
 from onnxq.targets import Shapes, Target, describe, target
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from onnxq.config import Rule
 from onnxq.planner.balance import ANY, place
 from onnxq.planner.cut import CutProblem
-from onnxq.planner.keep import kept_float
+from onnxq.planner.exclusions import kept_float
 from onnxq.planner.place import roles_of
-from onnxq.planner.units import KEPT, Unit, Units
-from onnxq.planner.wishes import Wishes
+from onnxq.planner.operators import KEPT, Unit, Units
+from onnxq.planner.requests import Wishes
 from onnxq.sites import Caution, LeftFloat, Refusal, Role, Unquantized
 from onnxq.targets import Output
 from onnxq.targets.costs import Cost

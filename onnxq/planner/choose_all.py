@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from onnxq.planner.choose import Choice, settle
-from onnxq.planner.units import Unit, Units
-from onnxq.planner.wishes import Wishes
+from onnxq.planner.operators import Unit, Units
+from onnxq.planner.requests import Wishes
 from onnxq.sites import LeftFloat, Refusal, TensorId, Unquantized
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from onnxq.planner.flow import FlowNetwork
-from onnxq.planner.units import Unit, Units
+from onnxq.planner.operators import Unit, Units
 from onnxq.sites import TensorId
 from onnxq.targets import Output
 from onnxq.targets.costs import Cost, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us

@@ -9,8 +9,8 @@ from onnxq.config import Config
 from onnxq.errors import OnnxqError
 from onnxq.graph import NodeRef
 from onnxq.plan import Bound, SitePlan
-from onnxq.planner.units import Unit, Units
-from onnxq.planner.wishes import Answer, Wishes
+from onnxq.planner.operators import Unit, Units
+from onnxq.planner.requests import Answer, Wishes
 from onnxq.sites import Caution, Edge, Refusal, Role, Site, TensorId
 from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec
 from onnxq.targets import Output, Target, describe

@@ -1,6 +1,6 @@
 """Calls that stay float whatever they would gain, and results that need a pair: the engine's measured rules, here too.
 
-The same as onnxq.planner.keep and onnxq.targets.surroundings, so that training quantizes what the engine would. What
+The same as onnxq.planner.exclusions and onnxq.targets.surroundings, so that training quantizes what the engine would. What
 the engine leaves float because int8 would not pay at that size is quantized here: sizes are the deployment's.
 """
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from onnxq.planner.units import Unit, Units
+from onnxq.planner.operators import Unit, Units
 from onnxq.sites import LeftFloat, TensorId
 
 # What may stand between a graph input and the stem.
