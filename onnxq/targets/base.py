@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph import Graph, NodeRef
 from onnxq.numerics import SumOrder
 from onnxq.sites import LeftFloat, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QuantSpec
@@ -31,7 +31,7 @@ class Candidate:
     """A node with what a rule needs to know of its surroundings."""
 
     node: NodeRef
-    index: GraphIndex
+    index: Graph
     shapes: Shapes
 
     def tensor(self, k: int) -> TensorId | None:
@@ -100,6 +100,7 @@ class PlacementRule:
     joins: reads the pairs that are there for others' sake and shares their scale; it asks for none of its own.
     follow: for rules that do not compute, in targets without costs: does the node gain, given the nodes chosen?
     opt_in: why the rule is off unless the person forces it with `quantize: true`; "" when it is on.
+    attention: it is on as well when the configuration asks for quantized attention.
     together: the other nodes without which the kernel does not come about.
     check: why a given node does not qualify, or None. unpaid: why int8 does not pay for one that does, or None.
     kernel: what the engine's optimized graph then shows; tests assert it.
@@ -123,6 +124,7 @@ class PlacementRule:
     joins: bool = False
     follow: Callable[[Candidate, frozenset[str]], bool] = lambda _, __: True
     opt_in: str = ""
+    attention: bool = False
     together: Callable[[Candidate], tuple[str, ...]] = lambda _: ()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph import Graph, NodeRef
 from onnxq.sites import TensorId
 
 # Nodes that hand a convolution's result on: they copy, move or bound it, or work on one operand beside a constant.
@@ -25,13 +25,13 @@ _CUTS = frozenset(("Slice", "Split", "Gather"))
 _REACH = 24
 
 
-def resolved(index: GraphIndex, node: NodeRef) -> list[TensorId]:
+def resolved(index: Graph, node: NodeRef) -> list[TensorId]:
     """The computed tensors a node reads, in order."""
     found = [index.resolve(name, node.scope) for name in node.inputs if name]
     return [tensor for tensor in found if tensor is not None and not index.is_constant(tensor)]
 
 
-def backbone(index: GraphIndex, tensor: TensorId) -> str | None:
+def backbone(index: Graph, tensor: TensorId) -> str | None:
     """The convolution this tensor is the (activated, moved) result of, by name; None when something else made it.
 
     x * sigmoid(x) counts as an activation; a sum or product of two different branches ends the search.
@@ -55,7 +55,7 @@ def backbone(index: GraphIndex, tensor: TensorId) -> str | None:
     return None
 
 
-def _gated(index: GraphIndex, sources: list[TensorId]) -> TensorId | None:
+def _gated(index: Graph, sources: list[TensorId]) -> TensorId | None:
     """x of x * gate(x)."""
     for k in (0, 1):
         gate = index.producer(sources[k])
@@ -66,7 +66,7 @@ def _gated(index: GraphIndex, sources: list[TensorId]) -> TensorId | None:
     return None
 
 
-def distances(index: GraphIndex, tensor: TensorId) -> dict[TensorId, int]:
+def distances(index: Graph, tensor: TensorId) -> dict[TensorId, int]:
     """Every tensor this one is computed from, with the least number of nodes between."""
     found = {tensor: 0}
     pending = deque([tensor])
@@ -80,7 +80,7 @@ def distances(index: GraphIndex, tensor: TensorId) -> dict[TensorId, int]:
     return found
 
 
-def skip_input(index: GraphIndex, node: NodeRef) -> int | None:
+def skip_input(index: Graph, node: NodeRef) -> int | None:
     """Which input of an Add is the skip branch of a residual block; None when it is not one.
 
     The other input is the end of the convolution branch, whose kernel takes the sum in. Of two branches that both end
@@ -105,12 +105,12 @@ def skip_input(index: GraphIndex, node: NodeRef) -> int | None:
     return None if maker is not None and maker.name == ends[k] else 1 - k
 
 
-def two_computed(index: GraphIndex, node: NodeRef) -> bool:
+def two_computed(index: Graph, node: NodeRef) -> bool:
     """True for a MatMul of two activations."""
     return node.op_type == "MatMul" and len(resolved(index, node)) == 2
 
 
-def attention_of(index: GraphIndex, node: NodeRef) -> tuple[str, str] | None:
+def attention_of(index: Graph, node: NodeRef) -> tuple[str, str] | None:
     """(QK^T, PV) by name, when this MatMul is one of the two: MatMul, scale and mask, Softmax, MatMul."""
     if not two_computed(index, node):
         return None
@@ -123,7 +123,7 @@ def attention_of(index: GraphIndex, node: NodeRef) -> tuple[str, str] | None:
     return None
 
 
-def _scores_of(index: GraphIndex, node: NodeRef) -> str | None:
+def _scores_of(index: Graph, node: NodeRef) -> str | None:
     """The QK^T whose softmax is this MatMul's left operand."""
     first = index.resolve(node.inputs[0], node.scope)
     softmax = None if first is None else _back_to(index, first, _AFTER_SOFTMAX, "Softmax")
@@ -133,7 +133,7 @@ def _scores_of(index: GraphIndex, node: NodeRef) -> str | None:
     return scores.name if scores is not None and two_computed(index, scores) else None
 
 
-def _back_to(index: GraphIndex, tensor: TensorId, through: frozenset[str], op_type: str) -> NodeRef | None:
+def _back_to(index: Graph, tensor: TensorId, through: frozenset[str], op_type: str) -> NodeRef | None:
     pending, seen = deque([tensor]), {tensor}
     while pending and len(seen) < _REACH:
         node = index.producer(pending.popleft())
@@ -148,7 +148,7 @@ def _back_to(index: GraphIndex, tensor: TensorId, through: frozenset[str], op_ty
     return None
 
 
-def _forward(index: GraphIndex, node: NodeRef) -> list[NodeRef]:
+def _forward(index: Graph, node: NodeRef) -> list[NodeRef]:
     """What reads this node's result through scaling, masking and softmax."""
     pending, seen, found = deque([node]), {node.name}, []
     while pending and len(seen) < 4 * _REACH:
@@ -165,7 +165,7 @@ def _forward(index: GraphIndex, node: NodeRef) -> list[NodeRef]:
     return found
 
 
-def cut_for_attention(index: GraphIndex, node: NodeRef) -> TensorId | None:
+def cut_for_attention(index: Graph, node: NodeRef) -> TensorId | None:
     """The biased result of a product that is cut into operands of attention (one weight for query, key and value).
 
     None when the result is not cut, or the parts go elsewhere.
@@ -185,7 +185,7 @@ def cut_for_attention(index: GraphIndex, node: NodeRef) -> TensorId | None:
     return None
 
 
-def _reaches_product(index: GraphIndex, node: NodeRef) -> bool:
+def _reaches_product(index: Graph, node: NodeRef) -> bool:
     """True when an attention product reads what is cut here, moved and scaled."""
     pending, seen = deque([node]), {node.name}
     while pending and len(seen) < _REACH:

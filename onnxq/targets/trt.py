@@ -165,6 +165,7 @@ RULES: tuple[PlacementRule, ...] = (
         compute=True,
         check=_scores,
         opt_in=_MHA_OFF,
+        attention=True,
         together=_partners,
     ),
     PlacementRule(
@@ -177,6 +178,7 @@ RULES: tuple[PlacementRule, ...] = (
         compute=True,
         check=_values,
         opt_in=_MHA_OFF,
+        attention=True,
         together=_partners,
     ),
     PlacementRule(
