@@ -13,9 +13,17 @@ from onnxq.sites import Edge, TensorId
 class Graph(Protocol):
     """Nodes in ONNX's operators and layouts, in the order in which they run; see GraphIndex for each method."""
 
-    nodes: tuple[NodeRef, ...]
-    inputs: tuple[ValueInfo, ...]
-    scopes: tuple[str, ...]
+    @property
+    def nodes(self) -> tuple[NodeRef, ...]:
+        """All nodes, in the order in which they run."""
+
+    @property
+    def inputs(self) -> tuple[ValueInfo, ...]:
+        """What a caller gives."""
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The main graph, "", and the bodies inside it."""
 
     def node(self, name: str) -> NodeRef:
         """The node of this name."""

@@ -226,6 +226,10 @@ def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list
         for _, tensor in unit.data if unit.rule.shares and unit.out in known else ():
             if tensor in known and find(tensor) != find(unit.out):
                 root[find(unit.out)] = find(tensor)
+        inputs = [tensor for _, tensor in unit.data if unit.rule.alike and tensor in known]
+        for tensor in inputs:
+            if find(tensor) != find(inputs[0]):
+                root[find(tensor)] = find(inputs[0])
     groups: dict[Site, list[SitePlan]] = {}
     for site in sites:
         groups.setdefault(find(site.site), []).append(site)

@@ -93,6 +93,7 @@ class PlacementRule:
     data: input indices that take activations (empty: every input that is not constant).
     weight, bias: input index of a constant weight or bias, None when the operator has none.
     output: whether the kernel needs a pair behind it; shares: input and output must have one scale.
+    alike: the inputs must have one scale.
     fuses: activations that disappear into the kernel when the pair sits behind them.
     compute: this rule is worth quantizing for; the others only keep data in integers between.
     inputs: which inputs take a pair, where that depends on the graph; it takes the place of `data`.
@@ -115,6 +116,7 @@ class PlacementRule:
     weight: int | None = None
     bias: int | None = None
     shares: bool = False
+    alike: bool = False
     fuses: tuple[str, ...] = ()
     compute: bool = False
     check: Check = lambda _: None

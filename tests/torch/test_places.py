@@ -236,7 +236,7 @@ def test_between_selects_a_stretch() -> None:
         ({"node": "layer3.*", "set": {"bits": 4}}, "layer1"),
         ({"op": "Covn", "set": {"bits": 4}}, "Conv"),
         ({"tensor": "fc.weigth", "set": {"bits": 4}}, "fc.weight"),
-        ({"between": ["stem", "heed"], "set": {"bits": 4}}, "no module or site is called 'heed'"),
+        ({"between": ["stem", "heed"], "set": {"bits": 4}}, "no node or tensor is called 'heed'"),
         ({"between": ["fc", "stem"], "set": {"bits": 4}}, "no path leads"),
     ],
 )

@@ -14,13 +14,12 @@ from onnxq.config import Config
 from onnxq.graph import NodeRef
 from onnxq.sites import Role
 from onnxq.targets import target
+from torch_frontend.placement import slots
 from torch_frontend.qmodules import Op, WeightQuantized, of_qmodule
 from torch_frontend.quant_model.attach import WEIGHT
 from torch_frontend.quant_model.eager import INPUTS
-from torch_frontend.quant_model.slots import slots
-from torch_frontend.quant_model.weights import value_of
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import named
+from torch_frontend.tracing import named, value_of
 
 # One product: its node, the shape of its weight, the quantizers of weight and data.
 Product = tuple[NodeRef, tuple[int, ...], Quantizer, Quantizer]

@@ -1,0 +1,191 @@
+"""The planner's sites as quantizers of a torch module: which value, which arguments, whose numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from torch import fx
+
+from onnxq.config import Config, QuantizerSpec
+from onnxq.errors import ConfigError
+from onnxq.plan import Bound, SitePlan
+from onnxq.planner.choose import choose_ops
+from onnxq.planner.place import Placement, Placer
+from onnxq.planner.problem import PlacementProblem, state_problem
+from onnxq.sites import Role, TensorId, Unquantized
+from onnxq.spec import ObserverSpec, PerBlock, PerChannel, QuantSpec
+from torch_frontend.placement.graph import Argument, CallGraph, CallNode, Weight
+from torch_frontend.placement.rules import FUSED, CallRequests, front_end_target
+from torch_frontend.tracing import is_constant, named
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a pass changed: a quantizer switched off, a batch norm folded or not. subject: site or module."""
+
+    subject: str
+    reason: str
+    rule: str
+
+
+@dataclass(eq=False)
+class Pair:
+    """One quantizer to be. readers: the arguments that get the quantized value; None: all of them.
+
+    leader: the site whose numbers it uses; its own name when it has its own. contributes: what passes here counts for
+    the leader's range. bound: what a fused activation in front promises; levels keep inside it, so that the engine can
+    drop the activation.
+    """
+
+    site: str
+    role: Role
+    spec: QuantSpec
+    observer: ObserverSpec
+    quantizer: QuantizerSpec
+    value: fx.Node | None = None
+    weight: Weight | None = None
+    readers: list[Argument] | None = None
+    leader: str = ""
+    contributes: bool = True
+    disabled: str | None = None
+    bound: Bound = (None, None)
+
+
+@dataclass
+class Pairs:
+    """The quantizers of a whole graph, activations in its order, then weights; and why the rest stays float."""
+
+    pairs: list[Pair] = field(default_factory=list)
+    reasons: list[Unquantized] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+
+
+def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pairs:
+    """Let the planner place the pairs of a graph. Nothing is changed.
+
+    sized: the graph knows the shapes of a batch as it will be deployed; else every operator is worth its integers.
+    """
+    config = requests.config
+    problem = state_problem(
+        graph, requests, front_end_target(config), shapes=graph.shapes, closed=lambda node: node.name in graph.closed
+    )
+    _check_leaders(problem)
+    choice = choose_ops(problem, attention=config.attention == "quantized", sized=sized)
+    placement = Placer(problem).place(choice.chosen)
+    kernels = (problem.engine.without_kernel(node.name, node.op_type) for node in graph.nodes)
+    reasons = [*graph.reasons, *choice.reasons, *problem.units.reasons, *(one for one in kernels if one is not None)]
+    out = Pairs(reasons=[_name_call(graph, reason) for reason in reasons])
+    order = {value: k for k, value in enumerate(graph.values)}
+    activations = [_make_activation(graph, site, placement, config) for site in placement.sites
+                   if isinstance(site.site, TensorId) and site.site.name in order]  # fmt: skip
+    out.pairs = sorted(activations, key=lambda pair: order[pair.site])
+    _share_numbers(out.pairs, placement, problem)
+    for site in placement.sites:
+        if site.role is Role.WEIGHT:
+            out.pairs += _make_weights(graph, site, placement, config)
+    if config.torch.disable_redundant and config.target == "virtual":
+        _disable_redundant(out)
+    return out
+
+
+def _name_call(graph: CallGraph, reason: Unquantized) -> Unquantized:
+    """The reason with the module's path in place of the node's name."""
+    names = {node.name: node.path for node in graph.nodes if isinstance(node, CallNode)}
+    return replace(reason, subject=names.get(reason.subject, reason.subject))
+
+
+def _find_quantizer(placement: Placement, site: SitePlan, config: Config) -> QuantizerSpec:
+    rule = placement.rules.get(site.site)
+    default = config.torch.weights if site.role is Role.WEIGHT else config.torch.activations
+    return default.quantizer if rule is None or rule.set.quantizer is None else rule.set.quantizer
+
+
+def _make_activation(graph: CallGraph, site: SitePlan, placement: Placement, config: Config) -> Pair:
+    assert isinstance(site.site, TensorId)
+    name = site.site.name
+    arguments = None
+    if site.consumers is not None:
+        found = (graph.arguments.get((edge.node, edge.index)) for edge in site.consumers)
+        arguments = list(dict.fromkeys(argument for argument in found if argument is not None))
+    return Pair(
+        name, Role.ACTIVATION, site.spec, site.observer, _find_quantizer(placement, site, config),
+        value=graph.values.get(name), readers=arguments, leader=name, bound=site.bound,
+    )  # fmt: skip
+
+
+def _make_weights(graph: CallGraph, site: SitePlan, placement: Placement, config: Config) -> list[Pair]:
+    """One pair for each call that reads the weight."""
+    made = []
+    for edge in site.consumers or ():
+        weight = graph.weights[edge.node]
+        made.append(Pair(
+            weight.site, Role.WEIGHT, _turn_axis(site.spec, weight), site.observer,
+            _find_quantizer(placement, site, config), weight=weight, value=weight.value,
+            readers=None if weight.argument is None else [weight.argument], leader=weight.site,
+        ))  # fmt: skip
+    return made
+
+
+def _turn_axis(spec: QuantSpec, weight: Weight) -> QuantSpec:
+    """The spec along torch's axes: an exported weight may be the transposed one."""
+    grain = spec.granularity
+    if isinstance(grain, PerChannel):
+        return replace(spec, granularity=PerChannel(weight.axis))
+    return replace(spec, granularity=PerBlock(weight.block_axis, grain.size)) if isinstance(grain, PerBlock) else spec
+
+
+def _share_numbers(pairs: list[Pair], placement: Placement, problem: PlacementProblem) -> None:
+    """Pairs that must have one scale follow the first of them, or the one the person named."""
+    groups = {site.site.name: site.group for site in placement.sites if isinstance(site.site, TensorId) and site.group}
+    leads: dict[str, str] = {}
+    for unit in problem.units.units:
+        policy = _find_policy(problem, unit.node.name)
+        named_lead = unit.data[policy.leader][1].name if policy is not None and policy.policy == "follow" else ""
+        if named_lead in groups:
+            leads[groups[named_lead]] = named_lead
+    by_site = {pair.site: pair for pair in pairs}
+    first: dict[str, Pair] = {}
+    for pair in pairs:
+        group = groups.get(pair.site)
+        if group is None:
+            continue
+        leader = by_site[leads[group]] if group in leads else first.setdefault(group, pair)
+        pair.leader, pair.spec = leader.site, leader.spec
+        pair.contributes = pair is leader or group not in leads
+
+
+def _find_policy(problem: PlacementProblem, name: str):  # type: ignore[no-untyped-def]
+    node = problem.units.by_name[name].node
+    return problem.config.torch.policy(node.op.name) if isinstance(node, CallNode) and node.op is not None else None
+
+
+def _check_leaders(problem: PlacementProblem) -> None:
+    """ConfigError for a `follow` that names an input which an operator does not have."""
+    for unit in problem.units.units:
+        policy = _find_policy(problem, unit.name)
+        if policy is not None and policy.policy == "follow" and unit.data and policy.leader >= len(unit.data):
+            raise ConfigError(
+                problem.config.where("torch.multi_input") / f"follow: {policy.leader}",
+                f"{unit.name} has {len(unit.data)} computed inputs, counted from 0",
+                "name one of them",
+                code="Q309",
+            )
+
+
+def _disable_redundant(out: Pairs) -> None:
+    """Quantizers between two operators that run as one kernel are off; the decision is recorded."""
+    for pair in out.pairs:
+        if pair.value is None or pair.role is Role.WEIGHT or is_constant(pair.value):
+            continue
+        behind, users = FUSED.get(_find_op(pair.value)), list(pair.value.users)
+        if behind is None or not users or pair.leader != pair.site:
+            continue
+        ops = [_find_op(user) for user in users]
+        if behind.issuperset(ops):
+            pair.disabled = f"{_find_op(pair.value)} and {', '.join(dict.fromkeys(ops))} run as one kernel"
+            out.decisions.append(Decision(pair.site, pair.disabled, "disable-redundant"))
+
+
+def _find_op(node: fx.Node) -> str:
+    name = named(node)
+    return "" if name is None or name.entry is None else name.entry.op.name
