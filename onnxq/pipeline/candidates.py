@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
-from onnxq.graph import GraphIndex
+from onnxq.graph import Graph, GraphIndex
 from onnxq.pipeline.prepared import PreparedModel
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner import Choice, Draft, bind_sums
@@ -171,7 +171,7 @@ def operators_of(draft: Draft, plan: Plan) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _readers(index: GraphIndex, site: SitePlan) -> tuple[Edge, ...]:
+def _readers(index: Graph, site: SitePlan) -> tuple[Edge, ...]:
     if site.consumers is not None:
         return site.consumers
     return index.consumers(site.site) if isinstance(site.site, TensorId) else (site.site,)

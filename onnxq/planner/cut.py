@@ -108,8 +108,8 @@ class CutProblem:
                 self._follow(net, unit, fixed)
         for use in self._uses:
             _add_pairs(net, use, costs)
-        side = net.source_side(_SOURCE, _SINK)
-        return frozenset(unit.name for unit in self.units.units if net.names[unit.name] in side)
+        reached = net.source_side(_SOURCE, _SINK)
+        return frozenset(unit.name for unit in self.units.units if net.names[unit.name] in reached)
 
     def time_us(self, costs: PlacementCosts, chosen: frozenset[str]) -> float:
         """Predicted time of all units with their pairs when `chosen` run in integers."""

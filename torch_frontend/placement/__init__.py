@@ -12,7 +12,7 @@ slots   arguments of calls
 from torch_frontend.placement.graph import Argument, CallGraph, Weight
 from torch_frontend.placement.layers import list_children, lower_layers, name_input
 from torch_frontend.placement.lower import lower
-from torch_frontend.placement.pairs import Decision, Pair, Pairs, plan_pairs
+from torch_frontend.placement.pairs import Decision, Pair, Pairs, bind_sums, plan_pairs
 from torch_frontend.placement.rules import CallRequests, check_policies
 from torch_frontend.placement.slots import Slot, fill, slots
 
@@ -25,6 +25,7 @@ __all__ = [
     "Pairs",
     "Slot",
     "Weight",
+    "bind_sums",
     "check_policies",
     "fill",
     "list_children",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
-from torch import fx
+from torch import Tensor, fx
 
 from onnxq.graph import NodeRef, ValueInfo
 from onnxq.sites import Edge, TensorId, Unquantized
@@ -28,21 +28,15 @@ class CallNode(NodeRef):
     op: Op | None = field(compare=False)
 
 
-@dataclass(frozen=True)
-class Constant:
-    """A parameter or something computed from parameters alone, in the layout of the node that reads it."""
-
-    shape: tuple[int, ...]
-    read: Callable[[], NDArray[Any]]
-
-
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """The weight of a call. module: the layer that holds it; else `argument` gets the graph's value."""
+    """The weight of a call. module: the layer that holds it; else `argument` gets the graph's value.
+
+    turned: the node reads it transposed.
+    """
 
     site: str
-    axis: int
-    block_axis: int
+    turned: bool = False
     module: str = ""
     value: fx.Node | None = None
     argument: Argument | None = None
@@ -52,6 +46,7 @@ class Weight:
 class CallGraph:
     """The planner's graph protocol over torch calls. Tensors are called like their sites.
 
+    constants: parameters and what is computed from them, in the layout of the node that reads them.
     values: tensors that may have a pair -> the graph's value, None where there is no graph. arguments: node input ->
     the argument that it stands for. weights: node -> its weight. closed: nodes that nothing can be placed at, for
     instance inside a fused call. reasons: why.
@@ -60,7 +55,7 @@ class CallGraph:
     inputs: tuple[ValueInfo, ...] = ()
     scopes: tuple[str, ...] = ("",)
     outputs: set[str] = field(default_factory=set)
-    constants: dict[str, Constant] = field(default_factory=dict)
+    constants: dict[str, Tensor] = field(default_factory=dict)
     shapes: dict[TensorId, tuple[int, ...]] = field(default_factory=dict)
     integers: set[str] = field(default_factory=set)
     values: dict[str, fx.Node | None] = field(default_factory=dict)
@@ -111,12 +106,12 @@ class CallGraph:
     def constant(self, t: TensorId) -> NDArray[Any] | None:
         """The value of a constant."""
         found = self.constants.get(t.name)
-        return None if found is None else found.read()
+        return None if found is None else np.asarray(found.detach().float().cpu())
 
     def shape(self, t: TensorId) -> tuple[int | str | None, ...] | None:
         """The shape of a constant; of computed tensors an example shows it, which is given beside the graph."""
         found = self.constants.get(t.name)
-        return None if found is None else found.shape
+        return None if found is None else tuple(found.shape)
 
     def dtype(self, t: TensorId) -> int:
         """int64 for integers; float32, which engines compute in, for any other type that may be one."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from onnxq.config import Config, matches
 from onnxq.sites import Refusal
-from torch_frontend.placement.graph import CallGraph, CallNode, Constant, Weight
+from torch_frontend.placement.graph import CallGraph, CallNode, Weight
 from torch_frontend.qmodules import Entry, WeightQuantized, convertible, of_module
 
 # Operators without a weight that people use as modules where a model cannot be traced. The others (activations,
@@ -62,11 +62,11 @@ def _add_layer(graph: CallGraph, module: Any, entry: Entry, path: str) -> None:
         graph.reasons.append(Refusal(path, why, "give it a plain weight", "weight", "R110"))
     elif weighted:
         tensor = f"{path}.{op.weight}"
-        graph.weights[path] = Weight(tensor, op.weight_axis, op.block_axis, module=path)
-        graph.constants[tensor] = _constant(module.weight)
+        graph.weights[path] = Weight(tensor, module=path)
+        graph.constants[tensor] = module.weight
         inputs.insert(0 if op.name == "embedding" else len(inputs), tensor)
         if isinstance(getattr(module, "bias", None), Tensor):
-            graph.constants[f"{path}.bias"] = _constant(module.bias)
+            graph.constants[f"{path}.bias"] = module.bias
             inputs.append(f"{path}.bias")
     types = {"linear": "Gemm", "bilinear": "Einsum", "embedding": "torch.embedding"}
     op_type = types.get(op.name) or (op.onnx[0] if op.onnx else f"torch.{op.name}")
@@ -75,7 +75,3 @@ def _add_layer(graph: CallGraph, module: Any, entry: Entry, path: str) -> None:
                        attrs=attrs, scope="", order=len(graph.nodes), path=path, op=op))  # fmt: skip
     if closed:
         graph.closed.add(path)
-
-
-def _constant(held: Tensor) -> Constant:
-    return Constant(tuple(held.shape), lambda: held.detach().float().cpu().numpy())

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
 
-from onnxq.config import Config
+from onnxq.config import Config, MultiInput
 from onnxq.graph import ValueInfo
 from onnxq.sites import LeftFloat, Refusal, TensorId, Unquantized
-from torch_frontend.placement.graph import Argument, CallGraph, CallNode, Constant, Weight
+from torch_frontend.placement.graph import Argument, CallGraph, CallNode, Weight
 from torch_frontend.placement.slots import Slot, slots
 from torch_frontend.placement.types import FUNCTION_TYPES, PLAIN_TYPES, clip_bounds, slice_type, spatial_mean
 from torch_frontend.qmodules import WeightQuantized, convertible
@@ -61,15 +61,14 @@ class _Lowering:
             **dict.fromkeys(("conv", "conv_transpose"), self._conv),
             **dict.fromkeys(("add", "sub", "mul", "div"), self._binary),
             "linear": self._linear,
-            "matmul": self._matmul,
+            "matmul": partial(self._weighted, op_type="MatMul"),
             "bilinear": partial(self._weighted, op_type="Einsum"),
-            "embedding": self._embedding,
+            "embedding": partial(self._weighted, op_type="torch.embedding"),
             "attention": self._attention,
             "silu": self._silu,
             "identity": self._identity,
             "cast": self._identity,
             "pad": self._pad,
-            "batch_norm": self._batch_norm,
         }
 
     def lower(self, node: fx.Node) -> None:
@@ -126,28 +125,20 @@ class _Lowering:
     def _constant(self, value: fx.Node, site: str = "", *, turned: bool = False) -> str:
         """The name of a constant. turned: its reader has it transposed."""
         tensor = site or site_of(value) or value.name
-        if is_plain(value):
-            return self._number(tensor)
-
-        def read() -> Any:
-            found = value_of(self.model, value).detach().float().cpu()
-            return (found.mT if turned else found).numpy()
-
-        shape = tuple(value_of(self.model, value).shape)
-        self.graph.constants[tensor] = Constant(shape[::-1] if turned else shape, read)
-        return tensor
+        held = None if is_plain(value) else value_of(self.model, value)
+        return self._hold(tensor, held, turned=turned) if isinstance(held, Tensor) else self._number(tensor)
 
     def _number(self, name: str) -> str:
-        self.graph.constants.setdefault(name, Constant((), lambda: torch.zeros(()).numpy()))
-        return name
+        """The name of a number, whose value nothing depends on."""
+        return self._hold(name, torch.zeros(()))
 
     def _parameter(self, path: str, leaf: str, *, turned: bool = False) -> str:
         """The name of a layer's own parameter."""
-        held: Any = getattr(self.model.get_submodule(path), leaf)
-        shape = tuple(held.shape)
-        read = lambda: (held.mT if turned else held).detach().float().cpu().numpy()  # noqa: E731
-        self.graph.constants[f"{path}.{leaf}"] = Constant(shape[::-1] if turned else shape, read)
-        return f"{path}.{leaf}"
+        return self._hold(f"{path}.{leaf}", getattr(self.model.get_submodule(path), leaf), turned=turned)
+
+    def _hold(self, tensor: str, value: Tensor, *, turned: bool = False) -> str:
+        self.graph.constants[tensor] = value.mT if turned else value
+        return tensor
 
     def _list_reads(self, node: fx.Node) -> list[_Read]:
         """What a call reads, its data arguments first; numbers in their places are constants."""
@@ -253,7 +244,7 @@ class _Lowering:
     def _conv(self, node: fx.Node, name: Named) -> None:
         assert name.entry is not None
         module = self._module(node)
-        layer = module if isinstance(module, torch.nn.modules.conv._ConvNd) else None
+        layer = module if isinstance(module, nn.modules.conv._ConvNd) else None
         named_args = dict(zip(("", "", "", "stride", "", "", "groups"), node.args, strict=False)) | node.kwargs
         groups = layer.groups if layer is not None else named_args.get("groups", 1)
         stride = layer.stride if layer is not None else named_args.get("stride", 1)
@@ -269,9 +260,6 @@ class _Lowering:
             self._weighted(node, name, op_type="Gemm", transB=1)
         else:
             self._weighted(node, name, op_type="MatMul", turned=True)
-
-    def _matmul(self, node: fx.Node, name: Named) -> None:
-        self._weighted(node, name, op_type="MatMul")
 
     def _weighted(self, node: fx.Node, name: Named, *, op_type: str, turned: bool = False, **attrs: Any) -> None:
         """A product: data, weight and bias. turned: the export has the weight transposed and adds the bias behind."""
@@ -294,14 +282,6 @@ class _Lowering:
             self.graph.weights[name.name] = weight
         if inside and bias is not None:
             self._emit(node, name, "Add", [_Read(inside), bias], part="/Add", closed=True)
-
-    def _embedding(self, node: fx.Node, name: Named) -> None:
-        weight, read, reason = self._find_weight(node, name)
-        self.graph.reasons += [] if reason is None else [reason]
-        reads = [*([read] if read is not None else []), *self._list_reads(node)]
-        self._emit(node, name, "torch.embedding", reads[:2], closed=weight is None)
-        if weight is not None:
-            self.graph.weights[name.name] = weight
 
     def _attention(self, node: fx.Node, name: Named) -> None:
         reads = self._list_reads(node)
@@ -345,9 +325,6 @@ class _Lowering:
         else:
             self._plain(node, name)
 
-    def _batch_norm(self, node: fx.Node, name: Named) -> None:
-        self._emit(node, name, "BatchNormalization", self._list_reads(node)[:1])
-
     # -- questions ---------------------------------------------------------------------------------------------
 
     def _close_with_norm(self, node: fx.Node) -> None:
@@ -367,7 +344,7 @@ class _Lowering:
             if why is not None:
                 return None, None, Refusal(name.path, why, "give it a plain weight", "weight", "R110")
             tensor = self._parameter(name.path, op.weight, turned=turned)
-            return Weight(tensor, op.weight_axis, op.block_axis, module=name.path), _Read(tensor), None
+            return Weight(tensor, turned, module=name.path), _Read(tensor), None
         for slot, value in slots(node, name.entry, op.weight or name.entry.params[1]):
             if not is_constant(value):
                 return None, self._read(node, slot, value), None
@@ -390,12 +367,12 @@ class _Lowering:
         read = _Read(self._constant(value, site or "", turned=turned))
         if site is None:
             return None, read
-        return Weight(site, op.weight_axis, op.block_axis, value=whole, argument=argument), read
+        return Weight(site, turned, value=whole, argument=argument), read
 
     def _find_bias(self, node: fx.Node, name: Named) -> _Read | None:
         assert name.entry is not None
         layer = self.model.get_submodule(name.path) if node.op == "call_module" else None
-        if layer is not None and isinstance(getattr(layer, "bias", None), torch.Tensor):
+        if layer is not None and isinstance(getattr(layer, "bias", None), Tensor):
             return _Read(self._parameter(name.path, "bias"))
         return next((self._read(node, *found) for found in slots(node, name.entry, "bias")), None)
 
@@ -404,14 +381,14 @@ class _Lowering:
         return all(is_float(value) for param in name.entry.data for _, value in slots(node, name.entry, param)
                    if not is_plain(value) and not is_constant(value))  # fmt: skip
 
-    def _policy(self, name: Named) -> Any:
+    def _policy(self, name: Named) -> MultiInput | None:
         return None if name.entry is None else self.config.torch.policy(name.entry.op.name)
 
     def _op(self, node: fx.Node) -> str:
         name = named(node)
         return "" if name is None or name.entry is None else name.entry.op.name
 
-    def _module(self, node: fx.Node) -> torch.nn.Module | None:
+    def _module(self, node: fx.Node) -> nn.Module | None:
         return self.model.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def _function(self, node: fx.Node) -> str:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from torch import fx
+from torch import fx, nn
 
-from onnxq.config import Config, QuantizerSpec
+from onnxq.config import Config, MultiInput, QuantizerSpec
 from onnxq.errors import ConfigError
+from onnxq.graph import NodeRef
+from onnxq.numerics import SumOrder
 from onnxq.plan import Bound, SitePlan
 from onnxq.planner.choose import choose_ops
 from onnxq.planner.place import Placement, Placer
 from onnxq.planner.problem import PlacementProblem, state_problem
-from onnxq.sites import Role, TensorId, Unquantized
-from onnxq.spec import ObserverSpec, PerBlock, PerChannel, QuantSpec
+from onnxq.sites import Edge, Role, TensorId, Unquantized
+from onnxq.spec import ObserverSpec, PerTensor, QuantSpec
 from torch_frontend.placement.graph import Argument, CallGraph, CallNode, Weight
 from torch_frontend.placement.rules import FUSED, CallRequests, front_end_target
+from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing import is_constant, named
 
 
@@ -28,13 +32,21 @@ class Decision:
     rule: str
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Products of a weight that a kernel adds in 16 bits: their order, and the site of the data."""
+
+    order: SumOrder
+    data: str
+
+
 @dataclass(eq=False)
 class Pair:
     """One quantizer to be. readers: the arguments that get the quantized value; None: all of them.
 
     leader: the site whose numbers it uses; its own name when it has its own. contributes: what passes here counts for
     the leader's range. bound: what a fused activation in front promises; levels keep inside it, so that the engine can
-    drop the activation.
+    drop the activation. sums: which of a weight's may not overflow.
     """
 
     site: str
@@ -49,6 +61,7 @@ class Pair:
     contributes: bool = True
     disabled: str | None = None
     bound: Bound = (None, None)
+    sums: tuple[Sums, ...] = ()
 
 
 @dataclass
@@ -82,7 +95,7 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     _share_numbers(out.pairs, placement, problem)
     for site in placement.sites:
         if site.role is Role.WEIGHT:
-            out.pairs += _make_weights(graph, site, placement, config)
+            out.pairs += _make_weights(graph, site, placement, problem)
     if config.torch.disable_redundant and config.target == "virtual":
         _disable_redundant(out)
     return out
@@ -113,25 +126,35 @@ def _make_activation(graph: CallGraph, site: SitePlan, placement: Placement, con
     )  # fmt: skip
 
 
-def _make_weights(graph: CallGraph, site: SitePlan, placement: Placement, config: Config) -> list[Pair]:
+def _make_weights(graph: CallGraph, site: SitePlan, placement: Placement, problem: PlacementProblem) -> list[Pair]:
     """One pair for each call that reads the weight."""
     made = []
     for edge in site.consumers or ():
         weight = graph.weights[edge.node]
         made.append(Pair(
             weight.site, Role.WEIGHT, _turn_axis(site.spec, weight), site.observer,
-            _find_quantizer(placement, site, config), weight=weight, value=weight.value,
+            _find_quantizer(placement, site, problem.config), weight=weight, value=weight.value,
             readers=None if weight.argument is None else [weight.argument], leader=weight.site,
+            sums=_find_sums(graph, edge, weight, problem),
         ))  # fmt: skip
     return made
 
 
 def _turn_axis(spec: QuantSpec, weight: Weight) -> QuantSpec:
-    """The spec along torch's axes: an exported weight may be the transposed one."""
+    """The spec along torch's axes: the node of a Linear may read the transposed weight."""
     grain = spec.granularity
-    if isinstance(grain, PerChannel):
-        return replace(spec, granularity=PerChannel(weight.axis))
-    return replace(spec, granularity=PerBlock(weight.block_axis, grain.size)) if isinstance(grain, PerBlock) else spec
+    if not weight.turned or isinstance(grain, PerTensor):
+        return spec
+    return replace(spec, granularity=replace(grain, axis=1 - grain.axis))
+
+
+def _find_sums(graph: CallGraph, edge: Edge, weight: Weight, problem: PlacementProblem) -> tuple[Sums, ...]:
+    """The 16-bit sums in which a kernel of the target adds this weight's products with quantized data."""
+    unit, shape = problem.units.by_name[edge.node], graph.constants[graph.node(edge.node).inputs[edge.index]].shape
+    order = problem.engine.sum_order(unit.node, tuple(shape))
+    if order is None or not unit.data or problem.config.saturation == "allow":
+        return ()
+    return (Sums(tuple(1 - axis for axis in order) if weight.turned else order, unit.data[0][1].name),)
 
 
 def _share_numbers(pairs: list[Pair], placement: Placement, problem: PlacementProblem) -> None:
@@ -139,7 +162,7 @@ def _share_numbers(pairs: list[Pair], placement: Placement, problem: PlacementPr
     groups = {site.site.name: site.group for site in placement.sites if isinstance(site.site, TensorId) and site.group}
     leads: dict[str, str] = {}
     for unit in problem.units.units:
-        policy = _find_policy(problem, unit.node.name)
+        policy = _find_policy(problem.config, unit.node)
         named_lead = unit.data[policy.leader][1].name if policy is not None and policy.policy == "follow" else ""
         if named_lead in groups:
             leads[groups[named_lead]] = named_lead
@@ -154,15 +177,14 @@ def _share_numbers(pairs: list[Pair], placement: Placement, problem: PlacementPr
         pair.contributes = pair is leader or group not in leads
 
 
-def _find_policy(problem: PlacementProblem, name: str):  # type: ignore[no-untyped-def]
-    node = problem.units.by_name[name].node
-    return problem.config.torch.policy(node.op.name) if isinstance(node, CallNode) and node.op is not None else None
+def _find_policy(config: Config, node: NodeRef) -> MultiInput | None:
+    return config.torch.policy(node.op.name) if isinstance(node, CallNode) and node.op is not None else None
 
 
 def _check_leaders(problem: PlacementProblem) -> None:
     """ConfigError for a `follow` that names an input which an operator does not have."""
     for unit in problem.units.units:
-        policy = _find_policy(problem, unit.name)
+        policy = _find_policy(problem.config, unit.node)
         if policy is not None and policy.policy == "follow" and unit.data and policy.leader >= len(unit.data):
             raise ConfigError(
                 problem.config.where("torch.multi_input") / f"follow: {policy.leader}",
@@ -189,3 +211,14 @@ def _disable_redundant(out: Pairs) -> None:
 def _find_op(node: fx.Node) -> str:
     name = named(node)
     return "" if name is None or name.entry is None else name.entry.op.name
+
+
+def bind_sums(
+    pairs: Iterable[Pair], activations: Mapping[str, Quantizer], find_weight: Callable[[Pair], nn.Module]
+) -> None:
+    """Let the quantizers of weights keep the sums of the target's kernels, while those of the data are on."""
+    for pair in pairs:
+        for sums in pair.sums:
+            weight = find_weight(pair)
+            if sums.data in activations and isinstance(weight, Quantizer):
+                weight.bind_sums(sums.order, activations[sums.data])

@@ -8,7 +8,7 @@ from torch import fx, nn
 
 from onnxq.config import Config, QuantizerSpec
 from onnxq.spec import QuantSpec
-from torch_frontend.placement import Pair, Pairs, fill
+from torch_frontend.placement import Pair, Pairs, bind_sums, fill
 from torch_frontend.qmodules import WeightQuantized, swapped
 from torch_frontend.quant_model.follower import Follower
 from torch_frontend.quantizers import Quantizer, create_quantizer
@@ -37,6 +37,10 @@ def attach(model: fx.GraphModule, placement: Pairs, config: Config) -> dict[str,
     for site, group in parameters.items():
         paths[site] = _put_shared(model, holder, group, made[site])
     paths.update(_layers(model, [p for p in placement.pairs if p.weight is not None and p.weight.module], config))
+    bind_sums(
+        placement.pairs, made,
+        lambda p: model.get_submodule(f"{p.weight.module}.{WEIGHT}" if p.weight and p.weight.module else paths[p.site]),
+    )  # fmt: skip
     model.graph.lint()
     model.recompile()
     return paths

@@ -13,7 +13,6 @@ from onnxq.sites import LeftFloat, Refusal, Unquantized, split_unquantized
 from torch_frontend.placement import CallRequests, Decision, check_policies, lower, lower_layers, plan_pairs
 from torch_frontend.quant_model.attach import attach
 from torch_frontend.quant_model.eager import CallsOutside, convert
-from torch_frontend.quant_model.sums import bind_sums
 from torch_frontend.tracing import (
     Traced,
     Untraceable,
@@ -80,7 +79,6 @@ def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> 
         paths |= {site: f"{path}.{inside}" for site, inside in found.items()}
         inner += converted.reasons
     model.recompile()
-    bind_sums(model, config)
     unquantized = split_unquantized([*traced.modes, *traced.opaque, *placed.reasons, *inner])
     return Built(model, _activations_first(model, paths), *unquantized, (*decisions, *placed.decisions))
 
@@ -90,7 +88,6 @@ def _untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Bu
     requests = CallRequests(config, lower_layers(model, config))
     requests.check_used()
     converted = convert(model, requests, requests.graph)
-    bind_sums(converted.module, config)
     root = Refusal(
         type(model).__name__,
         f"its forward cannot be traced ({reason}): its layers are quantized one by one, not what connects them",

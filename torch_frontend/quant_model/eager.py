@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from onnxq.config import Config
 from onnxq.sites import Unquantized
-from torch_frontend.placement import CallGraph, CallRequests, Pair, list_children, name_input, plan_pairs
+from torch_frontend.placement import CallGraph, CallRequests, Pair, bind_sums, list_children, name_input, plan_pairs
 from torch_frontend.qmodules import Entry, WeightQuantized, of_function, of_method, of_module, shallow, swapped
 from torch_frontend.quant_model.attach import WEIGHT, make_quantizer
 from torch_frontend.quantizers import Quantizer
@@ -76,6 +76,8 @@ def convert(model: nn.Module, requests: CallRequests, graph: CallGraph, prefix: 
             done[id(module)] = made
         parent, _, leaf = path.rpartition(".")
         out.module.get_submodule(parent)._modules[leaf] = done[id(module)]
+    skip = len(prefix) + 1 if prefix else 0
+    bind_sums(placed.pairs, inputs, lambda p: out.module.get_submodule(f"{p.weight.module[skip:]}.{WEIGHT}"))  # type: ignore[union-attr]
     return out
 
 
