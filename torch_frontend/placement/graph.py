@@ -79,6 +79,11 @@ class CallGraph:
         """All nodes in the order in which they run."""
         return tuple(self._by_name.values())
 
+    @property
+    def count(self) -> int:
+        """The number of nodes."""
+        return len(self._by_name)
+
     def node(self, name: str) -> NodeRef:
         """The node of this name."""
         return self._by_name[name]

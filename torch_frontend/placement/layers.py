@@ -72,6 +72,6 @@ def _add_layer(graph: CallGraph, module: Any, entry: Entry, path: str) -> None:
     op_type = types.get(op.name) or (op.onnx[0] if op.onnx else f"torch.{op.name}")
     attrs = {"transB": 1} if op.name == "linear" else {"group": getattr(module, "groups", 1)}
     graph.add(CallNode(name=path, op_type=op_type, domain="", inputs=tuple(inputs), outputs=(f"{path}.out",),
-                       attrs=attrs, scope="", order=len(graph.nodes), path=path, op=op))  # fmt: skip
+                       attrs=attrs, scope="", order=graph.count, path=path, op=op))  # fmt: skip
     if closed:
         graph.closed.add(path)

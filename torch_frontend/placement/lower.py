@@ -173,7 +173,7 @@ class _Lowering:
             outputs = (self.tensors[node] if node in self.tensors else self._make(node),)
         made = CallNode(
             name=f"{name.name}{part}", op_type=op_type, domain="", inputs=tuple(read.tensor for read in reads),
-            outputs=outputs, attrs=attrs, scope="", order=len(self.graph.arguments), path=name.path,
+            outputs=outputs, attrs=attrs, scope="", order=self.graph.count, path=name.path,
             op=None if name.entry is None else name.entry.op,
         )  # fmt: skip
         self.graph.add(made)

@@ -85,9 +85,10 @@ def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> 
 
 def _untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Built:
     """Layer by layer. What combines their results outside is listed, when an example shows it."""
-    requests = CallRequests(config, lower_layers(model, config))
+    graph = lower_layers(model, config)
+    requests = CallRequests(config, graph)
     requests.check_used()
-    converted = convert(model, requests, requests.graph)
+    converted = convert(model, requests, graph)
     root = Refusal(
         type(model).__name__,
         f"its forward cannot be traced ({reason}): its layers are quantized one by one, not what connects them",
