@@ -87,7 +87,8 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     placement = Placer(problem).place(choice.chosen)
     kernels = (problem.engine.without_kernel(node.name, node.op_type) for node in graph.nodes)
     reasons = [*graph.reasons, *choice.reasons, *problem.units.reasons, *(one for one in kernels if one is not None)]
-    out = Pairs(reasons=[_name_call(graph, reason) for reason in reasons])
+    paths = {node.name: node.path for node in graph.nodes if isinstance(node, CallNode)}
+    out = Pairs(reasons=[replace(one, subject=paths.get(one.subject, one.subject)) for one in reasons])
     order = {value: k for k, value in enumerate(graph.values)}
     activations = [_make_activation(graph, site, placement, config) for site in placement.sites
                    if isinstance(site.site, TensorId) and site.site.name in order]  # fmt: skip
@@ -99,12 +100,6 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     if config.torch.disable_redundant and config.target == "virtual":
         _disable_redundant(out)
     return out
-
-
-def _name_call(graph: CallGraph, reason: Unquantized) -> Unquantized:
-    """The reason with the module's path in place of the node's name."""
-    names = {node.name: node.path for node in graph.nodes if isinstance(node, CallNode)}
-    return replace(reason, subject=names.get(reason.subject, reason.subject))
 
 
 def _find_quantizer(placement: Placement, site: SitePlan, config: Config) -> QuantizerSpec:
