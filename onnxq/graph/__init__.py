@@ -15,6 +15,7 @@ from onnxq.graph.light import LightModel, ModelLike, WeightStore, attach_weights
 from onnxq.graph.load import Model, load_model
 from onnxq.graph.names import name_nodes
 from onnxq.graph.opset import at_opset, upgrade_opset
+from onnxq.graph.protocol import Graph
 from onnxq.graph.save import save_model
 from onnxq.graph.shapes import infer_shapes
 from onnxq.graph.verify import verify
@@ -22,6 +23,7 @@ from onnxq.graph.verify import verify
 __all__ = [
     "Editor",
     "Fingerprint",
+    "Graph",
     "GraphIndex",
     "LightModel",
     "Model",

@@ -5,8 +5,8 @@ from onnxq.planner.choose import Choice
 from onnxq.planner.edited import needed_opset, site_weights
 from onnxq.planner.existing import NOTHING, Existing
 from onnxq.planner.match import rebase
+from onnxq.planner.operators import KEPT
 from onnxq.planner.sums import bind_sums, count_saturating, mend_sums
-from onnxq.planner.units import KEPT
 
 __all__ = [
     "KEPT",

@@ -60,7 +60,7 @@ class Balance:
 def place(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY) -> Balance:
     """The placement for one kind of CPU, or for all that have a table.
 
-    fixed: units whose side is settled. What is forced into integers counts as part of the float model.
+    fixed: operators whose side is given. What is forced into integers counts as part of the float model.
     """
     costs = {name: problem.costs(table) for name, table in CPU_COSTS.items()}
     own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}

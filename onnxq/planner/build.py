@@ -11,31 +11,27 @@ import onnx
 from onnxq.config import Config
 from onnxq.graph import Fingerprint, GraphIndex, ModelLike, fingerprint, index_of, structural_ids
 from onnxq.plan import PlacementChoice, Plan, SitePlan
-from onnxq.planner.choose import Choice, choose, choose_weights, strategies
-from onnxq.planner.choose_all import choose_all
+from onnxq.planner.choose import Choice, choose_ops
 from onnxq.planner.existing import NOTHING, Existing, stands_between
-from onnxq.planner.place import Placer, spec_refusals
+from onnxq.planner.place import Placer
+from onnxq.planner.problem import PlacementProblem, state_problem
+from onnxq.planner.requests import Requests
+from onnxq.planner.strategies import list_strategies
 from onnxq.planner.sums import ALLOWED, bind_sums
-from onnxq.planner.units import Units, find_units
-from onnxq.planner.wishes import Wishes
 from onnxq.sites import Caution, Edge, Refusal, Role, TensorId, Unquantized, split_unquantized
 from onnxq.targets import Shapes, Target, describe, target
 
 
-@dataclass(frozen=True, eq=False)
-class Draft:
-    """What planning looked at; `placed` turns any choice of units into a plan.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Draft(PlacementProblem):
+    """The placement problem of an ONNX model; `placed` turns any choice of operators into a plan.
 
-    index: of `proto`; `units.index` is of the same model without the pairs it came with.
+    index: of `proto`; `units.index` is of the same model without the pairs it came with. base: the plan without sites.
     """
 
     proto: ModelLike
     index: GraphIndex
-    config: Config
-    units: Units
-    wishes: Wishes
     base: Plan
-    refused: Mapping[str, Unquantized]
 
     @cached_property
     def ids(self) -> Mapping[TensorId, str]:
@@ -44,27 +40,20 @@ class Draft:
 
     def default(self, *, attention: bool = False) -> Plan:
         """The plan of the deterministic rules; `attention`: with the rules for it, where the target has them."""
-        engine = target(self.base.target, self.config.mode)
-        given = (self.units, self.wishes, self.base.target, self.refused)
-        if self.config.mode == "weight-only":
-            return self.placed(choose_weights(*given), PlacementChoice())
-        if not engine.costs:
-            return self.placed(choose_all(*given, attention=attention), PlacementChoice())
-        cpu = self.config.cpu
-        return self.placed(choose(*given, cpu=cpu), PlacementChoice(cpu=cpu))
+        priced = self.engine.costs and self.config.mode != "weight-only"
+        how = PlacementChoice(cpu=self.config.cpu if priced else "")
+        return self.placed(choose_ops(self, attention=attention), how)
 
     def candidates(self) -> Mapping[str, frozenset[str]]:
         """Named choices for a placement that is measured."""
-        return strategies(self.units, self.wishes, self.base.target, self.refused, cpu=self.config.cpu)
+        return list_strategies(self)
 
     def placed(self, choice: Choice, how: PlacementChoice) -> Plan:
         """The plan for a choice of units."""
-        placer = Placer(self.units, self.wishes, target(self.base.target, self.config.mode), self.config)
-        placement = placer.place(choice.chosen)
+        placement = Placer(self).place(choice.chosen)
         ids = self.ids
-        engine = target(self.base.target, self.config.mode)
         existing = self.units.existing
-        floats = float_nodes(self.index, (*existing.constants, *placement.sites)) if engine.quantizes_alone else ()
+        floats = float_nodes(self.index, (*existing.constants, *placement.sites)) if self.engine.quantizes_alone else ()
         floats = tuple(name for name in floats if not stands_between(self.units.index, existing, name))
         sites, nodes = anchored(self.index, (*placement.existing, *placement.sites), floats, ids)
         kept, sites = sites[: len(placement.existing)], sites[len(placement.existing) :]
@@ -96,7 +85,7 @@ def draft(
     identified: bool = True,
     existing: Existing = NOTHING,
 ) -> Draft:
-    """Look at a prepared model and say what could be quantized.
+    """Look at a prepared model and state its placement problem.
 
     shapes: observed shapes, which the size rules need where the model's are symbolic.
     closed: scopes that stay float, with the reason (a body calibration never ran, a Loop body).
@@ -108,16 +97,19 @@ def draft(
     index = index_of(proto)
     closed = dict(closed or {})
     config, told = _config_like(existing, config)
-    wishes = Wishes(config, index)
-    wishes.check_used(before or index)
+    requests = Requests(config, index)
+    requests.check_used(before or index)
     engine = target(config.target, config.mode)
     bare = index if existing.view is None else index_of(existing.view)
-    units = find_units(bare, engine, shapes or {}, closed=frozenset(closed), existing=existing)
+    problem = state_problem(
+        bare, requests, engine, shapes=shapes or {}, closed=lambda node: _is_inside(node.scope, closed),
+        existing=existing,
+    )  # fmt: skip
     print_of = fingerprint(proto) if identified else Fingerprint("", "")
     reasons: list[Unquantized] = []
     for scope, reason in closed.items():
         reasons.append(Refusal(scope, reason, "give samples that reach it", "scope", "R104"))
-    reasons += units.reasons
+    reasons += problem.units.reasons
     without = (engine.without_kernel(node.name, node.op_type) for node in index.nodes)
     reasons += [reason for reason in without if reason is not None]
     refusals, left_float = split_unquantized(reasons)
@@ -138,7 +130,11 @@ def draft(
         left_float=left_float,
         kept=tuple(node.name for node in index.nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear")),
     )
-    return Draft(proto, index, config, units, wishes, base, spec_refusals(units, wishes, engine, config))
+    return Draft(**vars(problem), proto=proto, index=index, base=base)
+
+
+def _is_inside(scope: str, closed: Iterable[str]) -> bool:
+    return any(scope == one or scope.startswith(one + "/") for one in closed)
 
 
 def _unreadable(existing: Existing, engine: Target, index: GraphIndex) -> tuple[Caution, ...]:

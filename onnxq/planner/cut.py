@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from onnxq.planner.flow import FlowNetwork
-from onnxq.planner.units import Unit, Units
+from onnxq.planner.operators import QuantizableOp, QuantizableOps
 from onnxq.sites import TensorId
 from onnxq.targets import Output
 from onnxq.targets.costs import Cost, CpuCosts, OpCase, dequantize_us, op_cost, quantize_us
@@ -81,35 +81,35 @@ class _TensorUse:
 class CutProblem:
     """The choice between float and integers for every unit of a model."""
 
-    units: Units
+    units: QuantizableOps
 
     def costs(self, cpu: CpuCosts) -> PlacementCosts:
         """What units and pairs cost on a kind of CPU."""
         uses = self._uses
         return PlacementCosts(
-            units={unit.name: _unit_cost(self.units, unit, cpu) for unit in self.units.units},
-            quantize={use.tensor: _pair_us(use, cpu) for use in uses},
+            units={unit.name: _find_op_cost(self.units, unit, cpu) for unit in self.units.units},
+            quantize={use.tensor: _find_pair_time(use, cpu) for use in uses},
             dequantize={use.tensor: dequantize_us(use.elements, cpu, to_conv=use.to_conv) for use in uses},
         )
 
     def minimum_cut(self, costs: PlacementCosts, fixed: Mapping[str, bool]) -> frozenset[str]:
         """Names of the units that run in integers at the least predicted time.
 
-        fixed: units whose side is settled (True int8, False float) by a rule or by the person.
+        fixed: operators whose side is given (True int8, False float) by a rule or by the person.
         """
         net = FlowNetwork()
         net.vertex(_SOURCE), net.vertex(_SINK)
         for unit in self.units.units:
-            cost, settled = costs.units[unit.name], fixed.get(unit.name)
+            cost, side = costs.units[unit.name], fixed.get(unit.name)
             int8_us = cost.int8_us + _MARGIN * cost.float_us + costs.margin_us * unit.rule.compute
-            net.edge(unit.name, _SINK, _INFINITE if settled is False else int8_us)
-            net.edge(_SOURCE, unit.name, _INFINITE if settled is True else cost.float_us)
+            net.edge(unit.name, _SINK, _INFINITE if side is False else int8_us)
+            net.edge(_SOURCE, unit.name, _INFINITE if side is True else cost.float_us)
             if not unit.rule.compute:
                 self._follow(net, unit, fixed)
         for use in self._uses:
             _add_pairs(net, use, costs)
-        side = net.source_side(_SOURCE, _SINK)
-        return frozenset(unit.name for unit in self.units.units if net.names[unit.name] in side)
+        reached = net.source_side(_SOURCE, _SINK)
+        return frozenset(unit.name for unit in self.units.units if net.names[unit.name] in reached)
 
     def time_us(self, costs: PlacementCosts, chosen: frozenset[str]) -> float:
         """Predicted time of all units with their pairs when `chosen` run in integers."""
@@ -129,10 +129,10 @@ class CutProblem:
         seen: dict[TensorId, None] = {}
         for unit in self.units.units:
             seen.update(dict.fromkeys((*(tensor for _, tensor in unit.data), unit.out)))
-        uses = (_use(self.units, tensor) for tensor in seen)
+        uses = (_describe_use(self.units, tensor) for tensor in seen)
         return tuple(use for use in uses if use is not None)
 
-    def _follow(self, net: FlowNetwork, unit: Unit, fixed: Mapping[str, bool]) -> None:
+    def _follow(self, net: FlowNetwork, unit: QuantizableOp, fixed: Mapping[str, bool]) -> None:
         """Adding, pooling and moving never start a quantized region: what they read must be quantized without them.
 
         Otherwise a few saved bytes would put noise on tensors (attention, residual streams) nobody needs in integers.
@@ -147,7 +147,7 @@ class CutProblem:
             net.edge(unit.name, readers[0].name if readers else _SINK, _INFINITE)
 
 
-def _unit_cost(units: Units, unit: Unit, cpu: CpuCosts) -> Cost:
+def _find_op_cost(units: QuantizableOps, unit: QuantizableOp, cpu: CpuCosts) -> Cost:
     """Predicted float and int8 time of a unit, its folded activation included."""
     candidate = units.candidate(unit.node)
     case = OpCase(
@@ -163,7 +163,7 @@ def _unit_cost(units: Units, unit: Unit, cpu: CpuCosts) -> Cost:
     return op_cost(case, cpu)
 
 
-def _use(units: Units, tensor: TensorId) -> _TensorUse | None:
+def _describe_use(units: QuantizableOps, tensor: TensorId) -> _TensorUse | None:
     maker = units.by_out.get(tensor)
     consumers = units.consumers(tensor)
     readers = [unit for _, unit in consumers if unit is not None]
@@ -188,7 +188,7 @@ def _use(units: Units, tensor: TensorId) -> _TensorUse | None:
     )
 
 
-def _pair_us(use: _TensorUse, cpu: CpuCosts) -> float:
+def _find_pair_time(use: _TensorUse, cpu: CpuCosts) -> float:
     """Predicted time of a QuantizeLinear; one that the model came with runs in any case."""
     return 0.0 if use.paired else quantize_us(use.elements, cpu, from_conv=use.from_conv)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onnxq.graph import GraphIndex, ModelLike, NodeRef
+from onnxq.graph import Graph, ModelLike, NodeRef
 from onnxq.plan import SitePlan
 from onnxq.sites import Edge, TensorId
 
@@ -54,7 +54,7 @@ class Existing:
 NOTHING = Existing()
 
 
-def stands_between(index: GraphIndex, existing: Existing, name: str) -> bool:
+def stands_between(index: Graph, existing: Existing, name: str) -> bool:
     """True when the engine quantizes this node as the model came: by its pairs, or on its own between them.
 
     index: of `existing.view`.
@@ -71,7 +71,7 @@ def stands_between(index: GraphIndex, existing: Existing, name: str) -> bool:
     )
 
 
-def _reads_pair(index: GraphIndex, existing: Existing, edge: Edge) -> bool:
+def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
     """True when an input reads a pair of the model's own, directly or through what moves its values."""
     for _ in range(_REACH):
         if edge in existing.direct:
@@ -85,7 +85,7 @@ def _reads_pair(index: GraphIndex, existing: Existing, edge: Edge) -> bool:
     return False
 
 
-def _is_paired(index: GraphIndex, existing: Existing, node: NodeRef) -> bool:
+def _is_paired(index: Graph, existing: Existing, node: NodeRef) -> bool:
     """True when a pair of the model's own stands behind the node, or behind what moves or clips its values."""
     for _ in range(_REACH):
         made = TensorId(node.outputs[0], node.scope)

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from onnxq.config import Config
-from onnxq.errors import OnnxqError
+from onnxq.config import Rule
 from onnxq.graph import NodeRef
 from onnxq.plan import Bound, SitePlan
-from onnxq.planner.units import Unit, Units
-from onnxq.planner.wishes import Answer, Wishes
-from onnxq.sites import Caution, Edge, Refusal, Role, Site, TensorId
+from onnxq.planner.operators import QuantizableOp
+from onnxq.planner.problem import PlacementProblem
+from onnxq.planner.requests import Match
+from onnxq.sites import Caution, Edge, Role, Site, TensorId
 from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec
-from onnxq.targets import Output, Target, describe
-
-# The output-channel axis of a weight, by operator: the only one engines compute per channel.
-_WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1}
-# The reduction axis, along which weights are blocked.
-_BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0}
+from onnxq.targets import Output, describe
 
 
 @dataclass
@@ -26,93 +21,28 @@ class Placement:
     """Sites in topological order, the opset they need and what to warn of.
 
     existing: every pair that the model came with, with those that read it from now on among its consumers.
+    rules: the person's rule behind each new site that has one.
     """
 
     sites: list[SitePlan] = field(default_factory=list)
     existing: list[SitePlan] = field(default_factory=list)
     warnings: list[Caution] = field(default_factory=list)
     opset: int = 13
-
-
-def weight_axis(node: NodeRef, *, blocked: bool) -> int:
-    """Axis of the weight's scales (output channels), or along which blocks run (reduction)."""
-    if node.op_type == "Gemm":
-        transposed = bool(node.attrs.get("transB", 0))
-        return int(transposed) if blocked else int(not transposed)
-    return (_BLOCK_AXIS if blocked else _WEIGHT_AXIS)[node.op_type]
-
-
-def roles_of(units: Units, unit: Unit) -> list[tuple[Role, TensorId]]:
-    """The tensors a unit needs quantized, with their roles."""
-    found = [(Role.ACTIVATION, tensor) for _, tensor in unit.data]
-    if unit.weight is not None:
-        tensor = units.index.resolve(unit.node.inputs[unit.weight.index], unit.node.scope)
-        if tensor is not None:
-            found.append((Role.WEIGHT, tensor))
-    return found
-
-
-def wished_spec(answer: Answer, role: Role, node: NodeRef) -> QuantSpec:
-    """The spec a wish means for one input of a node. ConfigError when its granularity has no axis here."""
-    if role is not Role.WEIGHT:
-        return answer.wish.spec(None)
-    return answer.wish.spec(weight_axis(node, blocked=answer.wish.granularity == "block"))
-
-
-def spec_refusals(units: Units, wishes: Wishes, target: Target, config: Config) -> dict[str, Refusal]:
-    """Units whose specs the target cannot run, by name."""
-    found = {}
-    for unit in units.units:
-        refusal = _spec_refusal(units, wishes, target, config, unit)
-        if refusal is not None:
-            found[unit.name] = refusal
-    return found
-
-
-def _spec_refusal(units: Units, wishes: Wishes, target: Target, config: Config, unit: Unit) -> Refusal | None:
-    multiplied: set[bool] = set()
-    if unit.name in units.complete:
-        return None
-    for role, tensor in roles_of(units, unit):
-        if role is Role.ACTIVATION and config.mode == "weight-only":
-            continue
-        pair = units.existing.by_tensor.get(tensor)
-        try:
-            wished = wishes.answer(role, tensor, (unit.node,))
-            spec = wished_spec(wished, role, unit.node) if pair is None else pair.spec
-        except OnnxqError as error:
-            return Refusal(unit.name, f"{error.subject}: {error.cause}", error.fix, unit.rule.name, "R103")
-        refusal = target.refuse(spec, role, unit.node)
-        refusal = refusal or _misfit(units, target, unit, spec, role)
-        if refusal is not None:
-            return replace(refusal, rule=unit.rule.name)
-        multiplied.add(spec.is_float)
-    if len(multiplied) > 1:
-        reason = f"{target.name} multiplies FP8 by FP8 and integers by integers, nothing else"
-        fix = "ask for the same storage for its input and its weight"
-        return Refusal(unit.name, reason, fix, unit.rule.name, "R103")
-    return None
-
-
-def _misfit(units: Units, target: Target, unit: Unit, spec: QuantSpec, role: Role) -> Refusal | None:
-    """A weight whose shape the kernel for this spec does not take."""
-    row = target.capability(spec, role, unit.node.op_type)
-    shape = None if unit.rule.weight is None else units.candidate(unit.node).shape(unit.rule.weight)
-    found = None if row is None or role is not Role.WEIGHT or shape is None else row.shape(shape, spec)
-    return None if found is None else Refusal(unit.name, *found, code="R103")
+    rules: dict[Site, Rule] = field(default_factory=dict)
 
 
 class Placer:
     """Builds the sites of one choice of units."""
 
-    def __init__(self, units: Units, wishes: Wishes, target: Target, config: Config) -> None:
-        self.units, self.wishes, self.target, self.config = units, wishes, target, config
-        self.index = units.index
+    def __init__(self, problem: PlacementProblem) -> None:
+        self.units, self.requests = problem.units, problem.requests
+        self.target, self.config = problem.engine, problem.config
+        self.index = self.units.index
         self.out = Placement()
-        self.shared: dict[Site, SitePlan] = {site.site: site for site in units.existing.sites}
+        self.shared: dict[Site, SitePlan] = {site.site: site for site in self.units.existing.sites}
 
     def place(self, chosen: frozenset[str]) -> Placement:
-        """All sites of the chosen units. Units that the model's own pairs quantize already need none."""
+        """All sites of the chosen units. QuantizableOps that the model's own pairs quantize already need none."""
         chosen = chosen | self.units.complete
         picked = [unit for unit in self.units.units if unit.name in chosen]
         activations = {} if self.config.mode == "weight-only" else self._activations(picked, chosen)
@@ -124,11 +54,13 @@ class Placer:
         sites = share_scales(new, [self.shared.get(name, site) for name, site in done.items()])
         frozen = {site.site: site for site in sites if site.dequantize}
         self.out.existing = [frozen.get(site.site, site) for site in self.shared.values()]
-        self.out.sites = [_as_shared(site, frozen) for site in sites if not site.dequantize]
-        self.out.warnings += [line for line in unused_observers(self.out.sites) if line not in self.out.warnings]
+        self.out.sites = [_adopt_existing(site, frozen) for site in sites if not site.dequantize]
+        self.out.warnings += [line for line in find_unused_observers(self.out.sites) if line not in self.out.warnings]
         return self.out
 
-    def _activations(self, picked: list[Unit], chosen: frozenset[str]) -> dict[TensorId, tuple[Edge, ...] | None]:
+    def _activations(
+        self, picked: list[QuantizableOp], chosen: frozenset[str]
+    ) -> dict[TensorId, tuple[Edge, ...] | None]:
         """Tensors with a pair -> the edges that read it; None when the pair sits at an int8 producer."""
         found: dict[TensorId, tuple[Edge, ...] | None] = {}
         for unit in picked:
@@ -139,7 +71,7 @@ class Placer:
                 found[unit.out] = None
         return found
 
-    def _needs_output_pair(self, unit: Unit) -> bool:
+    def _needs_output_pair(self, unit: QuantizableOp) -> bool:
         """A Gemm writes float only from an int32 bias."""
         without_bias = unit.bias is None or self.config.bias == "float"
         return unit.rule.output is Output.EITHER and without_bias
@@ -152,7 +84,7 @@ class Placer:
         return tuple(edge for edge, unit in readers if unit is not None and unit.name in chosen)
 
     def _unit_sites(
-        self, unit: Unit, chosen: frozenset[str], activations: dict[TensorId, tuple[Edge, ...] | None]
+        self, unit: QuantizableOp, chosen: frozenset[str], activations: dict[TensorId, tuple[Edge, ...] | None]
     ) -> Iterable[SitePlan]:
         inputs: list[SitePlan] = []
         if self.config.mode != "weight-only":
@@ -169,7 +101,7 @@ class Placer:
             yield self._activation(unit, None, unit.out, None)
 
     def _activation(
-        self, unit: Unit, edge: Edge | None, tensor: TensorId, readers: tuple[Edge, ...] | None
+        self, unit: QuantizableOp, edge: Edge | None, tensor: TensorId, readers: tuple[Edge, ...] | None
     ) -> SitePlan:
         """The pair of a tensor; inside a body that captures it, a pair of its own for each reader."""
         maker = self.units.by_out.get(tensor)
@@ -178,8 +110,8 @@ class Placer:
             return self._share(pair, tensor, readers)
         nodes = [unit.node] + ([maker.node] if maker is not None and maker is not unit else [])
         nodes += [self.index.node(reader.node) for reader in readers or ()]
-        answer = self.wishes.answer(Role.ACTIVATION, tensor, nodes)
-        spec = wished_spec(answer, Role.ACTIVATION, unit.node)
+        match = self.requests.match(Role.ACTIVATION, tensor, nodes)
+        spec = self.requests.make_spec(match, Role.ACTIVATION, unit.node)
         self._note(spec, Role.ACTIVATION, unit.node)
         captured = edge is not None and edge.scope != tensor.scope
         site: Site = tensor
@@ -187,14 +119,15 @@ class Placer:
             site, readers = edge, (edge,)
         elif readers is not None:
             readers = tuple(reader for reader in readers if reader.scope == tensor.scope)
+        self._note_rule(site, match)
         is_output = tensor.scope == "" and self.index.is_output(tensor) and readers is None
         return SitePlan(
             site=site,
             role=Role.OUTPUT if is_output else Role.ACTIVATION,
             spec=spec,
-            observer=answer.wish.observer,
+            observer=match.request.observer,
             rule=unit.rule.name,
-            reason=_reason(unit.rule.why, answer, spec),
+            reason=_explain_rule(unit.rule.why, match, spec),
             consumers=readers,
             bound=maker.bound if maker is not None else (None, None),
             tensor=tensor,
@@ -212,12 +145,12 @@ class Placer:
         self.shared[pair.site] = now
         return now
 
-    def _weight(self, unit: Unit, edge: Edge, chosen: frozenset[str]) -> SitePlan:
+    def _weight(self, unit: QuantizableOp, edge: Edge, chosen: frozenset[str]) -> SitePlan:
         """The weight's site: the tensor itself, or the edge when its readers need different copies."""
         tensor = self.index.resolve(unit.node.inputs[edge.index], unit.node.scope)
         assert tensor is not None
-        answer = self.wishes.answer(Role.WEIGHT, tensor, (unit.node,))
-        spec = wished_spec(answer, Role.WEIGHT, unit.node)
+        match = self.requests.match(Role.WEIGHT, tensor, (unit.node,))
+        spec = self.requests.make_spec(match, Role.WEIGHT, unit.node)
         self._note(spec, Role.WEIGHT, unit.node)
         mine: list[Edge] = []
         alike = tensor.scope == unit.node.scope
@@ -226,33 +159,40 @@ class Placer:
             if other is None or other.name not in chosen or other.weight != reader:
                 continue
             mine.append(reader)
-            theirs = wished_spec(self.wishes.answer(Role.WEIGHT, tensor, (other.node,)), Role.WEIGHT, other.node)
-            alike = alike and theirs == spec and reader.scope == tensor.scope
+            theirs = self.requests.match(Role.WEIGHT, tensor, (other.node,))
+            alike = alike and self.requests.make_spec(theirs, Role.WEIGHT, other.node) == spec
+            alike = alike and reader.scope == tensor.scope
+        site: Site = tensor if alike else edge
+        self._note_rule(site, match)
         return SitePlan(
-            site=tensor if alike else edge,
+            site=site,
             role=Role.WEIGHT,
             spec=spec,
-            observer=answer.wish.observer,
+            observer=match.request.observer,
             rule=unit.rule.name,
-            reason=_reason(unit.rule.why, answer, spec),
+            reason=_explain_rule(unit.rule.why, match, spec),
             consumers=tuple(mine) if alike else (edge,),
             tensor=tensor,
         )
 
-    def _bias(self, unit: Unit, edge: Edge, activation: SitePlan, weight: SitePlan) -> SitePlan:
+    def _bias(self, unit: QuantizableOp, edge: Edge, activation: SitePlan, weight: SitePlan) -> SitePlan:
         tensor = self.index.resolve(unit.node.inputs[edge.index], unit.node.scope)
         assert tensor is not None
         alone = self.index.consumers(tensor) == (edge,) and tensor.scope == edge.scope
         return SitePlan(
             site=tensor if alone else edge,
             role=Role.BIAS,
-            spec=QuantSpec(bits=32, signed=True, symmetric=True, granularity=_bias_grain(weight.spec)),
+            spec=QuantSpec(bits=32, signed=True, symmetric=True, granularity=_find_bias_granularity(weight.spec)),
             rule=unit.rule.name,
             reason="int32 bias in units of the accumulator: input scale times weight scale",
             consumers=(edge,),
             derived=(activation.site, weight.site),
             tensor=tensor,
         )
+
+    def _note_rule(self, site: Site, match: Match) -> None:
+        if match.rule is not None:
+            self.out.rules.setdefault(site, match.rule)
 
     def _note(self, spec: QuantSpec, role: Role, node: NodeRef) -> None:
         row = self.target.capability(spec, role, node.op_type)
@@ -263,16 +203,16 @@ class Placer:
             self.out.warnings.append(Caution("W104", row.warning))
 
 
-def _bias_grain(weight: QuantSpec) -> Granularity:
+def _find_bias_granularity(weight: QuantSpec) -> Granularity:
     """A bias has one axis: its scales follow the weight's channels along axis 0."""
     return PerChannel(0) if isinstance(weight.granularity, PerChannel) else PerTensor()
 
 
-def _reason(why: str, answer: Answer, spec: QuantSpec) -> str:
-    return f"{why}; {answer.rule.describe()}: {describe(spec)}" if answer.rule is not None else why
+def _explain_rule(why: str, match: Match, spec: QuantSpec) -> str:
+    return f"{why}; {match.rule.describe()}: {describe(spec)}" if match.rule is not None else why
 
 
-def share_scales(picked: Iterable[Unit], sites: list[SitePlan]) -> list[SitePlan]:
+def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list[SitePlan]:
     """Name the groups that must have one scale (pooling and moving kernels), with their common bound."""
     root: dict[Site, Site] = {}
 
@@ -286,6 +226,10 @@ def share_scales(picked: Iterable[Unit], sites: list[SitePlan]) -> list[SitePlan
         for _, tensor in unit.data if unit.rule.shares and unit.out in known else ():
             if tensor in known and find(tensor) != find(unit.out):
                 root[find(unit.out)] = find(tensor)
+        inputs = [tensor for _, tensor in unit.data if unit.rule.alike and tensor in known]
+        for tensor in inputs:
+            if find(tensor) != find(inputs[0]):
+                root[find(tensor)] = find(inputs[0])
     groups: dict[Site, list[SitePlan]] = {}
     for site in sites:
         groups.setdefault(find(site.site), []).append(site)
@@ -295,11 +239,11 @@ def share_scales(picked: Iterable[Unit], sites: list[SitePlan]) -> list[SitePlan
         if len(members) == 1 or site.role in (Role.WEIGHT, Role.BIAS):
             out.append(site)
         else:
-            out.append(replace(site, group=str(find(site.site)), bound=tightest(m.bound for m in members)))
+            out.append(replace(site, group=str(find(site.site)), bound=intersect_bounds(m.bound for m in members)))
     return out
 
 
-def unused_observers(sites: Iterable[SitePlan]) -> Iterator[Caution]:
+def find_unused_observers(sites: Iterable[SitePlan]) -> Iterator[Caution]:
     """A line for each site whose observer does not come to work, because another site's gives the scale they share."""
     first: dict[str, SitePlan] = {}
     for site in sites:
@@ -312,13 +256,13 @@ def unused_observers(sites: Iterable[SitePlan]) -> Iterator[Caution]:
             )
 
 
-def _as_shared(site: SitePlan, frozen: dict[Site, SitePlan]) -> SitePlan:
+def _adopt_existing(site: SitePlan, frozen: dict[Site, SitePlan]) -> SitePlan:
     """A site whose group holds a pair that the model came with takes that pair's numbers, and keeps them."""
     given = next((pair for pair in frozen.values() if pair.group and pair.group == site.group), None)
     return site if given is None else replace(site, spec=given.spec, qparams=given.qparams)
 
 
-def tightest(bounds: Iterable[Bound]) -> Bound:
+def intersect_bounds(bounds: Iterable[Bound]) -> Bound:
     """The intersection of several bounds."""
     lows, highs = zip(*bounds, strict=True)
     low = [value for value in lows if value is not None]

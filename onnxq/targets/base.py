@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph import Graph, NodeRef
 from onnxq.numerics import SumOrder
 from onnxq.sites import LeftFloat, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QuantSpec
@@ -31,7 +31,7 @@ class Candidate:
     """A node with the graph around it, as rules ask about it. Inputs are counted from 0."""
 
     node: NodeRef
-    index: GraphIndex
+    index: Graph
     shapes: Shapes
 
     def tensor(self, k: int) -> TensorId | None:
@@ -105,6 +105,8 @@ class PlacementRule:
     bias: int | None = None
     # Input and output must have one scale.
     shares: bool = False
+    # The inputs must have one scale.
+    alike: bool = False
     # Activations that the kernel computes as well when the pair stands behind them.
     fuses: tuple[str, ...] = ()
     # The kernel saves time by itself; those of other rules only keep data in integers between such.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph import Graph, NodeRef
 from onnxq.sites import TensorId
 
 # Nodes between a convolution and the end of its branch: they copy or move its result, compute it pointwise, or combine
@@ -28,13 +28,13 @@ _CUTS = frozenset(("Slice", "Split", "Gather"))
 _REACH = 24
 
 
-def list_computed_inputs(index: GraphIndex, node: NodeRef) -> list[TensorId]:
+def list_computed_inputs(index: Graph, node: NodeRef) -> list[TensorId]:
     """The computed tensors a node reads, in order."""
     found = [index.resolve(name, node.scope) for name in node.inputs if name]
     return [tensor for tensor in found if tensor is not None and not index.is_constant(tensor)]
 
 
-def find_backbone(index: GraphIndex, tensor: TensorId) -> str | None:
+def find_backbone(index: Graph, tensor: TensorId) -> str | None:
     """Name of the convolution whose activated and moved result the tensor is; None for any other tensor.
 
     x * sigmoid(x) counts as an activation; a sum or product of two different branches ends the search.
@@ -58,7 +58,7 @@ def find_backbone(index: GraphIndex, tensor: TensorId) -> str | None:
     return None
 
 
-def _find_gated(index: GraphIndex, sources: list[TensorId]) -> TensorId | None:
+def _find_gated(index: Graph, sources: list[TensorId]) -> TensorId | None:
     """x of x * gate(x); None for any other product. sources: the two factors."""
     for k in (0, 1):
         gate = index.producer(sources[k])
@@ -69,7 +69,7 @@ def _find_gated(index: GraphIndex, sources: list[TensorId]) -> TensorId | None:
     return None
 
 
-def measure_distances(index: GraphIndex, tensor: TensorId) -> dict[TensorId, int]:
+def measure_distances(index: Graph, tensor: TensorId) -> dict[TensorId, int]:
     """Every tensor that this one is computed from, with the least number of nodes between."""
     found = {tensor: 0}
     pending = deque([tensor])
@@ -83,7 +83,7 @@ def measure_distances(index: GraphIndex, tensor: TensorId) -> dict[TensorId, int
     return found
 
 
-def find_skip_input(index: GraphIndex, node: NodeRef) -> int | None:
+def find_skip_input(index: Graph, node: NodeRef) -> int | None:
     """Input of an Add that is the skip branch of a residual block; None where the Add ends no such block.
 
     The other input is the end of the convolution branch, whose kernel computes the sum as well. Of two branches that
@@ -111,12 +111,12 @@ def find_skip_input(index: GraphIndex, node: NodeRef) -> int | None:
     return None if maker is not None and maker.name == ends[k] else 1 - k
 
 
-def multiplies_activations(index: GraphIndex, node: NodeRef) -> bool:
+def multiplies_activations(index: Graph, node: NodeRef) -> bool:
     """True for a MatMul of two activations."""
     return node.op_type == "MatMul" and len(list_computed_inputs(index, node)) == 2
 
 
-def find_attention(index: GraphIndex, node: NodeRef) -> tuple[str, str] | None:
+def find_attention(index: Graph, node: NodeRef) -> tuple[str, str] | None:
     """Names of the products (QK^T, PV) of which this MatMul is one: MatMul, scale and mask, Softmax, MatMul.
 
     None where it is not one of them.
@@ -132,7 +132,7 @@ def find_attention(index: GraphIndex, node: NodeRef) -> tuple[str, str] | None:
     return None
 
 
-def _find_scores(index: GraphIndex, node: NodeRef) -> str | None:
+def _find_scores(index: Graph, node: NodeRef) -> str | None:
     """Name of the QK^T whose softmax is the left operand of this MatMul; None without one."""
     first = index.resolve(node.inputs[0], node.scope)
     softmax = None if first is None else _search_backward(index, first, _AFTER_SOFTMAX, "Softmax")
@@ -142,7 +142,7 @@ def _find_scores(index: GraphIndex, node: NodeRef) -> str | None:
     return scores.name if scores is not None and multiplies_activations(index, scores) else None
 
 
-def _search_backward(index: GraphIndex, tensor: TensorId, through: frozenset[str], op_type: str) -> NodeRef | None:
+def _search_backward(index: Graph, tensor: TensorId, through: frozenset[str], op_type: str) -> NodeRef | None:
     """The nearest node of type `op_type` that the tensor comes from by way of nodes of the types `through`."""
     pending, seen = deque([tensor]), {tensor}
     while pending and len(seen) < _REACH:
@@ -158,7 +158,7 @@ def _search_backward(index: GraphIndex, tensor: TensorId, through: frozenset[str
     return None
 
 
-def _find_products_behind(index: GraphIndex, node: NodeRef) -> list[NodeRef]:
+def _find_products_behind(index: Graph, node: NodeRef) -> list[NodeRef]:
     """The MatMuls that read this node's result through scaling, masking and softmax."""
     pending, seen, found = deque([node]), {node.name}, []
     # Forward a result has several readers, so more nodes are seen at the same depth.
@@ -176,7 +176,7 @@ def _find_products_behind(index: GraphIndex, node: NodeRef) -> list[NodeRef]:
     return found
 
 
-def find_attention_cut(index: GraphIndex, node: NodeRef) -> TensorId | None:
+def find_attention_cut(index: Graph, node: NodeRef) -> TensorId | None:
     """The result, with its bias, of a product that is cut into query, key and value (one weight for all three).
 
     None where the result is not cut, or its parts do not reach attention.
@@ -196,7 +196,7 @@ def find_attention_cut(index: GraphIndex, node: NodeRef) -> TensorId | None:
     return None
 
 
-def _reaches_product(index: GraphIndex, node: NodeRef) -> bool:
+def _reaches_product(index: Graph, node: NodeRef) -> bool:
     """True when a product of attention reads a part of this node's result, moved and scaled."""
     pending, seen = deque([node]), {node.name}
     while pending and len(seen) < _REACH:

@@ -84,10 +84,17 @@ SHAPES: dict[type[nn.Module], tuple[int, ...]] = {
 }
 
 
+PRODUCTS = {"node": "/^(?!stem|expand)/", "op": ["Conv", "Gemm", "MatMul"], "set": {"quantize": True}}
+
+
 def wish(bits: int = 8, grain: str = "tensor", target: str = "virtual", **torch_keys: Any) -> dict[str, Any]:
-    """A configuration with these bits everywhere. grain: of the weights."""
+    """A configuration with these bits everywhere. grain: of the weights.
+
+    For ONNX Runtime all products but stems are asked for: networks this small do not pay in int8.
+    """
     return {
         "target": target,
+        "rules": [PRODUCTS] if target == "ort" else [],
         "activations": {"bits": bits, "scheme": "asymmetric", "signed": False},
         "weights": {"bits": bits, "granularity": grain},
         "torch": torch_keys,

@@ -3,11 +3,10 @@
 model      the class: lifecycle and switches
 state      the states, and the steps allowed in each
 build      trace, simplify, convert, place, attach
-places     where each target wants pairs
-units      what could be quantized; draft: what is; attach: carries it out
+attach     puts the quantizers of a placement where they belong
 """
 
-from torch_frontend.quant_model.draft import Decision
+from torch_frontend.placement import Decision
 from torch_frontend.quant_model.follower import Follower
 from torch_frontend.quant_model.model import QuantModel
 from torch_frontend.quant_model.state import State

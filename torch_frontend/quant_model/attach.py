@@ -1,4 +1,4 @@
-"""Carries a draft out: quantizers become modules, graph calls and children of layers."""
+"""Carries a placement out: quantizers become modules, graph calls and children of layers."""
 
 from __future__ import annotations
 
@@ -8,48 +8,52 @@ from torch import fx, nn
 
 from onnxq.config import Config, QuantizerSpec
 from onnxq.spec import QuantSpec
+from torch_frontend.placement import Pair, Pairs, bind_sums, fill
 from torch_frontend.qmodules import WeightQuantized, swapped
-from torch_frontend.quant_model.draft import Draft, Pair
 from torch_frontend.quant_model.follower import Follower
-from torch_frontend.quant_model.slots import fill
 from torch_frontend.quantizers import Quantizer, create_quantizer
 from torch_frontend.tracing import fresh
 
 WEIGHT = "weight_quantizer"
 
 
-def attach(model: fx.GraphModule, draft: Draft, config: Config) -> dict[str, str]:
+def attach(model: fx.GraphModule, placement: Pairs, config: Config) -> dict[str, str]:
     """Put every quantizer in its place. Returns site -> module path, activations in order, then weights."""
     holder = fresh(model, "", "quantizers")
     made: dict[str, Quantizer] = {}
     paths: dict[str, str] = {}
-    leaders_first = sorted(draft.pairs, key=lambda pair: pair.leader != pair.site)
+    leaders_first = sorted(placement.pairs, key=lambda pair: pair.leader != pair.site)
     for pair in leaders_first:
         if pair.weight is None or not pair.weight.module:
-            made.setdefault(pair.site, _make(pair, config, made))
-    _name_groups(draft, made)
-    for pair in draft.pairs:
+            made.setdefault(pair.site, make_quantizer(pair, config, made))
+    _name_groups(placement, made)
+    for pair in placement.pairs:
         if pair.weight is None:
             paths[pair.site] = _put(model, holder, pair, made[pair.site])
     parameters: dict[str, list[Pair]] = {}
-    for pair in draft.pairs:
+    for pair in placement.pairs:
         if pair.weight is not None and not pair.weight.module:
             parameters.setdefault(pair.site, []).append(pair)
     for site, group in parameters.items():
         paths[site] = _put_shared(model, holder, group, made[site])
-    paths.update(_layers(model, [p for p in draft.pairs if p.weight is not None and p.weight.module], config))
+    paths.update(_layers(model, [p for p in placement.pairs if p.weight is not None and p.weight.module], config))
+    bind_sums(
+        placement.pairs, made,
+        lambda p: model.get_submodule(f"{p.weight.module}.{WEIGHT}" if p.weight and p.weight.module else paths[p.site]),
+    )  # fmt: skip
     model.graph.lint()
     model.recompile()
     return paths
 
 
-def _make(pair: Pair, config: Config, made: dict[str, Quantizer]) -> Quantizer:
+def make_quantizer(pair: Pair, config: Config, made: Mapping[str, Quantizer]) -> Quantizer:
+    """The quantizer of a pair; one that follows another takes that one out of `made`."""
     if pair.leader != pair.site:
         return Follower(made[pair.leader], pair.site, contributes=pair.contributes)
-    return new_quantizer(pair, config)
+    return _new_quantizer(pair, config)
 
 
-def new_quantizer(pair: Pair, config: Config) -> Quantizer:
+def _new_quantizer(pair: Pair, config: Config) -> Quantizer:
     """The quantizer of a site that has its own numbers."""
     quantizer = create_quantizer(
         pair.quantizer.name,
@@ -66,10 +70,10 @@ def new_quantizer(pair: Pair, config: Config) -> Quantizer:
     return quantizer
 
 
-def _name_groups(draft: Draft, made: Mapping[str, Quantizer]) -> None:
+def _name_groups(placement: Pairs, made: Mapping[str, Quantizer]) -> None:
     """Sites of one scale carry their leader's name, as plans do."""
-    shared = {pair.leader for pair in draft.pairs if pair.leader != pair.site}
-    for pair in draft.pairs:
+    shared = {pair.leader for pair in placement.pairs if pair.leader != pair.site}
+    for pair in placement.pairs:
         if pair.leader in shared and pair.site in made:
             made[pair.site].group = pair.leader  # type: ignore[assignment]
 
@@ -137,7 +141,7 @@ def _layers(model: fx.GraphModule, pairs: Iterable[Pair], config: Config) -> dic
             continue
         key = (id(layer._parameters["weight"]), pair.spec, pair.quantizer)
         if key not in by_weight:
-            by_weight[key] = _make(pair, config, {})
+            by_weight[key] = make_quantizer(pair, config, {})
             paths[pair.site] = f"{path}.{WEIGHT}"
         layer.add_module(WEIGHT, by_weight[key])
     return paths

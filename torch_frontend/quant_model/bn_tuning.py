@@ -18,8 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from onnxq.errors import PlanError
 from onnxq.numerics import scale_floor
 from onnxq.spec import PerChannel, QParams
+from torch_frontend.placement import Decision
 from torch_frontend.qmodules import WeightQuantized
-from torch_frontend.quant_model.draft import Decision
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing import factors, folded, put
 

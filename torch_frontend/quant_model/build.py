@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,9 @@ from torch import fx, nn
 
 from onnxq.config import Config
 from onnxq.sites import LeftFloat, Refusal, Unquantized, split_unquantized
+from torch_frontend.placement import CallRequests, Decision, check_policies, lower, lower_layers, plan_pairs
 from torch_frontend.quant_model.attach import attach
-from torch_frontend.quant_model.draft import Decision, Draft, draft
-from torch_frontend.quant_model.eager import CallsOutside, Converted, convert
-from torch_frontend.quant_model.sums import bind_sums
-from torch_frontend.quant_model.units import asker_of, check_policies, find_units
-from torch_frontend.quant_model.wishes import Wishes
+from torch_frontend.quant_model.eager import CallsOutside, convert
 from torch_frontend.tracing import (
     Traced,
     Untraceable,
@@ -25,10 +22,8 @@ from torch_frontend.tracing import (
     given_arguments,
     look,
     name_calls,
-    named,
     put,
     simplify,
-    site_of,
     take_apart,
     trace,
 )
@@ -70,40 +65,30 @@ def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> 
     decisions += [Decision(path, "left float as asked", "skip-trace") for path in traced.skipped]
     if config.torch.fuse_bn:
         decisions += [Decision(*done, "fuse-bn") for done in fold_batch_norms(model)]
-    wishes = Wishes(config)
-    opaque = [(r.subject, convert(model.get_submodule(r.subject), config, wishes, r.subject)) for r in traced.opaque]
-    wishes.find_paths(model.graph)
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    plan = draft(model.graph, find_units(model, config, traced.skipped), config, wishes, shapes)
-    _check_rules(model, wishes, plan, [converted for _, converted in opaque])
-    paths = attach(model, plan, config)
+    graph = lower(model, config, traced.skipped)
+    requests = CallRequests(config, graph)
+    layers = {r.subject: lower_layers(model.get_submodule(r.subject), config, r.subject) for r in traced.opaque}
+    requests.check_used(*layers.values())
+    placed = plan_pairs(graph, requests, sized=example is not None)
+    paths = attach(model, placed, config)
     inner: list[Unquantized] = []
-    for path, converted in opaque:
+    for path, inside_graph in layers.items():
+        converted = convert(model.get_submodule(path), requests, inside_graph, path)
         put(model, path, converted.module)
         found = {**converted.activations, **converted.weights}
         paths |= {site: f"{path}.{inside}" for site, inside in found.items()}
         inner += converted.reasons
     model.recompile()
-    bind_sums(model, config)
-    unquantized = split_unquantized([*traced.modes, *traced.opaque, *plan.reasons, *inner])
-    return Built(model, _activations_first(model, paths), *unquantized, (*decisions, *plan.decisions))
-
-
-def _check_rules(model: fx.GraphModule, wishes: Wishes, plan: Draft, opaque: Sequence[Converted]) -> None:
-    names = [name for node in model.graph.nodes if (name := named(node)) is not None]
-    sites = [site for node in model.graph.nodes if (site := site_of(node)) is not None]
-    askers = [*(asker_of(name) for name in names), *(a for one in opaque for a in one.askers)]
-    sites += [pair.site for pair in plan.pairs]
-    sites += [site for one in opaque for site in (*one.activations, *one.weights)]
-    wishes.check_used(askers, sites)
+    unquantized = split_unquantized([*traced.modes, *traced.opaque, *placed.reasons, *inner])
+    return Built(model, _activations_first(model, paths), *unquantized, (*decisions, *placed.decisions))
 
 
 def _untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Built:
     """Layer by layer. What combines their results outside is listed, when an example shows it."""
-    wishes = Wishes(config)
-    converted = convert(model, config, wishes)
-    bind_sums(converted.module, config)
-    wishes.check_used(converted.askers, [*converted.activations, *converted.weights])
+    graph = lower_layers(model, config)
+    requests = CallRequests(config, graph)
+    requests.check_used()
+    converted = convert(model, requests, graph)
     root = Refusal(
         type(model).__name__,
         f"its forward cannot be traced ({reason}): its layers are quantized one by one, not what connects them",

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from onnxq.config import Config, matches
-from onnxq.sites import Refusal, Role, Unquantized
-from onnxq.targets import target
-from torch_frontend.qmodules import (
-    Entry,
-    WeightQuantized,
-    convertible,
-    of_function,
-    of_method,
-    of_module,
-    shallow,
-    swapped,
-)
-from torch_frontend.quant_model.attach import WEIGHT, new_quantizer
-from torch_frontend.quant_model.draft import Pair
-from torch_frontend.quant_model.places import PLACES
-from torch_frontend.quant_model.units import Asker, asker_of
-from torch_frontend.quant_model.wishes import Wishes
+from onnxq.config import Config
+from onnxq.sites import Unquantized
+from torch_frontend.placement import CallGraph, CallRequests, Pair, bind_sums, list_children, name_input, plan_pairs
+from torch_frontend.qmodules import Entry, WeightQuantized, of_function, of_method, of_module, shallow, swapped
+from torch_frontend.quant_model.attach import WEIGHT, make_quantizer
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import Named
 
 INPUTS = "input_quantizers"
-# Operators without a weight that people use as modules where a model cannot be traced. The others (activations,
-# norms) stay float: what stands before them is not known, and a pair there may round twice.
-_BY_HAND = ("add", "mul", "matmul", "cat")
 _COMBINING = ("add", "sub", "mul", "matmul", "attention", "cat", "conv", "linear", "conv_transpose")
 
 
@@ -65,31 +48,36 @@ class Converted:
     activations: dict[str, str] = field(default_factory=dict)
     weights: dict[str, str] = field(default_factory=dict)
     reasons: list[Unquantized] = field(default_factory=list)
-    askers: list[Asker] = field(default_factory=list)
 
 
-def convert(model: nn.Module, config: Config, wishes: Wishes, prefix: str = "") -> Converted:
-    """A copy of the module tree that shares its tensors, with quantizers at every layer the target has a place for.
+def convert(model: nn.Module, requests: CallRequests, graph: CallGraph, prefix: str = "") -> Converted:
+    """A copy of the module tree that shares its tensors, with quantizers at every layer the planner has a place for.
 
-    prefix: the module's own qualified name, with which sites begin. Its activation sites are inputs of layers
-    (`<path>.in`), since what feeds them is not known; a layer that is called twice has one.
+    graph: its layers. prefix: the module's own qualified name, with which sites begin. Its activation sites are inputs
+    of layers (`<path>.in`), since what feeds them is not known; a layer that is called twice has one.
     """
-    out = Converted(copied(model))
+    config, placed = requests.config, plan_pairs(graph, requests, sized=False)
+    out = Converted(copied(model), reasons=placed.reasons)
+    weights = {pair.weight.module: pair for pair in placed.pairs if pair.weight is not None}
+    inputs: dict[str, Quantizer] = {}
+    for pair in sorted(placed.pairs, key=lambda pair: pair.leader != pair.site):
+        if pair.weight is None:
+            inputs[pair.site] = make_quantizer(pair, config, inputs)
     done: dict[int, nn.Module] = {}
     shared: dict[tuple[int, Any], Quantizer] = {}
-    for path, parent, leaf in list(_children(out.module)):
+    for path, module in list(list_children(out.module)):
         full = f"{prefix}.{path}" if prefix else path
-        module = parent._modules[leaf]
-        if module is None or (config.torch.skip_trace and _skipped(config, full)):
+        entry = of_module(module)
+        if entry is None:
             continue
-        if id(module) in done:
-            parent._modules[leaf] = done[id(module)]
-            continue
-        known = of_module(module)
-        if known is None:
-            continue
-        done[id(module)] = _convert_one(module, Named(full, 0, known), path, config, wishes, out, shared)
-        parent._modules[leaf] = done[id(module)]
+        if id(module) not in done:
+            made = module if full not in weights else _hold_weight(module, path, weights[full], config, out, shared)
+            _hold_inputs(made, entry, full, path, inputs, out)
+            done[id(module)] = made
+        parent, _, leaf = path.rpartition(".")
+        out.module.get_submodule(parent)._modules[leaf] = done[id(module)]
+    skip = len(prefix) + 1 if prefix else 0
+    bind_sums(placed.pairs, inputs, lambda p: out.module.get_submodule(f"{p.weight.module[skip:]}.{WEIGHT}"))  # type: ignore[union-attr]
     return out
 
 
@@ -103,84 +91,29 @@ def copied(model: nn.Module, memo: dict[int, nn.Module] | None = None) -> nn.Mod
     return memo[id(model)]
 
 
-def _children(model: nn.Module, above: str = "") -> Iterator[tuple[str, nn.Module, str]]:
-    for leaf, child in model._modules.items():
-        if child is not None:
-            path = f"{above}.{leaf}" if above else leaf
-            yield path, model, leaf
-            yield from _children(child, path)
-
-
-def _skipped(config: Config, path: str) -> bool:
-    parts = path.split(".")
-    return any(matches(config.torch.skip_trace, ".".join(parts[:k])) for k in range(1, len(parts) + 1))
-
-
-def _convert_one(
-    module: nn.Module, name: Named, path: str, config: Config, wishes: Wishes, out: Converted, shared: dict[Any, Any]
+def _hold_weight(
+    module: nn.Module, path: str, pair: Pair, config: Config, out: Converted, shared: dict[tuple[int, Any], Quantizer]
 ) -> nn.Module:
-    assert name.entry is not None
-    op, asker = name.entry.op, asker_of(name)
-    out.askers.append(asker)
-    place = PLACES[config.target].get(op.name)
-    if op.refused is not None:
-        out.reasons.append(Refusal(name.path, *op.refused, "no-kernel", "R101"))
-        return module
-    if op.weight is None and op.name not in _BY_HAND:
-        return module
-    if place is None or not place.compute:
-        engine = target(config.target, config.mode)
-        out.reasons += [why for word in op.onnx if (why := engine.without_kernel(name.path, word)) is not None]
-        return module
-    weighted = name.entry.qmodule is not None and issubclass(name.entry.qmodule, WeightQuantized)
-    if weighted and (why := convertible(module)):
-        out.reasons.append(Refusal(name.path, why, "give it a plain weight", "weight", "R110"))
-        return module
-    made = module
-    if weighted:
-        made = _weight(module, name, path, asker, config, wishes, out, shared)
-    if config.mode != "weight-only" and place.inputs == "all":
-        _inputs(made, name.entry, name.path, path, asker, config, wishes, out)
-    return made
-
-
-def _weight(
-    module: nn.Module, name: Named, path: str, asker: Asker, config: Config, wishes: Wishes, out: Converted,
-    shared: dict[Any, Any],
-) -> nn.Module:  # fmt: skip
-    assert name.entry is not None
-    op, site = name.entry.op, f"{name.path}.weight"
-    answer = wishes.answer(Role.WEIGHT, site, [asker])
-    if answer.stays_float:
-        return module
-    spec = answer.wish.spec(op.block_axis if answer.wish.granularity == "block" else op.weight_axis)
+    """The layer in its quantized class; tied weights of one spec share a quantizer."""
     made = swapped(module)
-    key = (id(made._parameters["weight"]), spec, answer.quantizer)
+    key = (id(made._parameters["weight"]), (pair.spec, pair.quantizer))
     if key not in shared:
-        pair = Pair(site, Role.WEIGHT, spec, answer.wish.observer, answer.quantizer)
-        shared[key] = new_quantizer(pair, config)
-        out.weights[site] = f"{path}.{WEIGHT}"
+        shared[key] = make_quantizer(pair, config, {})
+        out.weights[pair.site] = f"{path}.{WEIGHT}"
     made.add_module(WEIGHT, shared[key])
     return made
 
 
-def _inputs(
-    module: nn.Module, entry: Entry, full: str, path: str, asker: Asker, config: Config, wishes: Wishes, out: Converted
+def _hold_inputs(
+    module: nn.Module, entry: Entry, full: str, path: str, inputs: Mapping[str, Quantizer], out: Converted
 ) -> None:
-    policy = config.torch.policy(entry.op.name)
-    if policy is not None and policy.policy == "none":
-        return
     held = nn.Module()
     for k, param in enumerate(entry.data):
-        site = f"{full}.in{k or ''}"
-        answer = wishes.answer(Role.ACTIVATION, site, [asker])
-        if answer.stays_float:
-            continue
-        position = entry.params.index(param)
-        spec = answer.wish.spec(entry.op.channel)
-        pair = Pair(site, Role.ACTIVATION, spec, answer.wish.observer, answer.quantizer)
-        held.add_module(f"{param}_{position}", new_quantizer(pair, config))
-        out.activations[site] = f"{path}.{INPUTS}.{param}_{position}"
+        site = name_input(full, k)
+        if site in inputs:
+            name = f"{param}_{entry.params.index(param)}"
+            held.add_module(name, inputs[site])
+            out.activations[site] = f"{path}.{INPUTS}.{name}"
     if held._modules:
         module.add_module(INPUTS, held)
         module.register_forward_pre_hook(quantize_inputs, with_kwargs=True)

@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 from onnxq.config import Config, load_config
 from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import LeftFloat, Refusal, Role
+from torch_frontend.placement import Decision
 from torch_frontend.quant_model import bn_tuning, calibrate, profile, switches
 from torch_frontend.quant_model.build import build
-from torch_frontend.quant_model.draft import Decision
 from torch_frontend.quant_model.mermaid import mermaid
 from torch_frontend.quant_model.state import State, check_step
 from torch_frontend.quant_model.weights import weights_of

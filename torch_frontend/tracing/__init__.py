@@ -29,7 +29,7 @@ from torch_frontend.tracing.names import (
 )
 from torch_frontend.tracing.simplify import simplify
 from torch_frontend.tracing.tracer import Traced, Untraceable, trace
-from torch_frontend.tracing.values import as_inputs, bound, evaluating, is_float, look, looked_at, shape_of
+from torch_frontend.tracing.values import as_inputs, bound, evaluating, is_float, look, looked_at, shape_of, value_of
 
 __all__ = [
     "Named",
@@ -62,4 +62,5 @@ __all__ = [
     "split_path",
     "take_apart",
     "trace",
+    "value_of",
 ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from onnxq.calibrate import calibrate
 from onnxq.evaluation.toggled import Setting, Switch, Switchboard
-from onnxq.graph import GraphIndex
+from onnxq.graph import Graph, GraphIndex
 from onnxq.passes.base import RunContext
 from onnxq.passes.mixed_precision.request import FLOAT, UINT16
 from onnxq.passes.state import State
@@ -172,7 +172,7 @@ def operators_of(draft: Draft, plan: Plan) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _readers(index: GraphIndex, site: SitePlan) -> tuple[Edge, ...]:
+def _readers(index: Graph, site: SitePlan) -> tuple[Edge, ...]:
     if site.consumers is not None:
         return site.consumers
     return index.consumers(site.site) if isinstance(site.site, TensorId) else (site.site,)

@@ -19,6 +19,7 @@ from onnxq.errors import ConfigError
 from onnxq.passes.rewrites.passes import rewrite_model
 from onnxq.planner.build import draft
 from onnxq.sites import Role
+from tests.torch.exporting import PRODUCTS
 from tests.torch.nets import Dense, Encoder, Mobile, ResNet, images, settled
 from torch_frontend.quant_model import QuantModel
 
@@ -75,8 +76,20 @@ def test_attention_asked_for_is_placed_as_the_engine_places_it() -> None:
     assert len(active(quantized, Role.ACTIVATION)) == engine_sites(model, TOKENS, config)[Role.ACTIVATION]
 
 
-def test_for_onnx_runtime_pairs_stand_behind_activations_and_the_stem_stays_float() -> None:
+# Layers this small do not pay in int8, by size alone.
+ALL_SIZES = {"extends": "ort-int8", "rules": [PRODUCTS]}
+
+
+def test_for_onnx_runtime_what_does_not_pay_at_the_example_s_size_stays_float() -> None:
     quantized = QuantModel(settled(ResNet()), "ort-int8", example_inputs=images())
+    assert not quantized.quantizers
+    assert {r.rule for r in quantized.left_float} == {"stem", "size"}
+    unsized = QuantModel(settled(ResNet()), "ort-int8")
+    assert len(active(unsized, Role.WEIGHT)) == 6
+
+
+def test_for_onnx_runtime_pairs_stand_behind_activations_and_the_stem_stays_float() -> None:
+    quantized = QuantModel(settled(ResNet()), ALL_SIZES, example_inputs=images())
     assert active(quantized, Role.ACTIVATION) == [
         "max_pool2d.out", "layer1.0.relu.out", "layer1.0.conv2.out", "layer1.0.relu@1.out", "layer1.1.relu.out",
         "layer1.1.conv2.out", "layer1.1.down.0.out", "layer1.1.relu@1.out", "adaptive_avg_pool2d.out", "flatten.out",
@@ -87,7 +100,7 @@ def test_for_onnx_runtime_pairs_stand_behind_activations_and_the_stem_stays_floa
 
 
 def test_what_moves_values_shares_their_scale_on_onnx_runtime() -> None:
-    quantized = QuantModel(settled(ResNet()), "ort-int8", example_inputs=images())
+    quantized = QuantModel(settled(ResNet()), ALL_SIZES, example_inputs=images())
     assert quantized.quantizers["flatten.out"].group == "adaptive_avg_pool2d.out"
     assert quantized.quantizers["layer1.0.conv2.out"].group == ""
     quantized.prepare_calibration()
@@ -236,7 +249,7 @@ def test_between_selects_a_stretch() -> None:
         ({"node": "layer3.*", "set": {"bits": 4}}, "layer1"),
         ({"op": "Covn", "set": {"bits": 4}}, "Conv"),
         ({"tensor": "fc.weigth", "set": {"bits": 4}}, "fc.weight"),
-        ({"between": ["stem", "heed"], "set": {"bits": 4}}, "no module or site is called 'heed'"),
+        ({"between": ["stem", "heed"], "set": {"bits": 4}}, "no node or tensor is called 'heed'"),
         ({"between": ["fc", "stem"], "set": {"bits": 4}}, "no path leads"),
     ],
 )

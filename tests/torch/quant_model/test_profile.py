@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 
 from onnxq.errors import ConfigError, DataError, PlanError
-from onnxq.metrics import sqnr_db
+from onnxq.evaluation.accumulator import measure_error
 from tests.torch.nets import Branching, images
 from tests.torch.quant_model.kit import W4A4, calibrated, model
 
@@ -23,7 +23,7 @@ def test_isolated_error_is_that_of_the_layer_alone() -> None:
     with torch.no_grad():
         wanted = nn.functional.conv2d(x, layer.weight, layer.bias, padding=1)
         got = layer(made.quantizers["input:x"](x))
-    assert found["stem"] == pytest.approx(sqnr_db(wanted.numpy(), got.numpy()), rel=1e-6)
+    assert found["stem"] == pytest.approx(measure_error(wanted.numpy(), got.numpy()).sqnr_db, rel=1e-6)
     assert "output" not in found
     assert list(found)[-1] == "fc"
 
@@ -35,7 +35,7 @@ def test_cumulative_error_grows_and_ends_at_the_output() -> None:
     made.set_quant(False, False)
     plain = made(x)
     made.set_quant()
-    wanted = sqnr_db(plain.detach().numpy(), made(x).detach().numpy())
+    wanted = measure_error(plain.detach().numpy(), made(x).detach().numpy()).sqnr_db
     assert together["output"] == pytest.approx(wanted, rel=1e-6)
     assert together["fc"] == pytest.approx(wanted, rel=1e-6)
 

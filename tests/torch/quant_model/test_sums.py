@@ -126,9 +126,9 @@ def test_sums_are_those_of_the_target_s_kernels() -> None:
         "trt-int8",
         "virtual-int8",
         "ort-int8-weights",
-        {"target": "ort", "saturation": "allow"},
-        {"target": "ort", "weights": {"bits": 7}},
-        {"target": "ort", "activations": {"bits": 16}},
+        {"target": "ort", "saturation": "allow", **EVERYWHERE},
+        {"target": "ort", "weights": {"bits": 7}, **EVERYWHERE},
+        {"target": "ort", "activations": {"bits": 16}, **EVERYWHERE},
     ],
 )
 def test_nothing_is_bound_where_kernels_are_exact(config: Any) -> None:

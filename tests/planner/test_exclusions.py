@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
@@ -82,6 +83,26 @@ def test_the_filters_in_front_of_a_transform_belong_to_the_front_end() -> None:
     for target in ("trt", "ort"):
         plan = onnxq.make_plan(build(text, {"w0": (64, 64, 4), "w1": (64, 64, 1), "w2": (64, 64, 3)}), target=target)
         assert {name for name, rule in refused(plan).items() if rule == "log-front-end"} == {"filtered", "cqt"}
+
+
+@pytest.mark.parametrize("order", [("turned", "squared"), ("squared", "turned")])
+def test_a_filter_is_found_whichever_path_to_the_transform_is_looked_at_first(order: tuple[str, str]) -> None:
+    # The transform reads a sum of the filter's result and of its square: a linear path, and another that is none.
+    lines = {"turned": "turned = Neg(filtered)", "squared": "squared = Mul(filtered, filtered)"}
+    text = f"""g (float[1,64,16000] x) => (float[1,64,3998] y) <float tiny = {{0.000001}}> {{
+        filtered = Conv <strides=[2]>(x, w0)
+        {lines[order[0]]}
+        {lines[order[1]]}
+        both = Concat <axis=1>({order[0]}, {order[1]})
+        cqt = Conv <strides=[2]>(both, w1)
+        power = Mul(cqt, cqt)
+        floor = Add(power, tiny)
+        logged = Log(floor)
+        y = Conv(logged, w2)
+    }}"""
+    shapes = {"w0": (64, 64, 4), "w1": (64, 128, 4), "w2": (64, 64, 1)}
+    rules = refused(onnxq.make_plan(build(text, shapes), target="trt"))
+    assert {name for name, rule in rules.items() if rule == "log-front-end"} == {"filtered", "cqt"}
 
 
 def test_tiny_layers_do_not_pay() -> None:

@@ -1,13 +1,14 @@
-"""Units: the nodes a target could run quantized, each with the activation that folds into it."""
+"""Quantizable operators: the nodes a target could run quantized, each with the activation that folds into it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph import Graph, NodeRef
 from onnxq.plan import Bound
 from onnxq.planner.existing import NOTHING, Existing
-from onnxq.sites import Edge, TensorId, Unquantized
+from onnxq.sites import Edge, Role, TensorId, Unquantized
 from onnxq.targets import Candidate, Output, PlacementRule, Shapes, Target
 
 # The rule that refusals name where pairs that the model came with decide.
@@ -15,10 +16,10 @@ KEPT = "kept"
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class QuantizableOp:
     """A node with the rule that places its pairs.
 
-    data: activation edges with the tensors they read; out: the tensor whose pair closes the unit
+    data: activation edges with the tensors they read; out: the tensor whose pair closes it
     (behind `activation` where one folds in); bound: what that activation promises.
     """
 
@@ -46,19 +47,19 @@ class Unit:
 
 
 @dataclass(frozen=True, eq=False)
-class Units:
-    """All units of a model, in topological order, and who else computes what.
+class QuantizableOps:
+    """All quantizable operators of a model, in topological order, and who else computes what.
 
-    index: of the model without the pairs it came with. complete: units that those pairs quantize already, as the engine
-    needs it. partial: units that stay as they are though only some of their tensors have pairs.
+    index: the graph, without the pairs it came with. complete: those that such pairs quantize already, as the engine
+    needs it. partial: those that stay as they are though only some of their tensors have pairs.
     """
 
-    index: GraphIndex
+    index: Graph
     shapes: Shapes
-    units: tuple[Unit, ...]
+    units: tuple[QuantizableOp, ...]
     reasons: tuple[Unquantized, ...]
-    by_name: dict[str, Unit] = field(default_factory=dict)
-    by_out: dict[TensorId, Unit] = field(default_factory=dict)
+    by_name: dict[str, QuantizableOp] = field(default_factory=dict)
+    by_out: dict[TensorId, QuantizableOp] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
     existing: Existing = NOTHING
     complete: frozenset[str] = frozenset()
@@ -68,8 +69,8 @@ class Units:
         """The node with what rules may ask of it."""
         return Candidate(node, self.index, self.shapes)
 
-    def consumers(self, tensor: TensorId) -> tuple[tuple[Edge, Unit | None], ...]:
-        """Who reads the tensor, and as which unit's activation (None: as something that stays float)."""
+    def consumers(self, tensor: TensorId) -> tuple[tuple[Edge, QuantizableOp | None], ...]:
+        """Who reads the tensor, and as which operator's activation (None: as something that stays float)."""
         found = []
         for edge in self.index.consumers(tensor):
             unit = self.by_name.get(edge.node)
@@ -78,31 +79,41 @@ class Units:
         return tuple(found)
 
 
-def find_units(
-    index: GraphIndex,
+def list_roles(units: QuantizableOps, unit: QuantizableOp) -> list[tuple[Role, TensorId]]:
+    """The tensors a unit needs quantized, with their roles."""
+    found = [(Role.ACTIVATION, tensor) for _, tensor in unit.data]
+    if unit.weight is not None:
+        tensor = units.index.resolve(unit.node.inputs[unit.weight.index], unit.node.scope)
+        if tensor is not None:
+            found.append((Role.WEIGHT, tensor))
+    return found
+
+
+def find_quantizable_ops(
+    index: Graph,
     target: Target,
     shapes: Shapes,
     *,
-    closed: frozenset[str] = frozenset(),
+    closed: Callable[[NodeRef], bool] = lambda _: False,
     existing: Existing = NOTHING,
-) -> Units:
+) -> QuantizableOps:
     """Every node some rule of the target could quantize.
 
-    index: of `existing.view`, where there are pairs. closed: scopes to leave alone (loop bodies, branches calibration
-    cannot reach). Compute nodes that no rule takes come back with their reasons.
+    index: of `existing.view`, where there are pairs. closed: nodes to leave alone (in loop bodies, in branches that
+    calibration cannot reach). Compute nodes that no rule takes come back with their reasons.
     """
-    units: list[Unit] = []
+    units: list[QuantizableOp] = []
     reasons: list[Unquantized] = []
-    kept = _between_existing_pairs(index)
+    kept = _find_nodes_at_existing_pairs(index)
     for node in index.nodes:
-        if _inside(node.scope, closed) or node.name in kept:
+        if closed(node) or node.name in kept:
             continue
         candidate = Candidate(node, index, shapes)
         rule, reason = target.rule_for(candidate)
         if reason is not None and node.name not in existing.weighted:
             reasons.append(reason)
         if rule is not None:
-            unit = _unit(candidate, rule)
+            unit = _make_op(candidate, rule)
             if unit is not None:
                 units.append(unit)
     by_out = {unit.out: unit for unit in units}
@@ -110,13 +121,13 @@ def find_units(
     complete = frozenset(unit.name for unit in units if _is_complete(unit, existing))
     partial = frozenset(unit.name for unit in units if unit.name in existing.weighted) - complete
     by_name = {unit.name: unit for unit in units}
-    return Units(
+    return QuantizableOps(
         index, shapes, tuple(units), tuple(reasons), by_name, by_out, folded, existing, complete, partial
     )  # fmt: skip
 
 
-def _is_complete(unit: Unit, existing: Existing) -> bool:
-    """True when the pairs that the model came with are all that the unit's kernel needs."""
+def _is_complete(unit: QuantizableOp, existing: Existing) -> bool:
+    """True when the pairs that the model came with are all that the operator's kernel needs."""
     if not unit.data or any(edge not in existing.direct or edge not in existing.by_edge for edge, _ in unit.data):
         return False
     if unit.weight is not None and unit.weight not in existing.direct:
@@ -124,11 +135,7 @@ def _is_complete(unit: Unit, existing: Existing) -> bool:
     return unit.rule.output is not Output.PAIR or unit.out in existing.by_tensor
 
 
-def _inside(scope: str, closed: frozenset[str]) -> bool:
-    return any(scope == one or scope.startswith(one + "/") for one in closed)
-
-
-def _between_existing_pairs(index: GraphIndex) -> frozenset[str]:
+def _find_nodes_at_existing_pairs(index: Graph) -> frozenset[str]:
     """Nodes at a DequantizeLinear or QuantizeLinear that nobody can share: they are somebody's work, and kept."""
     kept: set[str] = set()
     for node in index.nodes:
@@ -143,7 +150,7 @@ def _between_existing_pairs(index: GraphIndex) -> frozenset[str]:
     return frozenset(kept)
 
 
-def _unit(candidate: Candidate, rule: PlacementRule) -> Unit | None:
+def _make_op(candidate: Candidate, rule: PlacementRule) -> QuantizableOp | None:
     node = candidate.node
     indices = rule.data or tuple(k for k in range(len(node.inputs)) if not candidate.is_constant(k))
     if rule.inputs is not None:
@@ -156,13 +163,13 @@ def _unit(candidate: Candidate, rule: PlacementRule) -> Unit | None:
         data.append((Edge(node.name, k, node.scope), tensor))
     out = TensorId(node.outputs[0], node.scope)
     out = rule.closes(candidate) or out
-    activation, bound = _fused(candidate, rule, out)
+    activation, bound = _find_fused_activation(candidate, rule, out)
     if activation is not None:
         out = TensorId(activation.outputs[0], activation.scope)
-    return Unit(node, rule, tuple(data), out, activation, bound)
+    return QuantizableOp(node, rule, tuple(data), out, activation, bound)
 
 
-def _fused(candidate: Candidate, rule: PlacementRule, out: TensorId) -> tuple[NodeRef | None, Bound]:
+def _find_fused_activation(candidate: Candidate, rule: PlacementRule, out: TensorId) -> tuple[NodeRef | None, Bound]:
     """The activation that only this node feeds, and its bounds."""
     index = candidate.index
     consumers = index.consumers(out)
@@ -171,11 +178,11 @@ def _fused(candidate: Candidate, rule: PlacementRule, out: TensorId) -> tuple[No
     node = index.node(consumers[0].node)
     if node.op_type not in rule.fuses or node.domain not in ("", "ai.onnx"):
         return None, (None, None)
-    bound = clip_bound(Candidate(node, index, candidate.shapes))
+    bound = read_clip_bound(Candidate(node, index, candidate.shapes))
     return (node, bound) if bound is not None else (None, (None, None))
 
 
-def clip_bound(candidate: Candidate) -> Bound | None:
+def read_clip_bound(candidate: Candidate) -> Bound | None:
     """Bounds of a Relu or Clip that an asymmetric range holding zero can express; None if it cannot."""
     if candidate.node.op_type == "Relu":
         return (0.0, None)

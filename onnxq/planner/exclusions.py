@@ -1,4 +1,4 @@
-"""Units that stay float whatever they would gain, as a table of named rules with their reasons."""
+"""Exclusion rules: operators that stay float whatever they would gain, as a table with reasons and measurements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from onnxq.planner.units import Unit, Units
+from onnxq.planner.operators import QuantizableOp, QuantizableOps
 from onnxq.sites import LeftFloat, TensorId
 
 # What may stand between a graph input and the stem.
@@ -28,29 +28,31 @@ _STEM_CHANNELS = 4
 _STEM_DEPTHWISE_PIXELS = 112 * 112
 # From so many weights on, reading a byte each instead of two or four repays a launch (about 2 us).
 _ROW_WEIGHTS = 1 << 22
+# Tensors behind a convolution after which the search for a logarithm ends.
+_FRONT_END = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeepRule:
-    """name, why (measured), and the test: reason text for a unit that stays float, else None."""
+class ExclusionRule:
+    """name, why (measured), and the test: reason text for an operator that stays float, else None."""
 
     name: str
     why: str
-    test: Callable[[Units, Unit], str | None]
+    test: Callable[[QuantizableOps, QuantizableOp], str | None]
 
 
-def _stem(units: Units, unit: Unit) -> str | None:
+def _explain_stem(units: QuantizableOps, unit: QuantizableOp) -> str | None:
     if unit.node.op_type != "Conv":
         return None
     weight = units.candidate(unit.node).shape(1)
     if weight is None or len(weight) != 4 or weight[1] > _STEM_CHANNELS or int(unit.node.attrs.get("group", 1)) != 1:
         return None
-    if not _from_graph_input(units, unit.data[0][1]):
+    if not _reads_graph_input(units, unit.data[0][1]):
         return None
     return "the first convolution: slower in int8, and its noise reaches everything behind it"
 
 
-def _from_graph_input(units: Units, tensor: TensorId) -> bool:
+def _reads_graph_input(units: QuantizableOps, tensor: TensorId) -> bool:
     for _ in range(16):
         producer = units.index.producer(tensor)
         if producer is None:
@@ -64,48 +66,52 @@ def _from_graph_input(units: Units, tensor: TensorId) -> bool:
     return False
 
 
-def _stem_depthwise(units: Units, unit: Unit) -> str | None:
-    if unit.node.op_type != "Conv" or not _depthwise(units, unit):
+def _explain_stem_depthwise(units: QuantizableOps, unit: QuantizableOp) -> str | None:
+    if unit.node.op_type != "Conv" or not _is_depthwise(units, unit):
         return None
     producer = units.by_out.get(unit.data[0][1])
     shape = units.candidate(unit.node).shape(0)
-    if producer is None or _stem(units, producer) is None or shape is None or len(shape) != 4:
+    if producer is None or _explain_stem(units, producer) is None or shape is None or len(shape) != 4:
         return None
     if shape[2] * shape[3] < _STEM_DEPTHWISE_PIXELS:
         return None
     return "depthwise right behind a float stem, on a large map: int8 gains nothing and amplifies the noise"
 
 
-def _depthwise(units: Units, unit: Unit) -> bool:
+def _is_depthwise(units: QuantizableOps, unit: QuantizableOp) -> bool:
     weight = units.candidate(unit.node).shape(1)
     return weight is not None and weight[1] == 1 and int(unit.node.attrs.get("group", 1)) > 1
 
 
-def _log_front_end(units: Units, unit: Unit) -> str | None:
+def _explain_log_front_end(units: QuantizableOps, unit: QuantizableOp) -> str | None:
     """A spectrogram front end: a convolution (STFT, CQT) whose output reaches a Log, or a filter in front of one."""
     if unit.node.op_type != "Conv":
         return None
     # Not `unit.out`, which is behind the activation that goes with it.
     made = TensorId(unit.node.outputs[0], unit.node.scope)
-    index, pending, seen = units.index, [(made, True)], {made}
+    # Whether a linear path reaches the tensor: only such a path may go on through another convolution, so a tensor
+    # that another path reached first is looked at again.
+    seen = {made: True}
+    index, pending = units.index, [made]
     while pending:
-        tensor, linear = pending.pop()
+        tensor = pending.pop()
+        linear = seen[tensor]
         for edge in index.consumers(tensor):
             node = index.node(edge.node)
             if node.op_type == "Log":
                 return f"its output reaches the logarithm {node.name}, which magnifies small errors"
             filtered = linear and node.op_type == "Conv" and edge.index == 0
-            if not (filtered or node.op_type in _SPECTRAL) or len(seen) > 200:
+            if not (filtered or node.op_type in _SPECTRAL) or len(seen) > _FRONT_END:
                 continue
-            for name in node.outputs:
-                out = TensorId(name, node.scope)
-                if name and out not in seen:
-                    seen.add(out)
-                    pending.append((out, filtered or (linear and node.op_type in _LINEAR)))
+            for out in (TensorId(name, node.scope) for name in node.outputs if name):
+                reached = filtered or (linear and node.op_type in _LINEAR)
+                if out not in seen or (reached and not seen[out]):
+                    seen[out] = reached
+                    pending.append(out)
     return None
 
 
-def _one_row(units: Units, unit: Unit) -> str | None:
+def _explain_one_row(units: QuantizableOps, unit: QuantizableOp) -> str | None:
     """A vector times a matrix, as the classifier behind a pooling is at batch 1."""
     if unit.rule.weight is None or unit.node.op_type not in ("Gemm", "MatMul"):
         return None
@@ -116,41 +122,41 @@ def _one_row(units: Units, unit: Unit) -> str | None:
     return "a product with one row in the samples: int8 needs one more kernel, and so few weights do not repay it"
 
 
-KEEP_FLOAT: Mapping[str, tuple[KeepRule, ...]] = {
+EXCLUSION_RULES: Mapping[str, tuple[ExclusionRule, ...]] = {
     "ort": (
-        KeepRule(
+        ExclusionRule(
             name="stem",
             why="EfficientNet-Lite0: .805 -> .859 and 2.0-2.3x -> 2.2-2.6x with the two stem rules",
-            test=_stem,
+            test=_explain_stem,
         ),
-        KeepRule(name="stem-depthwise", why="see stem", test=_stem_depthwise),
-        KeepRule(
+        ExclusionRule(name="stem-depthwise", why="see stem", test=_explain_stem_depthwise),
+        ExclusionRule(
             name="log-front-end",
             why="an audio net: 9 dB quantized, 36 dB with its front end float",
-            test=_log_front_end,
+            test=_explain_log_front_end,
         ),
     ),
     # The stem runs in int8 too: TensorRT pads its channels, and a float stem costs two kernels of its own.
     "trt": (
-        KeepRule(
+        ExclusionRule(
             name="log-front-end",
             why="as for ort: the loss is in the numbers, not in the kernel",
-            test=_log_front_end,
+            test=_explain_log_front_end,
         ),
-        KeepRule(
+        ExclusionRule(
             name="one-row",
             why="in float product, bias and activation are one kernel, in int8 two; NVIDIA leaves GEMV out as well",
-            test=_one_row,
+            test=_explain_one_row,
         ),
     ),
 }
 
 
-def kept_float(units: Units, target: str) -> dict[str, LeftFloat]:
-    """Unit name -> the reason of the first rule that keeps it float."""
+def find_excluded(units: QuantizableOps, target: str) -> dict[str, LeftFloat]:
+    """Operator name -> the reason of the first rule that keeps it float."""
     found: dict[str, LeftFloat] = {}
     for unit in units.units:
-        for rule in KEEP_FLOAT.get(target, ()):
+        for rule in EXCLUSION_RULES.get(target, ()):
             reason = rule.test(units, unit)
             if reason is not None:
                 found[unit.name] = LeftFloat(unit.name, reason, rule.name, "F103")

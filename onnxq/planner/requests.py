@@ -1,0 +1,165 @@
+"""Requests of the configuration, tensor by tensor: ordered rules over defaults, first match wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from onnxq.config import Config, QuantWish, Rule, did_you_mean, matches
+from onnxq.errors import ConfigError
+from onnxq.graph import Graph, NodeRef
+from onnxq.sites import Role, TensorId
+from onnxq.spec import QuantSpec
+
+# The output-channel axis of a weight, by operator: the only one engines compute per channel.
+_WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1}
+# The reduction axis, along which weights are blocked.
+_BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0}
+
+
+@dataclass(frozen=True)
+class Match:
+    """The request for one tensor, and the rule that made it (None: the defaults)."""
+
+    request: QuantWish
+    rule: Rule | None = None
+
+    @property
+    def stays_float(self) -> bool:
+        """True when the rule says so."""
+        return self.rule is not None and self.rule.set.float
+
+
+@dataclass
+class Requests:
+    """Looks rules up by the names of a graph's nodes and tensors. A graph of another kind overrides its names."""
+
+    config: Config
+    graph: Graph
+    paths: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for rule in self.config.rules:
+            if rule.between is not None and rule.between not in self.paths:
+                self.paths[rule.between] = self._find_nodes_between(*rule.between, rule=rule)
+
+    def words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
+        """The node's name and operators as rules may say them."""
+        return node.name, (node.op_type,)
+
+    def channel_axis(self, node: NodeRef) -> int | None:
+        """The axis of the channels of the activations that a node reads, where they may have scales of their own."""
+        return None
+
+    def weight_axis(self, node: NodeRef, *, blocked: bool) -> int:
+        """Axis of the weight's scales (output channels), or along which blocks run (reduction)."""
+        if node.op_type == "Gemm":
+            transposed = bool(node.attrs.get("transB", 0))
+            return int(transposed) if blocked else int(not transposed)
+        return (_BLOCK_AXIS if blocked else _WEIGHT_AXIS)[node.op_type]
+
+    def match(self, role: Role, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
+        """The first rule that selects this tensor in this role for any of the nodes that make or read it."""
+        default = self.config.weights if role is Role.WEIGHT else self.config.activations
+        for rule in self.config.rules:
+            if any(self._selects(rule, role, tensor, node) for node in nodes):
+                return Match(default if rule.set.float else rule.apply(default), rule)
+        return Match(default)
+
+    def make_spec(self, match: Match, role: Role, node: NodeRef) -> QuantSpec:
+        """The spec that a request means for one input of a node. ConfigError when its granularity has no axis here."""
+        request = match.request
+        if role is not Role.WEIGHT:
+            return request.spec(self.channel_axis(node))
+        return request.spec(self.weight_axis(node, blocked=request.granularity == "block"))
+
+    def find_float_rule(self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]]) -> Rule | None:
+        """The rule that keeps this node float, through itself or through a tensor it cannot do without."""
+        for role, tensor in tensors:
+            found = self.match(role, tensor, (node,))
+            if found.stays_float:
+                return found.rule
+        return None
+
+    def is_forced(self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]]) -> bool:
+        """True when a rule says `quantize: true` for this node."""
+        rules = (self.match(role, tensor, (node,)).rule for role, tensor in tensors)
+        return any(rule is not None and rule.set.quantize for rule in rules)
+
+    def _selects(self, rule: Rule, role: Role | None, tensor: TensorId, node: NodeRef) -> bool:
+        if rule.between is not None and node.name not in self.paths[rule.between]:
+            return False
+        name, ops = self.words(node)
+        return any(rule.selects(node=name, op=op, tensor=tensor.name, role=role, scope=node.scope) for op in ops)
+
+    def check_used(self, *others: Graph) -> None:
+        """ConfigError for a rule that selects nothing in this graph or the others: it is a typo.
+
+        others: the same model in other forms, whose names rules may use too.
+        """
+        nodes = [node for graph in (self.graph, *others) for node in graph.nodes]
+        for rule in self.config.rules:
+            role = rule.role[0] if rule.role else None
+            pairs = ((node, name) for node in nodes for name in (*node.inputs, *node.outputs) if name)
+            if not any(self._selects(rule, role, TensorId(name), node) for node, name in pairs):
+                fix = self._suggest(rule, others or (self.graph,))
+                raise _make_error(rule, "matches nothing in this model", fix, code="Q309")
+
+    def _suggest(self, rule: Rule, graphs: Sequence[Graph]) -> str:
+        """The nearest names for the first selector that no name in the graphs satisfies."""
+        nodes = [node for graph in graphs for node in graph.nodes]
+        words = [self.words(node) for node in nodes]
+        known = {
+            "node": {name for name, _ in words},
+            "op": {op for _, ops in words for op in ops},
+            "tensor": {name for node in nodes for name in (*node.inputs, *node.outputs) if name},
+            "scope": {scope for graph in graphs for scope in graph.scopes},
+        }
+        for key, names in known.items():
+            patterns = getattr(rule, key)
+            if patterns and not any(matches(patterns, name) for name in names):
+                return f"{key} {patterns[0]!r}: {did_you_mean(patterns[0].strip('/*'), names)}"
+        return "each selector matches something, but never on one node: loosen one of them"
+
+    def _find_nodes_between(self, first: str, last: str, *, rule: Rule) -> frozenset[str]:
+        """Nodes on a path from `first` to `last` (tensor or node names), both ends included."""
+        after = _reach(self._find_ends(first, rule), self._readers)
+        before = _reach(self._find_ends(last, rule), self._makers)
+        found = frozenset(after & before)
+        if not found:
+            cause = f"no path leads from {first!r} to {last!r}"
+            raise _make_error(rule, cause, "swap them, or name nodes on one path", code="Q314")
+        return found
+
+    def _find_ends(self, name: str, rule: Rule) -> list[NodeRef]:
+        nodes = self.graph.nodes
+        found = [node for node in nodes if name in (node.name, self.words(node)[0])]
+        found = found or [node for node in nodes if name in node.outputs]
+        found = found or [node for node in nodes if name in node.inputs]
+        if not found:
+            names = {self.words(node)[0] for node in nodes} | {out for node in nodes for out in node.outputs}
+            raise _make_error(rule, f"no node or tensor is called {name!r}", did_you_mean(name, names), code="Q314")
+        return found
+
+    def _readers(self, node: NodeRef) -> list[NodeRef]:
+        made = [TensorId(out, node.scope) for out in node.outputs if out]
+        return [self.graph.node(edge.node) for tensor in made for edge in self.graph.consumers(tensor)]
+
+    def _makers(self, node: NodeRef) -> list[NodeRef]:
+        read = [self.graph.resolve(name, node.scope) for name in node.inputs if name]
+        makers = [self.graph.producer(tensor) for tensor in read if tensor is not None]
+        return [maker for maker in makers if maker is not None]
+
+
+def _make_error(rule: Rule, cause: str, fix: str, *, code: str) -> ConfigError:
+    return ConfigError(rule.describe(), cause, fix, code=code, file=rule.source, line=rule.line or None)
+
+
+def _reach(start: list[NodeRef], follow: Callable[[NodeRef], list[NodeRef]]) -> set[str]:
+    seen, pending = {node.name for node in start}, list(start)
+    while pending:
+        for node in follow(pending.pop()):
+            if node.name not in seen:
+                seen.add(node.name)
+                pending.append(node)
+    return seen

@@ -1,0 +1,105 @@
+"""Candidate placements that are timed: a handful of named ways to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from onnxq.planner.balance import place
+from onnxq.planner.choose import decide_sides
+from onnxq.planner.cut import CutProblem
+from onnxq.planner.operators import KEPT, QuantizableOp, QuantizableOps
+from onnxq.planner.problem import PlacementProblem
+
+
+def _large_pointwise(units: QuantizableOps, unit: QuantizableOp) -> bool:
+    weight = units.candidate(unit.node).shape(1)
+    if unit.node.op_type != "Conv":
+        return True
+    return weight is not None and all(k == 1 for k in weight[2:]) and weight[0] >= 64 and weight[1] >= 64
+
+
+def _grouped(units: QuantizableOps, unit: QuantizableOp) -> bool:
+    return unit.node.op_type == "Conv" and int(unit.node.attrs.get("group", 1)) > 1
+
+
+def _one_channel(units: QuantizableOps, unit: QuantizableOp) -> bool:
+    weight = units.candidate(unit.node).shape(1)
+    return unit.node.op_type == "Conv" and weight is not None and weight[1] == 1
+
+
+def _tiny_map(units: QuantizableOps, unit: QuantizableOp) -> bool:
+    shape = units.candidate(unit.node).output_shape()
+    return unit.node.op_type == "Conv" and shape is not None and all(dim == 1 for dim in shape[2:])
+
+
+def _first(count: int) -> Callable[[QuantizableOps, QuantizableOp], bool]:
+    def test(units: QuantizableOps, unit: QuantizableOp) -> bool:
+        compute = [other.name for other in units.units if other.rule.compute]
+        return unit.name in compute[:count]
+
+    return test
+
+
+def _always(_: QuantizableOps, __: QuantizableOp) -> bool:
+    return True
+
+
+def _never(_: QuantizableOps, __: QuantizableOp) -> bool:
+    return False
+
+
+def _any(*tests: Callable[[QuantizableOps, QuantizableOp], bool]) -> Callable[[QuantizableOps, QuantizableOp], bool]:
+    return lambda units, unit: any(test(units, unit) for test in tests)
+
+
+def _matmul(_: QuantizableOps, unit: QuantizableOp) -> bool:
+    return unit.node.op_type in ("MatMul", "Gemm")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A candidate placement: compute units that `quantize` and not `leave` go int8, the rest follows by cut."""
+
+    name: str
+    quantize: Callable[[QuantizableOps, QuantizableOp], bool]
+    leave: Callable[[QuantizableOps, QuantizableOp], bool] = _never
+
+
+STRATEGIES: tuple[Strategy, ...] = (
+    Strategy("all", _always),
+    Strategy("all-but-stem", _always, _first(1)),
+    Strategy("all-but-first-two", _always, _first(2)),
+    Strategy("all-but-first-three", _always, _first(3)),
+    Strategy("no-one-channel-input", _always, _one_channel),
+    Strategy("no-grouped-no-gates", _always, _any(_grouped, _tiny_map)),
+    Strategy("large-pointwise-and-linear", _large_pointwise, _tiny_map),
+    Strategy("linear-only", _matmul),
+)
+
+
+def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
+    """Named candidate placements, without doubles, the deterministic one ("rules") and "none" among them.
+
+    What the person decided holds in all of them; the exclusion rules do not: there the clock decides.
+    """
+    units, refused = problem.units, problem.refused
+    sides, reasons = decide_sides(problem)
+    cut = CutProblem(units)
+    rules = place(cut, sides, problem.config.cpu)
+    found: dict[str, frozenset[str]] = {"rules": rules.chosen, "none": frozenset()}
+    asked = {
+        name: side
+        for name, side in sides.items()
+        if name in refused or name not in reasons or reasons[name].rule in ("configuration", "log-front-end", KEPT)
+    }
+    for strategy in STRATEGIES:
+        fixed = {
+            unit.name: strategy.quantize(units, unit) and not strategy.leave(units, unit)
+            for unit in units.units
+            if unit.rule.compute
+        }
+        chosen = cut.minimum_cut(rules.costs, {**fixed, **asked})
+        if chosen not in found.values():
+            found[strategy.name] = chosen
+    return found

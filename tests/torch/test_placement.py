@@ -1,0 +1,65 @@
+"""One planner: the front end puts its quantizers where the engine puts pairs into the export of the same network."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from onnxq.config import load_config
+from onnxq.sites import Role
+from tests.torch.placed import NETS, Mark, engine_marks, front_end_marks
+
+# By rules and sizes; for ONNX Runtime also with every operator forced, whatever its size.
+EVERYTHING: dict[str, Any] = {"rules": [{"op": "*", "set": {"quantize": True}}]}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ort": ("ort-int8", {}),
+    "ort forced": ("ort-int8", EVERYTHING),
+    "ort for avx2": ("ort-int8", {"cpu": "avx2"}),
+    "trt": ("trt-int8", {}),
+    "ort weights": ("ort-int8-weights", {}),
+}
+
+
+@cache
+def _both(name: str) -> Any:
+    preset, more = CONFIGS[name]
+    config = load_config(preset, more)
+    return engine_marks(config), *front_end_marks(config)
+
+
+def _same(one: tuple[Role, Mark], other: tuple[Role, Mark]) -> bool:
+    near = np.allclose(one[1][1:], other[1][1:], rtol=1e-4, atol=1e-5)
+    return one[0] is other[0] and one[1][0] == other[1][0] and near
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_front_end_quantizes_what_the_engine_does(config: str, net: str) -> None:
+    engine, _, front = _both(config)
+    missing = [one for one in engine[net] if not any(_same(one, other) for other in front[net])]
+    extra = [site for one, site in front[net].items() if not any(_same(one, other) for other in engine[net])]
+    assert not missing, (missing, sorted(front[net].values()))
+    assert not extra
+
+
+@pytest.mark.parametrize("config", ["ort", "trt"])
+def test_a_transform_in_front_of_a_logarithm_stays_float_both_ways(config: str) -> None:
+    """27 dB are at stake; what stands behind the logarithm is quantized."""
+    engine, model, front = _both(config)
+    left = {one.subject: one.rule for one in model.left_float}
+    assert left["nets.spectrogram.stft"] == left["nets.spectrogram.filter"] == "log-front-end"
+    weights = {site for (role, _), site in front["spectrogram"].items() if role is Role.WEIGHT}
+    assert weights == {"nets.spectrogram.a.weight", "nets.spectrogram.b.weight"}
+    assert sum(role is Role.WEIGHT for role, _ in engine["spectrogram"]) == 2
+
+
+def test_something_is_quantized_in_most_nets() -> None:
+    """Else the comparison would say nothing."""
+    for config in CONFIGS:
+        engine, _, _ = _both(config)
+        assert sum(bool(found) for found in engine.values()) > 0.75 * len(NETS), config

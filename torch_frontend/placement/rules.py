@@ -1,0 +1,117 @@
+"""What the front end adds to a target's rules: operators of torch for `virtual`, and the person's `multi_input`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from onnxq.config import Config, MultiInput, did_you_mean
+from onnxq.errors import ConfigError
+from onnxq.graph import NodeRef
+from onnxq.planner.requests import Requests
+from onnxq.sites import Unquantized
+from onnxq.targets import Candidate, Output, PlacementRule, Target, target
+from torch_frontend.placement.graph import CallNode
+from torch_frontend.qmodules import op_names
+
+_READS = "a pair on what it reads"
+# `virtual` has no engine's limits, and here no engine's file either: what reads an activation may have it quantized.
+VIRTUAL_RULES: tuple[PlacementRule, ...] = (
+    PlacementRule(
+        name="one-operand",
+        ops=("Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "Sigmoid", "Gelu", "Mish", "HardSigmoid", "HardSwish", "Tanh",
+             "Softplus", "torch.glu", "BatchNormalization", "GroupNormalization", "InstanceNormalization",
+             "RMSNormalization", "LogSoftmax", "ReduceSum"),
+        kernel="",
+        why=_READS,
+        output=Output.FLOAT,
+        compute=True,
+    ),
+    PlacementRule(
+        name="attention", ops=("Attention",), kernel="", why=_READS, output=Output.FLOAT, data=(0, 1, 2), compute=True
+    ),
+    PlacementRule(
+        name="bilinear", ops=("Einsum",), kernel="", why=_READS, output=Output.FLOAT, data=(0, 1), weight=2,
+        compute=True,
+    ),
+    PlacementRule(
+        name="embedding", ops=("torch.embedding",), kernel="", why="its table", output=Output.FLOAT, weight=0,
+        inputs=lambda _: (), compute=True,
+    ),
+)  # fmt: skip
+
+_NONE = PlacementRule(name="multi-input", ops=(), kernel="", why="as torch.multi_input asks", output=Output.FLOAT)
+
+# Operators that run as one kernel: a pair between the two rounds twice. The first -> those that disappear behind it.
+_ACTIVATIONS = frozenset(
+    ("relu", "relu6", "clamp", "sigmoid", "leaky_relu", "mish", "silu", "hardsigmoid", "hardswish")
+)
+_MORE = _ACTIVATIONS | {"batch_norm", "prelu", "elu", "tanh"}
+FUSED: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("conv", "conv_transpose"), _MORE),
+    "linear": _MORE | {"gelu"},
+    "batch_norm": _ACTIVATIONS,
+    "add": frozenset(("relu", "relu6", "clamp")),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontEndTarget(Target):
+    """A target whose rules the person changed for some of torch's operators."""
+
+    policies: Mapping[str, MultiInput] = field(default_factory=dict)
+
+    def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Unquantized | None]:
+        """The rule that quantizes this node, as `torch.multi_input` changes it; or why none does."""
+        rule, reason = super().rule_for(candidate)
+        op = candidate.node.op if isinstance(candidate.node, CallNode) else None
+        policy = None if op is None else self.policies.get(op.name)
+        if policy is None or op is None:
+            return rule, reason
+        if policy.policy == "none":
+            weight = None if rule is None else rule.weight
+            return (None, None) if rule is None or weight is None else (
+                replace(rule, inputs=lambda _: (), output=Output.FLOAT), None
+            )  # fmt: skip
+        alike = policy.policy in ("share", "follow")
+        data = () if rule is None or rule.weight is None else rule.data
+        changed = replace(
+            rule or _NONE, data=data, inputs=None, compute=True, joins=False, alike=alike, shares=alike and op.moves
+        )
+        return changed, None
+
+
+def front_end_target(config: Config) -> FrontEndTarget:
+    """The configuration's target with what the front end adds."""
+    engine = target(config.target, config.mode)
+    given = {one.name: getattr(engine, one.name) for one in fields(engine)}
+    given["rules"] += VIRTUAL_RULES if engine.name == "virtual" else ()
+    return FrontEndTarget(**given, policies=dict(config.torch.multi_input))
+
+
+class CallRequests(Requests):
+    """Requests for calls: rules name modules by path, and operators in torch's words or in ONNX's."""
+
+    def words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
+        """The module's path; the operator in both."""
+        if not isinstance(node, CallNode):
+            return super().words(node)
+        return node.path, ("",) if node.op is None else (node.op.name, *node.op.onnx)
+
+    def channel_axis(self, node: NodeRef) -> int | None:
+        """The axis that the operator takes as channels."""
+        return node.op.channel if isinstance(node, CallNode) and node.op is not None else None
+
+    def weight_axis(self, node: NodeRef, *, blocked: bool) -> int:
+        """As in ONNX; what ONNX has no weight for says it itself."""
+        if isinstance(node, CallNode) and node.op is not None and node.op_type in ("Einsum", "torch.embedding"):
+            return node.op.block_axis if blocked else node.op.weight_axis
+        return super().weight_axis(node, blocked=blocked)
+
+
+def check_policies(config: Config) -> None:
+    """Raise ConfigError for a `multi_input` that names no operator."""
+    for op, _ in config.torch.multi_input:
+        if op not in op_names():
+            where = config.where("torch.multi_input")
+            raise ConfigError(where / op, "is no operator", did_you_mean(op, op_names()), code="Q309")
