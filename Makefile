@@ -16,7 +16,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check
 RELEASE := $(VENV)-release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-avx2 test-cpus lint format model wheel release clean
+.PHONY: help demo test check test-avx2 test-cpus lint format docs model wheel release clean
 
 help:
 	@echo "make demo    quantize the digit classifier the repository carries; size, accuracy, latency of float and int8"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-cpus  quantized files on emulated CPUs without VNNI and on arm64; needs qemu-user, and says what is missing"
 	@echo "make lint    ruff, mypy, import-linter alone"
 	@echo "make format  let ruff format and fix"
+	@echo "make docs    write the generated pages of docs/ again: public names, codes, figures"
 	@echo "make model   train the demo's model again (installs torch)"
 	@echo "make wheel   build dist/: source archive and wheel, checked as PyPI would (make release is the same)"
 	@echo "make clean   remove $(VENV) and everything built"
@@ -79,6 +80,11 @@ lint: $(VENV)/.test-$(RUNTIME)
 format: $(VENV)/.test-$(RUNTIME)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.test-$(RUNTIME)
+	$(BIN)/python docs/make_api.py
+	$(BIN)/python -m onnxq.codes > docs/errors.md
+	$(BIN)/python benchmarks/house.py --write
 
 model: $(VENV)/.dev
 	$(BIN)/python examples/digits/train.py

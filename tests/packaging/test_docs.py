@@ -24,6 +24,7 @@ from onnxq.config import (
     VerifyConfig,
     preset_names,
 )
+from onnxq.passes.registry import SKIPPABLE
 from onnxq.targets import target
 
 if sys.version_info >= (3, 11):
@@ -169,3 +170,18 @@ def test_the_tests_that_documents_name_are_there() -> None:
         if not (ROOT / path).is_file() or f"def {test}" not in (ROOT / path).read_text(encoding="utf-8")
     ]
     assert lost == []
+
+
+def test_every_pass_stands_in_the_table_of_the_accuracy_page() -> None:
+    text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    table = text[text.index("| pass |") : text.index("\n\n", text.index("| pass |"))]
+    named = {name for names in re.findall(r"`skip: \[([\w, -]+)\]`", table) for name in names.split(", ")}
+    assert named == SKIPPABLE
+
+
+def test_the_contract_of_passes_on_the_architecture_page_is_the_code() -> None:
+    code = "".join((ROOT / "onnxq" / "passes" / name).read_text(encoding="utf-8") for name in ("base.py", "journal.py"))
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("<!-- pass contract: begin -->")[2]
+    blocks = re.findall(r"```python\n(.*?)\n```", text, re.DOTALL)
+    assert len(blocks) == 6
+    assert [block for block in blocks if block not in code] == []

@@ -3,7 +3,7 @@
 model      the class: lifecycle and switches
 state      the states, and the steps allowed in each
 build      trace, simplify, convert, place, attach
-attach     puts the quantizers of a placement where they belong
+attach     carries out a placement
 """
 
 from torch_frontend.placement import Decision

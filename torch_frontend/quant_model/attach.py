@@ -1,4 +1,4 @@
-"""Carries a placement out: quantizers become modules, graph calls and children of layers."""
+"""Carry out a placement: quantizers become modules, graph calls and children of layers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from torch_frontend.placement import Pair, Pairs, bind_sums, fill
 from torch_frontend.qmodules import WeightQuantized, swapped
 from torch_frontend.quant_model.follower import Follower
 from torch_frontend.quantizers import Quantizer, create_quantizer
-from torch_frontend.tracing import fresh
+from torch_frontend.tracing import fresh, put
 
 WEIGHT = "weight_quantizer"
 
 
 def attach(model: fx.GraphModule, placement: Pairs, config: Config) -> dict[str, str]:
-    """Put every quantizer in its place. Returns site -> module path, activations in order, then weights."""
+    """Insert every quantizer of the placement. Returns site -> module path, activations in order, then weights."""
     holder = fresh(model, "", "quantizers")
     made: dict[str, Quantizer] = {}
     paths: dict[str, str] = {}
+    # A follower is made from its leader.
     leaders_first = sorted(placement.pairs, key=lambda pair: pair.leader != pair.site)
     for pair in leaders_first:
         if pair.weight is None or not pair.weight.module:
@@ -47,14 +48,14 @@ def attach(model: fx.GraphModule, placement: Pairs, config: Config) -> dict[str,
 
 
 def make_quantizer(pair: Pair, config: Config, made: Mapping[str, Quantizer]) -> Quantizer:
-    """The quantizer of a pair; one that follows another takes that one out of `made`."""
+    """The quantizer of a pair. made: site -> quantizer, in which a follower finds its leader."""
     if pair.leader != pair.site:
         return Follower(made[pair.leader], pair.site, contributes=pair.contributes)
     return _new_quantizer(pair, config)
 
 
 def _new_quantizer(pair: Pair, config: Config) -> Quantizer:
-    """The quantizer of a site that has its own numbers."""
+    """The quantizer of a site with qparams of its own."""
     quantizer = create_quantizer(
         pair.quantizer.name,
         pair.spec,
@@ -71,7 +72,7 @@ def _new_quantizer(pair: Pair, config: Config) -> Quantizer:
 
 
 def _name_groups(placement: Pairs, made: Mapping[str, Quantizer]) -> None:
-    """Sites of one scale carry their leader's name, as plans do."""
+    """Name the group of sites that share a scale after their leader, as plans do."""
     shared = {pair.leader for pair in placement.pairs if pair.leader != pair.site}
     for pair in placement.pairs:
         if pair.leader in shared and pair.site in made:
@@ -88,6 +89,7 @@ def _put(model: fx.GraphModule, holder: str, pair: Pair, quantizer: Quantizer) -
     assert pair.value is not None
     path = _add(model, holder, pair.site, quantizer)
     node = _call(model, pair.value, path)
+    # None: all readers, save the quantizer itself.
     if pair.readers is None:
         pair.value.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
     else:
@@ -97,7 +99,7 @@ def _put(model: fx.GraphModule, holder: str, pair: Pair, quantizer: Quantizer) -
 
 
 def _put_shared(model: fx.GraphModule, holder: str, group: list[Pair], quantizer: Quantizer) -> str:
-    """A parameter that calls read: one quantizer, one node, however many calls."""
+    """Insert one quantizer and one node for a parameter that one or several calls read."""
     path = _add(model, holder, group[0].site, quantizer)
     first = group[0].value
     assert first is not None
@@ -110,6 +112,7 @@ def _put_shared(model: fx.GraphModule, holder: str, group: list[Pair], quantizer
 
 def _call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
     at = value
+    # fx needs all placeholders in front of the first call.
     if value.op == "placeholder":
         at = [node for node in model.graph.nodes if node.op == "placeholder"][-1]
     with model.graph.inserting_after(at):
@@ -135,10 +138,10 @@ def _layers(model: fx.GraphModule, pairs: Iterable[Pair], config: Config) -> dic
         if id(old) not in layers:
             layers[id(old)] = swapped(old)
         layer = layers[id(old)]
-        parent, _, leaf = path.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, layer)
+        put(model, path, layer)
         if WEIGHT in layer._modules:
             continue
+        # Tied weights are one Parameter in several layers.
         key = (id(layer._parameters["weight"]), pair.spec, pair.quantizer)
         if key not in by_weight:
             by_weight[key] = make_quantizer(pair, config, {})

@@ -1,4 +1,4 @@
-"""A float module in, a module with quantizers out: trace, simplify, name, fold, place, attach."""
+"""Build a module with quantizers from a float module: trace, simplify, name, fold, place, attach."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Built:
 
 
 def build(model: nn.Module, config: Config, example: Any = None) -> Built:
-    """Convert a module. Its own modules are not changed; their Parameters are shared, save those of folded layers."""
+    """Convert a module. Its own modules do not change; Parameters are shared, save those of folded layers."""
     check_policies(config)
     args, kwargs = as_inputs(example) if example is not None else ((), {})
     given = given_arguments(model, args, kwargs) if example is not None else None
@@ -53,6 +53,7 @@ def build(model: nn.Module, config: Config, example: Any = None) -> Built:
 
 def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> Built:
     model = _graph_module(traced.root, traced.graph)
+    # The order matters: calls are named before anything is placed, and shapes are read before batch norms disappear.
     simplify(model)
     if config.target == "trt" and config.attention == "quantized":
         take_apart(model)
@@ -67,6 +68,7 @@ def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> 
         decisions += [Decision(*done, "fuse-bn") for done in fold_batch_norms(model)]
     graph = lower(model, config, traced.skipped)
     requests = CallRequests(config, graph)
+    # Parts that could not be traced are converted layer by layer, under their own names.
     layers = {r.subject: lower_layers(model.get_submodule(r.subject), config, r.subject) for r in traced.opaque}
     requests.check_used(*layers.values())
     placed = plan_pairs(graph, requests, sized=example is not None)
@@ -84,7 +86,7 @@ def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> 
 
 
 def _untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Built:
-    """Layer by layer. What combines their results outside is listed, when an example shows it."""
+    """Convert layer by layer; calls outside of layers are listed as refusals, if there is an example."""
     graph = lower_layers(model, config)
     requests = CallRequests(config, graph)
     requests.check_used()
@@ -106,11 +108,12 @@ def _not_reached(model: nn.Module, example: Any) -> Iterable[Refusal]:
     if example is None:
         return
     args, kwargs = as_inputs(example)
+    # Only a run shows the calls of a forward that cannot be traced.
     watch = CallsOutside(model)
     with evaluating(model), watch:
         model(*args, **kwargs)
     modules = {"add": "Add", "mul": "Mul", "matmul": "MatMul", "cat": "Cat"}
-    for path, op in watch.done():
+    for path, op in watch.finish():
         by_hand = modules.get(op)
         fix = f"call torch_frontend.qmodules.{by_hand}() there" if by_hand else "use the layer of torch.nn there"
         name = f"{path}.{op}" if path else op
@@ -125,10 +128,11 @@ def _activations_first(model: nn.Module, paths: dict[str, str]) -> dict[str, str
 
 
 def _graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """The traced modules in a tree of their own. Folders get the mode of the model, layers keep theirs."""
+    """A GraphModule of the traced modules; containers that fx adds get the mode of the model, layers keep theirs."""
     for node in graph.nodes:
-        node.type = None  # annotations may be words, which a pickled graph cannot import
+        node.type = None  # annotations may be strings, which a pickled graph cannot import
     model = fx.GraphModule(root, graph, type(root).__name__)
+    # GraphModule creates the parents of the modules it copies, in train mode.
     kept = {id(module) for module in root.modules()}
     for module in model.modules():
         if id(module) not in kept:

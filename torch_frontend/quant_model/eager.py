@@ -1,4 +1,4 @@
-"""Modules that cannot be traced, converted one by one: layers change class, inputs are quantized by hooks."""
+"""Conversion of modules that cannot be traced, layer by layer: layers change class, hooks quantize their inputs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from torch_frontend.placement import CallGraph, CallRequests, Pair, bind_sums, l
 from torch_frontend.qmodules import Entry, WeightQuantized, of_function, of_method, of_module, shallow, swapped
 from torch_frontend.quant_model.attach import WEIGHT, make_quantizer
 from torch_frontend.quantizers import Quantizer
+from torch_frontend.tracing import put
 
 INPUTS = "input_quantizers"
+# Operators that CallsOutside reports: they combine tensors or multiply by weights.
 _COMBINING = ("add", "sub", "mul", "matmul", "attention", "cat", "conv", "linear", "conv_transpose")
 
 
 def quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Forward pre-hook: the module's data arguments go through its `input_quantizers`, by name."""
+    """Forward pre-hook: quantize the module's data arguments by its `input_quantizers`."""
     held = module._modules[INPUTS]
     given, named = list(args), dict(kwargs)
     for name, quantizer in held.named_children():  # type: ignore[union-attr]
+        # <parameter>_<position>, by `_hold_inputs`; parameters may hold underscores, so the last one counts.
         param, _, position = name.rpartition("_")
         k = int(position)
         if k < len(given):
@@ -35,6 +38,7 @@ def quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _through(quantizer: nn.Module, value: Any) -> Any:
+    # Lists are the tensors of a cat or stack.
     if isinstance(value, (list, tuple)):
         return [_through(quantizer, item) for item in value]
     return quantizer(value) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -51,10 +55,10 @@ class Converted:
 
 
 def convert(model: nn.Module, requests: CallRequests, graph: CallGraph, prefix: str = "") -> Converted:
-    """A copy of the module tree that shares its tensors, with quantizers at every layer the planner has a place for.
+    """A copy of the module tree that shares its tensors, with quantizers where the planner places them.
 
     graph: its layers. prefix: the module's own qualified name, with which sites begin. Its activation sites are inputs
-    of layers (`<path>.in`), since what feeds them is not known; a layer that is called twice has one.
+    of layers (`<path>.in`), since their producers are unknown; a layer that is called twice has one.
     """
     config, placed = requests.config, plan_pairs(graph, requests, sized=False)
     out = Converted(copied(model), reasons=placed.reasons)
@@ -70,19 +74,19 @@ def convert(model: nn.Module, requests: CallRequests, graph: CallGraph, prefix: 
         entry = of_module(module)
         if entry is None:
             continue
+        # One module under two names stays one module.
         if id(module) not in done:
             made = module if full not in weights else _hold_weight(module, path, weights[full], config, out, shared)
             _hold_inputs(made, entry, full, path, inputs, out)
             done[id(module)] = made
-        parent, _, leaf = path.rpartition(".")
-        out.module.get_submodule(parent)._modules[leaf] = done[id(module)]
+        put(out.module, path, done[id(module)])
     skip = len(prefix) + 1 if prefix else 0
     bind_sums(placed.pairs, inputs, lambda p: out.module.get_submodule(f"{p.weight.module[skip:]}.{WEIGHT}"))  # type: ignore[union-attr]
     return out
 
 
 def copied(model: nn.Module, memo: dict[int, nn.Module] | None = None) -> nn.Module:
-    """The module tree anew, with the same tensors."""
+    """A copy of the module tree with the same tensors. memo: id of a module -> its copy."""
     memo = {} if memo is None else memo
     if id(model) not in memo:
         memo[id(model)] = made = shallow(model)
@@ -120,7 +124,7 @@ def _hold_inputs(
 
 
 class CallsOutside(TorchFunctionMode):
-    """While it is on: functions that combine or multiply tensors in code that was not traced, by module."""
+    """Records the functions that combine or multiply tensors outside of layers, by module, while it is entered."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -128,20 +132,22 @@ class CallsOutside(TorchFunctionMode):
         self._stack: list[tuple[str, bool]] = []
         self._handles = []
         for path, module in model.named_modules():
+            # Calls inside a known module belong to its operator.
             inside = of_module(module) is not None or isinstance(module, (WeightQuantized, Quantizer))
             self._handles.append(module.register_forward_pre_hook(_Push(self._stack, path, inside)))
+            # always_call: the stack must be right after an exception that the user's forward catches.
             self._handles.append(module.register_forward_hook(_Pop(self._stack), always_call=True))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note the call, then make it."""
+        """Record the call, then make it."""
         known = of_function(func) or of_method(getattr(func, "__name__", ""))
         outside = self._stack and not any(inside for _, inside in self._stack)
         if known is not None and outside and known.op.name in _COMBINING:
             self.seen[self._stack[-1][0], known.op.name] = None
         return func(*args, **(kwargs or {}))
 
-    def done(self) -> list[tuple[str, str]]:
-        """Take the hooks off; (module, operator) of every call."""
+    def finish(self) -> list[tuple[str, str]]:
+        """Remove the hooks; return (module, operator) of every recorded call."""
         for handle in self._handles:
             handle.remove()
         return list(self.seen)

@@ -1,4 +1,4 @@
-"""The float weights behind weight quantizers: layers' own, parameters that calls read, and what is computed of them."""
+"""The float weights that weight quantizers read: layers' own, parameters, and values computed from parameters alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, fx, nn
 
 from torch_frontend.qmodules import WeightQuantized
-from torch_frontend.tracing import value_of
+from torch_frontend.tracing import split_path, value_of
 
 
 def weights_of(model: nn.Module, paths: Mapping[str, str]) -> dict[str, Tensor]:
@@ -15,7 +15,8 @@ def weights_of(model: nn.Module, paths: Mapping[str, str]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     calls = _calls(model)
     for site, path in paths.items():
-        owner = model.get_submodule(path.rpartition(".")[0])
+        owner = model.get_submodule(split_path(path)[0])
+        # A layer's quantizer is its child; that of a parameter is a call of its own.
         if isinstance(owner, WeightQuantized):
             found[site] = owner.weight
         elif path in calls:

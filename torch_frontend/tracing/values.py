@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from onnxq.errors import DataError
 from torch_frontend.quantizers import Quantizer
+from torch_frontend.tracing.modules import find_module, run_call
 from torch_frontend.tracing.names import is_plain
 
 _SHAPE, _DTYPE = "onnxq_shape", "onnxq_dtype"
@@ -106,18 +107,11 @@ def looked_at(graph: fx.Graph) -> bool:
 
 
 def value_of(model: fx.GraphModule, node: Any) -> Any:
-    """A value that only parameters go into."""
+    """The value of a node that depends on parameters alone, without quantization."""
     if not isinstance(node, fx.Node):
         return node
-    if node.op == "get_attr":
-        owner, _, leaf = str(node.target).rpartition(".")
-        return getattr(model.get_submodule(owner), leaf)
-    args = fx.map_arg(node.args, lambda n: value_of(model, n))
-    kwargs = fx.map_arg(node.kwargs, lambda n: value_of(model, n))
+    args, kwargs = (fx.map_arg(part, lambda n: value_of(model, n)) for part in (node.args, node.kwargs))
+    if isinstance(find_module(model, node), Quantizer):
+        return args[0]
     with torch.no_grad():
-        if node.op == "call_module":
-            module = model.get_submodule(str(node.target))
-            return args[0] if isinstance(module, Quantizer) else module(*args, **kwargs)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return run_call(model, node, args, kwargs)

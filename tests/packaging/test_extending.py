@@ -1,0 +1,89 @@
+"""The programs of docs/extending.md run as they stand and do what the text says of them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxq import targets
+from onnxq.observers import base as observers
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+SECTIONS = {part.partition("\n")[0]: part for part in TEXT.split("\n## ")}
+COMMON = re.findall(r"```python\n(.*?)```", TEXT.partition("\n## ")[0], re.DOTALL)
+
+
+def run_section(title: str, *before: str) -> dict[str, Any]:
+    """Names that a section's program leaves behind."""
+    module = ModuleType("extending")
+    sys.modules[module.__name__] = module  # torch.fx looks functions up by their module
+    blocks = re.findall(r"```python\n(.*?)```", SECTIONS[title], re.DOTALL)
+    assert blocks, title
+    exec(compile("\n".join([*before, *blocks]), f"docs/extending.md: {title}", "exec"), module.__dict__)
+    return module.__dict__
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a program registers is gone afterwards."""
+    monkeypatch.setattr(observers, "_REGISTRY", dict(observers._REGISTRY))
+    monkeypatch.setattr(targets, "TARGETS", targets.TARGETS)
+    before = dict(targets.TARGETS)
+    yield
+    targets.TARGETS.clear()
+    targets.TARGETS.update(before)
+    sys.modules.pop("extending", None)
+
+
+def test_every_extension_has_its_program() -> None:
+    without = [title for title, part in SECTIONS.items() if "```python" not in part]
+    assert without == []
+
+
+def test_an_observer_of_your_own() -> None:
+    found = run_section("An observer", *COMMON)
+    ends = [255 * scale for scale in found["scales"].values()]
+    assert ends
+    assert all(any(np.isclose(end, share * 2.0**k) for k in range(8) for share in (1, 2)) for end in ends)
+
+
+def test_a_target_of_your_own() -> None:
+    found = run_section("A target", *COMMON)
+    assert found["rules"] == {"conv"}
+    assert not found["plan"].refusals
+
+
+def test_a_pass_of_your_own() -> None:
+    found = run_section("A pass")
+    assert [node.op_type for node in found["state"].model.graph.node] == ["Relu", "Neg"]
+    (report,) = found["context"].journal
+    assert report.name == "second_relus"
+
+
+def test_a_quantizer_of_your_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from torch_frontend.quantizers import registry
+
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    found = run_section("A quantizer")
+    assert len(found["gradients"]) == 2
+    assert all(grad is not None and grad.isfinite().all() for grad in found["gradients"].values())
+
+
+def test_a_quantized_module_of_your_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from torch_frontend.qmodules import registry
+
+    for table in ("_MODULES", "_FUNCTIONS"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    found = run_section("A quantized module")
+    sites = list(found["quantized"].quantizers)
+    assert [site for site in sites if site.endswith(".weight")] == ["first.weight", "second.weight"]
+    assert isinstance(found["quantized"].model.get_submodule("gated"), found["Gated"])
