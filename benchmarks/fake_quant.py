@@ -32,8 +32,8 @@ import measure
 from torch_frontend.fake_quant import available, fake_quantize
 from torch_frontend.fake_quant.calls import CompiledKernels, prepare_backward, prepare_forward
 from torch_frontend.fake_quant.grid import Grid
-from torch_frontend.fake_quant.kernels import kernels_for
-from torch_frontend.fake_quant.reference import backward, forward
+from torch_frontend.fake_quant.kernels import choose_kernels
+from torch_frontend.fake_quant.reference import compute_backward, compute_forward
 
 QMIN, QMAX = -8, 7
 _OURS = {False: "onnxq, fixed scale", True: "onnxq, learned scale and zero point"}
@@ -125,11 +125,11 @@ class _ByHand(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero: Tensor, axis: int | None) -> Tensor:
         ctx.save_for_backward(x, scale, zero)
         ctx.grid = Grid(QMIN, QMAX, axis)
-        return forward(x, scale, zero, ctx.grid)
+        return compute_forward(x, scale, zero, ctx.grid)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
-        return (*backward(dy, *ctx.saved_tensors, ctx.grid), None)
+        return (*compute_backward(dy, *ctx.saved_tensors, ctx.grid), None)
 
 
 class _FixedByHand(_ByHand):
@@ -137,7 +137,7 @@ class _FixedByHand(_ByHand):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
-        return backward(dy, *ctx.saved_tensors, ctx.grid, (True, False, False))[0], None, None, None
+        return compute_backward(dy, *ctx.saved_tensors, ctx.grid, (True, False, False))[0], None, None, None
 
 
 def _by_hand(x: Tensor, scale: Tensor, zero: Tensor, axis: int | None) -> Tensor:
@@ -233,7 +233,7 @@ class _Clock:
 def _limits(t: Tensors) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     """Rows that are no operators: the limits, with and without new outputs, and the kernels alone."""
     x, dy, scale, zero = t.x.detach(), t.dy, *t.fixed
-    kernels, grid = kernels_for(x), Grid(QMIN, QMAX, t.axis)
+    kernels, grid = choose_kernels(x), Grid(QMIN, QMAX, t.axis)
     if not isinstance(kernels, CompiledKernels):
         y = torch.empty_like(x).copy_(x)
         return {

@@ -20,7 +20,7 @@ import numpy as np
 from measure import table
 from onnxq.config import DataConfig
 from onnxq.data import load_data
-from onnxq.runtime import Latency, Session, latency
+from onnxq.runtime import Latency, Session, time_models
 
 
 def first_sample(model: Path, data: Path | None, length: int | None) -> dict[str, np.ndarray]:
@@ -42,7 +42,7 @@ def compare(
     blocks: dict[str, list[Latency]] = {name: [] for name in models}
     ratios: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(args.blocks):  # fresh sessions each time: where memory lands matters too
-        found = latency(models, sample, threads=args.threads, rounds=args.rounds)
+        found = time_models(models, sample, threads=args.threads, rounds=args.rounds)
         for name in models:
             blocks[name].append(found[name])
             ratios[name].append(found[name].speedup(found[reference]))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
+def find_nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
     """Up to `limit` candidates similar to `name`, best first; () without any. Letter case does not count."""
     known = sorted({str(candidate) for candidate in candidates})
     folded: dict[str, str] = {}
@@ -17,10 +17,10 @@ def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, 
     return tuple(folded[key] for key in close)
 
 
-def did_you_mean(name: str, candidates: Iterable[str], limit: int = 3, show: int = 8) -> str:
+def suggest_names(name: str, candidates: Iterable[str], limit: int = 3, show: int = 8) -> str:
     """A fix for an unknown name: the nearest candidates, else the first `show` candidates."""
     known = sorted({str(candidate) for candidate in candidates})
-    close = nearest(name, known, limit)
+    close = find_nearest(name, known, limit)
     if close:
         return f"did you mean {' or '.join(repr(c) for c in close)}?"
     if not known:

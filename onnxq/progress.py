@@ -41,7 +41,7 @@ def silent(description: str, total: int | None = None) -> Iterator[Task]:
     yield _Nobody()
 
 
-def counted(items: Iterable[T], task: Task) -> Iterator[T]:
+def count_items(items: Iterable[T], task: Task) -> Iterator[T]:
     """Yield the items and count each as done once the next one is requested."""
     for item in items:
         yield item

@@ -14,13 +14,13 @@ Translate = Callable[[str], str]
 _SPEECH: ContextVar[Translate] = ContextVar("onnxq_speech", default=str)
 
 
-def phrase(text: str) -> str:
+def translate_text(text: str) -> str:
     """Translate a text for its reader."""
     return _SPEECH.get()(text)
 
 
 @contextmanager
-def speaking(translate: Translate) -> Iterator[None]:
+def use_translation(translate: Translate) -> Iterator[None]:
     """Translate texts by `translate` inside the context."""
     token = _SPEECH.set(translate)
     try:

@@ -16,8 +16,8 @@ import numpy as np
 import onnxruntime
 
 import onnxq
-from onnxq.report import display
-from onnxq.runtime import latency
+from onnxq.report import open_display
+from onnxq.runtime import time_models
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parents[1] / "out"
@@ -41,7 +41,7 @@ def score(model: Path, images: np.ndarray, labels: np.ndarray) -> float:
 
 def compare(models: Mapping[str, Path], images: np.ndarray, labels: np.ndarray, *, seconds: float = 8.0) -> list[Row]:
     """A row for each model, the first of which the others are measured against; `seconds` of timing at most."""
-    times = latency(models, {"image": images[:1]}, threads=1, seconds=seconds)
+    times = time_models(models, {"image": images[:1]}, threads=1, seconds=seconds)
     first = times[next(iter(models))]
     return [
         # Not its own median: rounds are compared one by one, so that a busy moment, which hits both, does not count.
@@ -66,7 +66,7 @@ def main() -> None:
     """Quantize with the default preset, then print one row per model."""
     source, target = HERE / "digits.onnx", OUT / "digits.q.onnx"
     print(f"quantizing {source.name} with the samples in digits.npz …", flush=True)
-    result = onnxq.quantize(source, HERE / "digits.npz", latency=False, progress=display())
+    result = onnxq.quantize(source, HERE / "digits.npz", latency=False, progress=open_display())
     OUT.mkdir(exist_ok=True)
     result.save(target, overwrite=True)
 

@@ -1,12 +1,12 @@
 """The Q/DQ pairs of a model of any tool: found, named by site, their bits read and written."""
 
-from onnxq.annotate.existing import already_quantized, find_existing, read_plan_note
+from onnxq.annotate.existing import describe_quantized, find_existing, read_plan_note
 from onnxq.annotate.files import read_model
 from onnxq.annotate.model import Inspection, Origin, PairInfo
 from onnxq.annotate.operators import OperatorInfo, find_operators
 from onnxq.annotate.read import find_pairs, inspect_model
 from onnxq.annotate.saturation import WeightSums, find_saturating
-from onnxq.annotate.write import BITS_ATTRIBUTE_WARNING, annotate_model, with_bits, write_bits
+from onnxq.annotate.write import BITS_ATTRIBUTE_WARNING, annotate_model, assign_bits, write_bits
 
 __all__ = [
     "BITS_ATTRIBUTE_WARNING",
@@ -15,8 +15,9 @@ __all__ = [
     "Origin",
     "PairInfo",
     "WeightSums",
-    "already_quantized",
     "annotate_model",
+    "assign_bits",
+    "describe_quantized",
     "find_existing",
     "find_operators",
     "find_pairs",
@@ -24,6 +25,5 @@ __all__ = [
     "inspect_model",
     "read_model",
     "read_plan_note",
-    "with_bits",
     "write_bits",
 ]

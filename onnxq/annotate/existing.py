@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from onnxq.annotate.bits import Numbers, is_quantizer_clip, read_numbers
-from onnxq.annotate.find import Chain, chains, find_input, is_dequantize, is_quantize
+from onnxq.annotate.find import Chain, find_chains, find_input, is_dequantize, is_quantize
 from onnxq.annotate.notes import Notes, read_notes
-from onnxq.annotate.read import drop_clip, pair_info
+from onnxq.annotate.read import describe_pair, drop_clip
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import OnnxqError
-from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, index_of
+from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.plan import Plan, SitePlan, from_json
 from onnxq.planner import KEPT, NOTHING, Existing
 from onnxq.sites import Edge, Site, TensorId
@@ -31,11 +31,11 @@ def find_existing(proto: ModelLike) -> Existing:
     stay in the view and out of the result: those with scales computed at run time or per channel of an activation, and
     those whose QuantizeLinear and DequantizeLinear differ.
     """
-    index = index_of(proto)
+    index = get_index(proto)
     if not any(is_dequantize(node) or is_quantize(node) for node in index.nodes):
         return NOTHING
     finder = _Finder(index, read_notes(proto), _list_planned(proto))
-    for chain in chains(index):
+    for chain in find_chains(index):
         finder.add(chain)
     return finder.result()
 
@@ -146,7 +146,7 @@ class _Finder:
 
     def _site(self, chain: Chain, numbers: Numbers, edges: tuple[Edge, ...]) -> SitePlan | None:
         """The pair as a site with its numbers; None where no QuantSpec describes it."""
-        info = pair_info(self.index, chain, self.notes)
+        info = describe_pair(self.index, chain, self.notes)
         made = TensorId(chain.last.outputs[0], chain.last.scope)
         known = self.planned.get(info.site)
         try:
@@ -278,11 +278,11 @@ def _make_identity(editor: Editor[ModelLike], node: NodeRef, source: str) -> Non
         editor.replace_input(Edge(node.name, k, node.scope), "")
 
 
-def already_quantized(pairs: int, operators: int) -> str:
+def describe_quantized(pairs: int, operators: int) -> str:
     """The message for a model with so many pairs and integer operators; "" for a float one."""
     counts = [(pairs, "pair"), (operators, "operator")]
     told = " and ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count)
     return f"already quantized: {told} kept" if told else ""
 
 
-__all__ = ["already_quantized", "find_existing", "is_guard", "read_plan_note"]
+__all__ = ["describe_quantized", "find_existing", "is_guard", "read_plan_note"]

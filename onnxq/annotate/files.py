@@ -11,7 +11,7 @@ from onnx import ModelProto, NodeProto
 from onnxq.errors import ModelError
 from onnxq.graph import Model, load_model
 from onnxq.graph.external import load_external
-from onnxq.graph.scopes import all_graphs
+from onnxq.graph.scopes import walk_all_graphs
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 
 # Sparsebit's attribute on Q and DQ nodes.
@@ -59,7 +59,9 @@ def _parse_unchecked(source: str | Path | ModelProto) -> ModelProto | None:
 
 def list_pair_nodes(proto: ModelProto) -> list[NodeProto]:
     """Every QuantizeLinear and DequantizeLinear node, in functions and bodies too."""
-    return [node for _, graph in all_graphs(proto) for node in graph.node if node.op_type in (QUANTIZE, DEQUANTIZE)]
+    return [
+        node for _, graph in walk_all_graphs(proto) for node in graph.node if node.op_type in (QUANTIZE, DEQUANTIZE)
+    ]
 
 
 def set_attribute(node: NodeProto, bits: int) -> None:

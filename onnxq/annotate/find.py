@@ -47,7 +47,7 @@ class Chain:
     def last(self) -> NodeRef:
         """The dequantize node, or the quantize node of a pair without one."""
         node = self.dequantize or self.quantize
-        if node is None:  # pragma: no cover - chains() never makes one
+        if node is None:  # pragma: no cover - find_chains() never makes one
             raise ValueError("a chain without nodes")
         return node
 
@@ -67,7 +67,7 @@ def is_dequantize(node: NodeRef | None) -> bool:
     return node is not None and node.op_type == DEQUANTIZE and node.domain in _DOMAINS
 
 
-def chains(index: GraphIndex) -> Iterator[Chain]:
+def find_chains(index: GraphIndex) -> Iterator[Chain]:
     """One chain for each dequantize node, and for each quantize node without one, in the order of execution."""
     seen: set[str] = set()
     lone: list[NodeRef] = []

@@ -13,9 +13,9 @@ from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike
-from onnxq.graph.scopes import walk
+from onnxq.graph.scopes import walk_graphs
 from onnxq.plan import Plan, from_json
-from onnxq.plan.names import part
+from onnxq.plan.names import name_part
 from onnxq.sites import Caution, Site
 from onnxq.spec import QuantSpec
 
@@ -97,17 +97,17 @@ def _filter_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def list_specs(plan: Plan) -> dict[str, QuantSpec]:
     """The plan's specs by the names of the nodes that `emit` writes for a site."""
-    return {name: site.spec for site in plan.all_sites for name in node_names(site.site)}
+    return {name: site.spec for site in plan.all_sites for name in name_pair_nodes(site.site)}
 
 
-def node_names(site: Site) -> tuple[str, str]:
+def name_pair_nodes(site: Site) -> tuple[str, str]:
     """The names of a site's quantize and dequantize nodes."""
-    return part(site, "q_node"), part(site, "dq_node")
+    return name_part(site, "q_node"), name_part(site, "dq_node")
 
 
 def _read_node_notes(proto: ModelLike) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
-    for _, graph in walk(proto.graph):
+    for _, graph in walk_graphs(proto.graph):
         for node in graph.node:
             notes = {
                 entry.key.removeprefix(NODE_PREFIX): entry.value

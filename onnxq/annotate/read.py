@@ -12,13 +12,13 @@ from onnx import ModelProto
 
 from onnxq.annotate.bits import Numbers, find_used_levels, is_quantizer_clip, read_bits, read_numbers
 from onnxq.annotate.files import read_model
-from onnxq.annotate.find import Chain, chains, find_role, find_site, list_operators
+from onnxq.annotate.find import Chain, find_chains, find_role, find_site, list_operators
 from onnxq.annotate.model import Inspection, PairInfo
 from onnxq.annotate.notes import Notes, read_notes
 from onnxq.annotate.operators import find_operators
 from onnxq.annotate.saturation import find_saturating
 from onnxq.graph import GraphIndex, inline_functions, name_nodes
-from onnxq.graph.scopes import function_id
+from onnxq.graph.scopes import name_function
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Caution, Role
 
@@ -30,7 +30,7 @@ def inspect_model(source: str | Path | ModelProto) -> Inspection:
 
     Raises ModelError for a file that cannot be read.
     """
-    proto, warnings = prepare(source)
+    proto, warnings = read_named(source)
     name = "" if isinstance(source, ModelProto) else str(source)
     index = GraphIndex(proto)
     return Inspection(
@@ -50,10 +50,10 @@ def find_pairs(proto: ModelProto) -> tuple[PairInfo, ...]:
     """
     named = name_nodes(proto)
     index, notes = GraphIndex(named), read_notes(named)
-    return tuple(pair_info(index, chain, notes) for chain in chains(index))
+    return tuple(describe_pair(index, chain, notes) for chain in find_chains(index))
 
 
-def prepare(source: str | Path | ModelProto) -> tuple[ModelProto, tuple[Caution, ...]]:
+def read_named(source: str | Path | ModelProto) -> tuple[ModelProto, tuple[Caution, ...]]:
     """The model with every node named and functions that hold pairs inlined; and the warnings about it."""
     model = read_model(source)
     proto = name_nodes(model.proto)
@@ -62,12 +62,12 @@ def prepare(source: str | Path | ModelProto) -> tuple[ModelProto, tuple[Caution,
     holders = [f for f in proto.functions if any(n.op_type in _PAIR_OPS for n in f.node)]
     if not holders:
         return proto, notes
-    names = ", ".join(function_id(function) for function in holders[:3])
+    names = ", ".join(name_function(function) for function in holders[:3])
     text = f"functions that hold pairs were inlined, so that each pair has a name of its own: {names}"
     return name_nodes(inline_functions(proto)), (*notes, Caution("W106", text))
 
 
-def pair_info(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
+def describe_pair(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
     """The pair of one chain, as the file describes it."""
     numbers = read_numbers(index, chain)
     levels = find_used_levels(index, chain, numbers)

@@ -17,7 +17,7 @@ from onnx import TensorProto
 
 from onnxq.annotate.find import is_dequantize, is_quantize, name_type, read_constant
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.numerics import quantize, saturating_sums
+from onnxq.numerics import find_saturating_sums, quantize
 from onnxq.sites import TensorId
 from onnxq.spec import Granularity, PerChannel, PerTensor, QParams, QuantSpec
 from onnxq.targets.ort_sums import Data, IntegerProduct, integer_product, weight_sums
@@ -77,7 +77,7 @@ class Operand:
     @property
     def over(self) -> NDArray[np.bool_]:
         """[rows, sums]: True where some input makes the sum overflow."""
-        return saturating_sums(self.sums.reshape(len(self.sums), -1), (0, 1))
+        return find_saturating_sums(self.sums.reshape(len(self.sums), -1), (0, 1))
 
     def count(self) -> WeightSums:
         """The weight with the numbers of rows and sums that can overflow."""
@@ -97,10 +97,10 @@ class Operand:
 
 def find_saturating(index: GraphIndex) -> tuple[WeightSums, ...]:
     """Every int8 weight that an inexact kernel multiplies by 8-bit data, in the order of execution; safe ones too."""
-    return tuple(operand.count() for operand in operands(index))
+    return tuple(operand.count() for operand in find_operands(index))
 
 
-def operands(index: GraphIndex) -> Iterator[Operand]:
+def find_operands(index: GraphIndex) -> Iterator[Operand]:
     """The same weights with their quantized values; weights computed at run time are left out."""
     for node in index.nodes:
         product = integer_product(node)

@@ -15,14 +15,14 @@ from onnxq.annotate.files import ATTRIBUTE, drop_attribute, list_pair_nodes, set
 from onnxq.annotate.model import Inspection, Origin, PairInfo
 from onnxq.annotate.notes import NODE_PREFIX, list_specs
 from onnxq.annotate.operators import find_operators
-from onnxq.annotate.read import find_pairs, prepare
-from onnxq.config import did_you_mean, matches
+from onnxq.annotate.read import find_pairs, read_named
+from onnxq.config import matches_any, suggest_names
 from onnxq.emit import BITS_KEY
 from onnxq.errors import ConfigError, PlanError
 from onnxq.graph import GraphIndex, name_nodes
-from onnxq.graph.scopes import all_graphs
+from onnxq.graph.scopes import walk_all_graphs
 from onnxq.plan import Plan
-from onnxq.plan.names import part
+from onnxq.plan.names import name_part
 from onnxq.sites import Caution, Role
 from onnxq.spec import GRAIN_NAMES
 
@@ -45,14 +45,14 @@ def annotate_model(
     rename: bool = False,
     bits_attribute: bool = False,
 ) -> Inspection:
-    """Find the pairs of a model, decide their bits (`with_bits`) and write them into a copy (`write_bits`).
+    """Find the pairs of a model, decide their bits (`assign_bits`) and write them into a copy (`write_bits`).
 
     The pairs that are returned have the names that their nodes have in the copy.
-    Raises ModelError for a file that cannot be read, and the errors of `with_bits`.
+    Raises ModelError for a file that cannot be read, and the errors of `assign_bits`.
     """
-    proto, warnings = prepare(source)
+    proto, warnings = read_named(source)
     had = sum(any(a.name == ATTRIBUTE for a in node.attribute) for node in list_pair_nodes(proto))
-    pairs = with_bits(find_pairs(proto), given=given, plan=plan)
+    pairs = assign_bits(find_pairs(proto), given=given, plan=plan)
     model, pairs = _write_model(proto, pairs, rename=rename, bits_attribute=bits_attribute)
     warnings = (*warnings, *_warn_unbound(pairs))
     if bits_attribute:
@@ -66,7 +66,7 @@ def annotate_model(
     return Inspection(model, pairs, source=name, warnings=warnings, operators=operators)
 
 
-def with_bits(pairs: Iterable[PairInfo], *, given: Given = (), plan: Plan | None = None) -> tuple[PairInfo, ...]:
+def assign_bits(pairs: Iterable[PairInfo], *, given: Given = (), plan: Plan | None = None) -> tuple[PairInfo, ...]:
     """The pairs with the bits a person gave.
 
     given: (pattern, bits); a pattern is a glob or /regex/ over the site and the pair's node names, and the first match
@@ -96,7 +96,7 @@ def _write_model(
     proto: ModelProto, pairs: tuple[PairInfo, ...], *, rename: bool, bits_attribute: bool
 ) -> tuple[ModelProto, tuple[PairInfo, ...]]:
     model = name_nodes(proto)
-    nodes = {node.name: node for _, graph in all_graphs(model) for node in graph.node}
+    nodes = {node.name: node for _, graph in walk_all_graphs(model) for node in graph.node}
     if rename:
         pairs = _rename_nodes(nodes, pairs)
         # By name, and the names have changed.
@@ -158,20 +158,22 @@ def _rename_nodes(nodes: dict[str, NodeProto], pairs: tuple[PairInfo, ...]) -> t
     return tuple(
         replace(
             pair,
-            clip=fresh(pair.clip, part(pair.site, "clip_node")),
-            quantize=fresh(pair.quantize, part(pair.site, "q_node")),
-            dequantize=fresh(pair.dequantize, part(pair.site, "dq_node")),
+            clip=fresh(pair.clip, name_part(pair.site, "clip_node")),
+            quantize=fresh(pair.quantize, name_part(pair.site, "q_node")),
+            dequantize=fresh(pair.dequantize, name_part(pair.site, "dq_node")),
         )
         for pair in pairs
     )
 
 
 def _apply_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo, ...]:
-    """The pairs with the bits of the first pattern that matches each. Raises ConfigError as `with_bits` says."""
+    """The pairs with the bits of the first pattern that matches each. Raises ConfigError as `assign_bits` says."""
     out, hits = [], set()
     for pair in pairs:
         names = (str(pair.site), *pair.nodes)
-        position = next((k for k, (pattern, _) in enumerate(given) if any(matches(pattern, n) for n in names)), None)
+        position = next(
+            (k for k, (pattern, _) in enumerate(given) if any(matches_any(pattern, n) for n in names)), None
+        )
         if position is None:
             out.append(pair)
             continue
@@ -197,13 +199,13 @@ def _apply_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo
 
 def _explain_no_match(pattern: str, pairs: tuple[PairInfo, ...], before: Given) -> tuple[str, str]:
     names = [name for pair in pairs for name in (str(pair.site), *pair.nodes)]
-    if before and any(matches(pattern, name) for name in names):
+    if before and any(matches_any(pattern, name) for name in names):
         return "matches only pairs that a pattern before it has taken", "put the narrower pattern first"
-    return "matches no pair of this model", did_you_mean(pattern.strip("/*"), names)
+    return "matches no pair of this model", suggest_names(pattern.strip("/*"), names)
 
 
 def _apply_plan(pairs: tuple[PairInfo, ...], plan: Plan) -> tuple[PairInfo, ...]:
-    """The pairs with the bits of the plan. Raises PlanError as `with_bits` says."""
+    """The pairs with the bits of the plan. Raises PlanError as `assign_bits` says."""
     by_site = {site.site: site.spec for site in plan.all_sites}
     by_node = list_specs(plan)
     out = []
@@ -222,7 +224,7 @@ def _apply_plan(pairs: tuple[PairInfo, ...], plan: Plan) -> tuple[PairInfo, ...]
         first = plan.all_sites[0].site
         raise PlanError(
             plan.model or "plan", f"none of its {len(plan.all_sites)} sites is a pair of this model, e.g. {first}",
-            did_you_mean(str(first), (str(pair.site) for pair in pairs)), code="Q404")  # fmt: skip
+            suggest_names(str(first), (str(pair.site) for pair in pairs)), code="Q404")  # fmt: skip
     return tuple(out)
 
 

@@ -10,7 +10,7 @@ from onnxq.calibrate.taps import Array, Taps
 from onnxq.data import Batch, Dataset
 from onnxq.errors import CalibrationError
 from onnxq.graph import ModelLike
-from onnxq.observers import Observer, create
+from onnxq.observers import Observer, create_observer
 from onnxq.progress import Progress, Task
 from onnxq.runtime import Feeds
 from onnxq.sites import Refusal, TensorId
@@ -39,14 +39,14 @@ class Watch:
     def add(self, want: Want, tensor: TensorId) -> None:
         """Update the observer of `want` with the values of `tensor`."""
         if want not in self.observers:
-            self.observers[want] = create(want.observer, want.quant)
+            self.observers[want] = create_observer(want.observer, want.quant)
         wants = self.readers.setdefault(tensor, [])
         if want not in wants:
             wants.append(want)
 
     def add_constant(self, want: Want, value: Array) -> None:
         """Update the observer of `want` with a constant, once."""
-        self.observers.setdefault(want, create(want.observer, want.quant)).update(value)
+        self.observers.setdefault(want, create_observer(want.observer, want.quant)).update(value)
 
     def see(self, tensor: TensorId, value: Array) -> None:
         """Update the observers of `tensor` with one batch. Raises CalibrationError on NaN and inf."""
@@ -54,7 +54,7 @@ class Watch:
             self.observers[want].update(value)
 
 
-def observe(
+def run_observers(
     proto: ModelLike,
     watch: Watch,
     dataset: Dataset,
@@ -126,7 +126,7 @@ def _name_sample(
     if batch.count > 1:
         for position in positions:
             alone = Batch(dataset[position], position, 1)
-            probe = create(ObserverSpec(), QuantSpec())
+            probe = create_observer(ObserverSpec(), QuantSpec())
             try:
                 for _, _, value in taps.run((tensor,), [alone], lambda _: ()):
                     probe.update(value)

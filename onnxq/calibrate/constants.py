@@ -19,7 +19,7 @@ from onnxq.spec import QParams
 Numbers = Mapping[Site, QParams]
 
 
-def tensor_of(index: GraphIndex, site: Site) -> TensorId:
+def find_tensor(index: GraphIndex, site: Site) -> TensorId:
     """The tensor that a site quantizes. Raises PlanError where the model does not have it."""
     if isinstance(site, TensorId):
         if index.resolve(site.name, site.scope) != site:
@@ -80,7 +80,7 @@ def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], numbers: Number
 
 
 def _read_constant(index: GraphIndex, site: SitePlan) -> NDArray[Any]:
-    value = index.constant(tensor_of(index, site.site))
+    value = index.constant(find_tensor(index, site.site))
     if value is None:
         raise PlanError(
             str(site.site), f"is not a constant, as a {site.role} must be", "plan this model again", code="Q404"

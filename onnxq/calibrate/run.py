@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from onnxq.calibrate.activations import Want, Watch, observe
-from onnxq.calibrate.constants import bias_numbers, tensor_of, weight_numbers
+from onnxq.calibrate.activations import Want, Watch, run_observers
+from onnxq.calibrate.constants import bias_numbers, find_tensor, weight_numbers
 from onnxq.data import Dataset
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, ModelLike, index_of
+from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.numerics import qparams_from_range
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.limits import check_numbers
@@ -43,7 +43,7 @@ def calibrate(
     Raises CalibrationError naming tensor and sample for NaN and inf, PlanError for a site that is not in the model,
     ModelError and DataError from the runs.
     """
-    index = index_of(proto)
+    index = get_index(proto)
     numbers: dict[Site, QParams] = {site.site: site.qparams for site in plan.all_sites if site.qparams is not None}
     numbers.update(_spread_groups(plan))
     missing = [site for site in plan.sites if site.site not in numbers]
@@ -55,7 +55,7 @@ def calibrate(
                 str(next(iter(wants))), "has no scale, and there are no samples", "give calibration data", code="Q405"
             )
         limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
-        unseen = observe(
+        unseen = run_observers(
             proto,
             watch,
             dataset,
@@ -100,7 +100,7 @@ def _plan_observers(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch
             raise PlanError(
                 str(site.site), "activations have one scale per tensor", "ask for granularity: tensor", code="Q403"
             )
-        tensor = tensor_of(index, site.site)
+        tensor = find_tensor(index, site.site)
         # The first site of a group decides, so that all members share one observer.
         want = Want(f"group {site.group}" if site.group else f"tensor {tensor}", first.observer, first.spec)
         wants[site.site] = want
@@ -139,7 +139,7 @@ def _list_refusals(
     for site in wants:
         if site in numbers:
             continue
-        tensor = tensor_of(index, site)
+        tensor = find_tensor(index, site)
         known = unseen.get(str(tensor))
         reason = f"calibration never ran the branch it lies in ({tensor.scope})" if tensor.scope else "was always empty"
         reason = known.reason if known is not None else reason

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from onnxq.data import Batch
 from onnxq.errors import ModelError
-from onnxq.graph import ModelLike, index_of
-from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap, trim
+from onnxq.graph import ModelLike, get_index
+from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap_tensors, trim_memory
 from onnxq.sites import Refusal, TensorId
 
 Array = NDArray[Any]
@@ -34,8 +34,8 @@ class Taps:
     """The tapped runs of one model. refusals: the tensors that cannot be made outputs, with the reason."""
 
     def __init__(self, proto: ModelLike, tensors: Sequence[TensorId], memory_limit: int) -> None:
-        self._proto, self._index, self._limit = proto, index_of(proto), memory_limit
-        whole = tap(proto, tensors, only=True)
+        self._proto, self._index, self._limit = proto, get_index(proto), memory_limit
+        whole = tap_tensors(proto, tensors, only=True)
         self.refusals: tuple[Refusal, ...] = whole.refusals
         self.tensors: Group = tuple(whole.outputs)
         # Used by the first runner of all tensors, then released.
@@ -66,7 +66,7 @@ class Taps:
 
     def _open_runner(self, group: Group) -> _Runner:
         whole, self._whole = self._whole, None
-        tapped = whole if whole is not None and group == self.tensors else tap(self._proto, group, only=True)
+        tapped = whole if whole is not None and group == self.tensors else tap_tensors(self._proto, group, only=True)
         return _Runner(tapped, min(_WORTH_TRIMMING, self._limit // _SHARE))
 
     def _pack(self, group: Group, batch: Batch) -> list[Group]:
@@ -152,7 +152,7 @@ class _Runner:
                 del value
             if size > self._worth or self._untrimmed > _IN_ALL:
                 self._untrimmed = 0
-                trim()
+                trim_memory()
 
     def _run_batch(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[dict[str, Array]]:
         names = list(self._outputs.values())

@@ -63,7 +63,7 @@ def run_command(
     # Imported here, since --help and usage errors need none of it.
     from onnxq import report
 
-    with report.watched(f"annotating {model}", model, quiet=quiet) as progress:
+    with report.show_progress(f"annotating {model}", model, quiet=quiet) as progress:
         from onnxq import pipeline
 
         done = pipeline.annotate_bits(model, out=target, force=force, progress=progress, **wanted)

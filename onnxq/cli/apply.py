@@ -37,7 +37,7 @@ def run_command(
     target = out if out is not None else str(name_beside(model, ".q.onnx"))
     from onnxq import report
 
-    with report.watched(f"applying {plan} to {model}", model, plan, quiet=quiet) as progress:
+    with report.show_progress(f"applying {plan} to {model}", model, plan, quiet=quiet) as progress:
         # Loading the engine takes about a second, which is part of the progress shown.
         from onnxq import pipeline
 

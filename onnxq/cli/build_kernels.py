@@ -41,7 +41,7 @@ def run_command(archs: tuple[str, ...], out: str | None, force: bool, as_json: b
     """
     from onnxq import report
 
-    with report.watched("building kernels", quiet=quiet) as progress:
+    with report.show_progress("building kernels", quiet=quiet) as progress:
         from onnxq.kernels import build_kernels
 
         built = build_kernels(archs, output=None if out is None else Path(out), force=force, progress=progress)

@@ -113,7 +113,7 @@ def run_command(
     """  # fmt: skip
     from onnxq import report
 
-    with report.watched(f"comparing {quantized} with {model}", model, quantized, quiet=quiet) as progress:
+    with report.show_progress(f"comparing {quantized} with {model}", model, quantized, quiet=quiet) as progress:
         from onnxq import pipeline
 
         found = pipeline.diff(model, quantized, progress=progress, **wanted)

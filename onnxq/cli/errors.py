@@ -9,7 +9,7 @@ import click
 
 from onnxq.cli.wording import name_options
 from onnxq.errors import OnnxqError
-from onnxq.files import readable
+from onnxq.files import replace_surrogates
 
 # Exit code of an error that the user can mend.
 USER = 1
@@ -27,7 +27,7 @@ def error_fields(error: OnnxqError, exit_code: int = USER, **more: str) -> dict[
         **more,
     }
     # File names may hold bytes that are not UTF-8; JSON must.
-    return {**{key: readable(text) for key, text in texts.items()}, "line": error.line, "exit": exit_code}
+    return {**{key: replace_surrogates(text) for key, text in texts.items()}, "line": error.line, "exit": exit_code}
 
 
 def error_document(fields: dict[str, Any]) -> str:
@@ -49,4 +49,4 @@ def print_error(error: OnnxqError, exit_code: int = USER) -> int:
 
 def print_line(text: str) -> None:
     """Print to stderr."""
-    click.echo(readable(text), err=True)
+    click.echo(replace_surrogates(text), err=True)

@@ -17,8 +17,8 @@ from onnxq.cli.errors import error_document, error_fields, print_error, print_li
 from onnxq.cli.signals import catch_signals
 from onnxq.cli.wording import name_options
 from onnxq.errors import ModelError, OnnxqError
-from onnxq.nearest import did_you_mean
-from onnxq.wording import speaking
+from onnxq.nearest import suggest_names
+from onnxq.wording import use_translation
 
 # Exit codes; that of errors that the user can mend is `errors.USER`. 70: EX_SOFTWARE of sysexits.h.
 DONE, USAGE, REFUSED, UNMET, DEFECT = 0, 2, 3, 4, 70
@@ -64,7 +64,7 @@ class LazyGroup(click.Group):
         """The command of the arguments. An unknown one fails with the nearest names."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            ctx.fail(f"no command {name!r}; {did_you_mean(name, self._modules)}")
+            ctx.fail(f"no command {name!r}; {suggest_names(name, self._modules)}")
         return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
@@ -76,7 +76,7 @@ class LazyGroup(click.Group):
         as_json = "--json" in (given[: given.index("--")] if "--" in given else given)
         with catch_signals() as stops:
             try:
-                with speaking(name_options):
+                with use_translation(name_options):
                     result = super().main(given, prog_name, standalone_mode=False, **extra)
                 code = result if isinstance(result, int) else DONE
             except BaseException as error:

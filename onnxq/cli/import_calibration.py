@@ -8,7 +8,7 @@ import click
 
 from onnxq.cli import options
 from onnxq.cli.group import ModelCommand
-from onnxq.files import guarding
+from onnxq.files import guard_outputs
 
 
 @click.command(
@@ -47,8 +47,8 @@ def run_command(
     applied = None
     # Inputs and both outputs are checked before anything is written, since the plan is written first.
     with (
-        guarding(model, plan_out, out, force=force),
-        report.watched(f"importing {cache}", model, quiet=quiet) as progress,
+        guard_outputs(model, plan_out, out, force=force),
+        report.show_progress(f"importing {cache}", model, quiet=quiet) as progress,
     ):
         from onnxq import pipeline
 

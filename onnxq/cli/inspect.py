@@ -21,7 +21,7 @@ def run_command(model: str, as_json: bool, verbose: bool, top: int | None, quiet
     # Imported here, since --help and usage errors need none of it.
     from onnxq import report
 
-    with report.watched(f"inspecting {model}", model, quiet=quiet) as progress:
+    with report.show_progress(f"inspecting {model}", model, quiet=quiet) as progress:
         from onnxq import pipeline
 
         found = pipeline.inspect(model, progress=progress)

@@ -38,7 +38,7 @@ def run_command(
     # Imported here, since --help and usage errors need none of it.
     from onnxq import report
 
-    with report.watched(f"planning {model}", model, quiet=quiet) as progress:
+    with report.show_progress(f"planning {model}", model, quiet=quiet) as progress:
         from onnxq import pipeline
 
         made = pipeline.make_plan(model, plan_out=plan_out, force=force, progress=progress, **wanted)

@@ -67,7 +67,7 @@ def run_command(
     """
     from onnxq import report
 
-    with report.watched(f"profiling {quantized or model}", model, quantized, quiet=quiet) as progress:
+    with report.show_progress(f"profiling {quantized or model}", model, quantized, quiet=quiet) as progress:
         from onnxq import pipeline
 
         found = pipeline.profile_model(model, quantized, progress=progress, **wanted)

@@ -83,7 +83,7 @@ def run_command(
     """
     from onnxq import report
 
-    with report.watched(f"proving {model}", model, quiet=quiet) as progress:
+    with report.show_progress(f"proving {model}", model, quiet=quiet) as progress:
         from onnxq import pipeline
 
         # A wrong shape is an error of the library, with a code, not of click.

@@ -52,7 +52,7 @@ def run_command(
 
     # Promotion also runs unasked; only a requirement of the user's can fail the command.
     wished = any(wanted[name] is not None for name in ("min_sqnr", "metric"))
-    with report.watched(f"quantizing {model}", model, quiet=quiet) as progress:
+    with report.show_progress(f"quantizing {model}", model, quiet=quiet) as progress:
         # Loading the engine takes about a second, which is part of the progress shown.
         from onnxq import pipeline
 

@@ -20,7 +20,7 @@ from onnxq.codes.model import MODEL
 from onnxq.codes.output import OUTPUT, PROGRAM
 from onnxq.codes.plan import PLAN
 from onnxq.codes.warnings import WARNINGS
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 
 # In the order of the page and of `onnxq explain`.
 AREAS: tuple[Area, ...] = (
@@ -65,4 +65,4 @@ def catalogue_page() -> str:
 
 def suggest_code(code: str) -> str:
     """A fix for an unknown code: the nearest ones."""
-    return did_you_mean(code, CODES)
+    return suggest_names(code, CODES)

@@ -6,10 +6,10 @@ from onnxq.config.limits import check_limits
 from onnxq.config.load import load_config
 from onnxq.config.model import Config
 from onnxq.config.options import check_number, set_options
-from onnxq.config.presets import preset_names, preset_text
-from onnxq.config.rules import QuantWish, Rule, RuleSet
-from onnxq.config.values import Frozen, Observer, Scheme, matches
-from onnxq.nearest import did_you_mean, nearest
+from onnxq.config.presets import list_presets, read_preset
+from onnxq.config.rules import Rule, RuleSet, TensorConfig
+from onnxq.config.values import Frozen, Observer, Scheme, matches_any
+from onnxq.nearest import find_nearest, suggest_names
 
 __all__ = [
     "Config",
@@ -19,21 +19,21 @@ __all__ = [
     "ImageConfig",
     "MultiInput",
     "Observer",
-    "QuantWish",
     "QuantizerSpec",
     "Rule",
     "RuleSet",
     "RuntimeConfig",
     "Scheme",
+    "TensorConfig",
     "Trained",
     "VerifyConfig",
     "check_limits",
     "check_number",
-    "did_you_mean",
+    "find_nearest",
+    "list_presets",
     "load_config",
-    "matches",
-    "nearest",
-    "preset_names",
-    "preset_text",
+    "matches_any",
+    "read_preset",
     "set_options",
+    "suggest_names",
 ]

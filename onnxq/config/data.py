@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from onnxq.config.values import Frozen, one_or_many
+from onnxq.config.values import Frozen, wrap_word
 
 # Pixels per side: a larger image does not fit into memory.
 _Pixels = Annotated[int, Field(ge=1, le=2**16)]
@@ -72,7 +72,7 @@ class RuntimeConfig(Frozen):
     """Options of ONNX Runtime."""
 
     # Shared libraries with the custom operators of a model. Paths in a file are relative to its folder.
-    libraries: Annotated[tuple[str, ...], BeforeValidator(one_or_many)] = ()
+    libraries: Annotated[tuple[str, ...], BeforeValidator(wrap_word)] = ()
 
 
 class VerifyConfig(Frozen):

@@ -33,7 +33,7 @@ class Document:
     lines: dict[Path, int]
 
 
-def dotted(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Format a path as people write it: rules[0].set.bits."""
     text = ""
     for part in path:
@@ -41,7 +41,7 @@ def dotted(path: Path) -> str:
     return text
 
 
-def parse(text: str, source: str) -> Document:
+def parse_yaml(text: str, source: str) -> Document:
     """Read one YAML mapping. Raises ConfigError with `source:line` for syntax, duplicate keys and unusable values."""
     loader = None
     try:
@@ -92,7 +92,7 @@ class _Reader:
         where = Location(self.source, node.start_mark.line + 1)
         if id(node) in above:
             raise ConfigError(
-                where, f"{dotted(path)}: an alias that contains itself", "write the value out", code="Q302"
+                where, f"{format_path(path)}: an alias that contains itself", "write the value out", code="Q302"
             )
         if len(above) > _DEPTH:
             raise ConfigError(where, _DEEP, "a configuration needs six levels at most", code="Q302")
@@ -109,7 +109,7 @@ class _Reader:
                 self.lines[(*path, index)] = item.start_mark.line + 1
                 items.append(self.read(item, (*path, index), inside))
             return items
-        return self._scalar(node, where / dotted(path) if path else where)
+        return self._scalar(node, where / format_path(path) if path else where)
 
     def _mapping(self, node: Any, path: Path, inside: tuple[int, ...]) -> dict[str, Any]:
         out: dict[str, Any] = {}
@@ -117,11 +117,13 @@ class _Reader:
             where = Location(self.source, key_node.start_mark.line + 1)
             key = self._scalar(key_node, where) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
-                raise ConfigError(where, f"{dotted(path)}: a key must be a word, not {key!r}", "quote it", code="Q302")
+                raise ConfigError(
+                    where, f"{format_path(path)}: a key must be a word, not {key!r}", "quote it", code="Q302"
+                )
             here = (*path, key)
             if key in out:
                 raise ConfigError(
-                    where / dotted(here),
+                    where / format_path(here),
                     f"given twice, first in line {self.lines[here]}",
                     "keep one of them",
                     code="Q305",

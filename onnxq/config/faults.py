@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from onnxq.config.document import Path
-from onnxq.nearest import did_you_mean, nearest
+from onnxq.nearest import find_nearest, suggest_names
 
 # Keys that are set by onnxq and not by people, by their model: never suggested.
 Hidden = Mapping[type[BaseModel], frozenset[str]]
@@ -41,24 +41,26 @@ def _describe_fault(details: ErrorDetails, root: type[BaseModel], hidden: Hidden
     path, kind, value = tuple(details["loc"]), details["type"], details["input"]
     if kind == "extra_forbidden":
         key = str(path[-1])
-        return Fault(path, f"unknown key {shorten(key)}", hint_key(_find_model(root, path[:-1]), key, hidden), "Q303")
+        return Fault(
+            path, f"unknown key {shorten_value(key)}", suggest_key(_find_model(root, path[:-1]), key, hidden), "Q303"
+        )
     if kind in ("literal_error", "enum"):
         choices = str(details.get("ctx", {}).get("expected", ""))
         known = [part.strip("' ") for part in choices.replace(" or ", ", ").split(", ")]
-        close = nearest(value, known) if isinstance(value, str) and value not in known else ()
+        close = find_nearest(value, known) if isinstance(value, str) and value not in known else ()
         fix = f"did you mean {close[0]!r}?" if close else "write one of them, numbers without quotes"
-        return Fault(path, f"{shorten(value)} is not one of {', '.join(known)}", fix)
+        return Fault(path, f"{shorten_value(value)} is not one of {', '.join(known)}", fix)
     if kind == "missing":
         return Fault(path, "is missing", "add it")
     if kind == "value_error":  # raised by our own validators, in our own words
         return Fault(path, str(details["ctx"]["error"]))
     message = str(details["msg"]).replace("Input should be", "must be")
     if value is None or isinstance(value, (str, int, float, bool)):
-        message += f", not {shorten(value)}"
+        message += f", not {shorten_value(value)}"
     return Fault(path, message)
 
 
-def shorten(value: object) -> str:
+def shorten_value(value: object) -> str:
     """Format a value as Python writes it, cut to one line."""
     try:
         text = repr(value)
@@ -67,20 +69,20 @@ def shorten(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def hint_key(owner: type[BaseModel] | None, key: str, hidden: Hidden | None = None) -> str:
+def suggest_key(owner: type[BaseModel] | None, key: str, hidden: Hidden | None = None) -> str:
     """Suggest the nearest key. For a word that resembles a value (`symetric`) suggest that key and value."""
     if owner is None:
         return "remove it"
     secret = (hidden or {}).get(owner, frozenset())
     fields = {f.alias or name: f for name, f in owner.model_fields.items() if name not in secret}
-    if not nearest(key, fields):
+    if not find_nearest(key, fields):
         for name, field in fields.items():
             if any(key in inner.model_fields for inner in _list_models(field.annotation)):
                 return f"write it under `{name}`"
         words = {str(word): name for name, f in fields.items() for word in _list_words(f.annotation) if word}
-        for word in nearest(key, words, limit=1):
+        for word in find_nearest(key, words, limit=1):
             return f"did you mean `{words[word]}: {word}`?"
-    return did_you_mean(key, fields, show=20)
+    return suggest_names(key, fields, show=20)
 
 
 def _find_model(root: type[BaseModel], path: Path) -> type[BaseModel] | None:

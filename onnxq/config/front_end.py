@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
 from pydantic_core import PydanticCustomError
 
-from onnxq.config.values import Frozen, Patterns, check_options, checked_patterns
+from onnxq.config.values import Frozen, Patterns, check_options, check_patterns
 
 # Words for the inputs of an operator; see MultiInput.
 POLICIES = ("insert", "share", "follow", "none")
@@ -106,7 +106,7 @@ class FrontEnd(Frozen):
     # Switch off the quantizer between two layers that run as one kernel.
     disable_redundant: bool = True
 
-    _check = field_validator("skip_trace")(checked_patterns)
+    _check = field_validator("skip_trace")(check_patterns)
 
     def policy(self, op: str) -> MultiInput | None:
         """The policy written for this operator; None: the target decides."""

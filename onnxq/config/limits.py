@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from onnxq.config.model import Config
-from onnxq.config.rules import QuantWish
+from onnxq.config.rules import TensorConfig
 from onnxq.errors import ConfigError, Location
 from onnxq.spec import FLOAT8, STORAGE_BITS
 
@@ -29,7 +29,7 @@ class Limit:
     fix: str
 
 
-def _is_int8_or_float8(tensor: QuantWish) -> bool:
+def _is_int8_or_float8(tensor: TensorConfig) -> bool:
     return tensor.storage in ("", "int8", FLOAT8) and tensor.bits <= 8
 
 

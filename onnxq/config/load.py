@@ -10,16 +10,16 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from onnxq.config.document import Document, Path, dotted, parse
-from onnxq.config.faults import CORRECT, hint_key, list_faults
+from onnxq.config.document import Document, Path, format_path, parse_yaml
+from onnxq.config.faults import CORRECT, list_faults, suggest_key
 from onnxq.config.limits import check_limits
 from onnxq.config.model import Config
-from onnxq.config.presets import UnreadableConfigError, preset_names, preset_text
+from onnxq.config.presets import UnreadableConfigError, list_presets, read_preset
 from onnxq.config.rules import Rule
-from onnxq.config.sparsebit import converted, recognised
+from onnxq.config.sparsebit import convert_sparsebit, is_sparsebit
 from onnxq.errors import ConfigError, Location
-from onnxq.files import read_input, readable, reason_of
-from onnxq.nearest import did_you_mean
+from onnxq.files import describe_os_error, read_input, replace_surrogates
+from onnxq.nearest import suggest_names
 
 DEFAULT = "ort-int8"
 # Bytes. No configuration is as large; /dev/zero is larger.
@@ -58,8 +58,8 @@ def load_config(source: str | FilePath | Config | None = None, overrides: Mappin
 
 def _read_chain(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[str, Any], dict[Path, Location]]:
     document = _load_document(source, above)
-    if recognised(document.values):
-        document = converted(document)
+    if is_sparsebit(document.values):
+        document = convert_sparsebit(document)
     values = dict(document.values)
     _refuse_reserved(document)
     places = {path: Location(document.source, line) for path, line in document.lines.items()}
@@ -89,7 +89,7 @@ def _read_chain(source: str | FilePath, above: tuple[str, ...]) -> tuple[dict[st
 
 def _is_preset(document: Document) -> bool:
     """True for a preset, whose `source` is a bare name."""
-    return document.source in preset_names()
+    return document.source in list_presets()
 
 
 def _is_path(name: str) -> bool:
@@ -103,21 +103,21 @@ def _load_document(source: str | FilePath, above: tuple[str, ...]) -> Document:
         files = {os.path.realpath(one) for one in above if _is_path(one)}
         if name in above or (_is_path(name) and os.path.realpath(path) in files):
             raise ConfigError(name, f"extends itself: {' -> '.join((*above, name))}", "break the circle", code="Q306")
-        if isinstance(source, str) and not _is_path(name) and (name in preset_names() or not os.path.isfile(path)):
-            return parse(preset_text(name), name)
+        if isinstance(source, str) and not _is_path(name) and (name in list_presets() or not os.path.isfile(path)):
+            return parse_yaml(read_preset(name), name)
         text = read_input(path, ConfigError, limit=_MOST_BYTES, pipes=True).decode("utf-8")
     except FileNotFoundError as error:
-        fix = did_you_mean(path.stem, preset_names())
+        fix = suggest_names(path.stem, list_presets())
         subject, hint = f"config {name}", f"presets go by name; {fix}"
         raise UnreadableConfigError(subject, "no such file", hint, code="Q301") from error
     except (OSError, ValueError) as error:  # ValueError: no text, or a NUL in the name
         raise UnreadableConfigError(
             f"config {name if name.isprintable() else repr(name)}",
-            f"cannot be read: {reason_of(error)}",
+            f"cannot be read: {describe_os_error(error)}",
             "give a YAML file or a preset's name",
             code="Q301",
         ) from error
-    return parse(text, name)
+    return parse_yaml(text, name)
 
 
 def _refuse_reserved(document: Document) -> None:
@@ -125,8 +125,8 @@ def _refuse_reserved(document: Document) -> None:
         key = path[-1]
         owner = Config if len(path) == 1 else Rule if len(path) == 3 and path[0] == "rules" else None
         if owner is not None and key in _SET_HERE[owner]:
-            where = Location(document.source, document.lines[path], dotted(path))
-            raise ConfigError(where, f"unknown key {key!r}", hint_key(owner, str(key), _SET_HERE), code="Q303")
+            where = Location(document.source, document.lines[path], format_path(path))
+            raise ConfigError(where, f"unknown key {key!r}", suggest_key(owner, str(key), _SET_HERE), code="Q303")
 
 
 def _list_rules(values: Mapping[str, Any]) -> list[Any]:
@@ -190,7 +190,7 @@ def _list_paths(values: Mapping[str, Any], above: Path = ()) -> list[Path]:
 def _build_config(values: Mapping[str, Any], places: Mapping[Path, Location], source: str) -> Config:
     # JSON mode of pydantic's strict validation takes lists for tuples and words for enums, and nothing else.
     try:
-        text = readable(json.dumps({**values, "source": source}, default=_to_plain, ensure_ascii=False))
+        text = replace_surrogates(json.dumps({**values, "source": source}, default=_to_plain, ensure_ascii=False))
     except (RecursionError, TypeError, ValueError) as error:  # ValueError: a list that contains itself
         raise ConfigError(
             source, f"holds values that are no configuration: {error}", "give plain values", code="Q304"
@@ -199,7 +199,7 @@ def _build_config(values: Mapping[str, Any], places: Mapping[Path, Location], so
         config = Config.model_validate_json(text, strict=True)
     except ValidationError as error:
         raise _build_error(error, places, source) from error
-    config._lines.update({dotted(path): place for path, place in places.items()})
+    config._lines.update({format_path(path): place for path, place in places.items()})
     return check_limits(config)
 
 
@@ -218,4 +218,4 @@ def _locate_fault(path: Path, places: Mapping[Path, Location], source: str) -> L
     """`file:line: path`, with the line of the innermost part of the path that was written."""
     known = next((n for n in range(len(path), 0, -1) if path[:n] in places), 0)
     place = places[path[:known]] if known else Location(source)
-    return place / dotted(path) if path else place
+    return place / format_path(path) if path else place

@@ -11,21 +11,21 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 
 from onnxq.config.data import DataConfig, RuntimeConfig, VerifyConfig
 from onnxq.config.front_end import FrontEnd
-from onnxq.config.rules import QuantWish, Rule
+from onnxq.config.rules import Rule, TensorConfig
 from onnxq.config.values import Bits, Frozen
 from onnxq.errors import Location
 
 
-def _default_activations() -> QuantWish:
-    return QuantWish(scheme="asymmetric", signed=False)
+def _default_activations() -> TensorConfig:
+    return TensorConfig(scheme="asymmetric", signed=False)
 
 
 def _wrap_numbers(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else value
 
 
-def _default_weights() -> QuantWish:
-    return QuantWish(scheme="symmetric", signed=True, granularity="channel")
+def _default_weights() -> TensorConfig:
+    return TensorConfig(scheme="symmetric", signed=True, granularity="channel")
 
 
 class Config(Frozen):
@@ -35,8 +35,8 @@ class Config(Frozen):
     source: str = ""
     target: Literal["ort", "trt", "virtual"] = "ort"
     mode: Literal["static", "weight-only"] = "static"
-    activations: QuantWish = Field(default_factory=_default_activations)
-    weights: QuantWish = Field(default_factory=_default_weights)
+    activations: TensorConfig = Field(default_factory=_default_activations)
+    weights: TensorConfig = Field(default_factory=_default_weights)
     bias: Literal["int32", "float"] = "int32"
     # Whether weights may overflow 16-bit sums in kernels of CPUs without VNNI. "avoid" costs about 0.2 dB.
     saturation: Literal["avoid", "allow"] = "avoid"

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from onnxq.config.faults import list_faults, shorten
+from onnxq.config.faults import list_faults, shorten_value
 from onnxq.config.model import Config
 from onnxq.config.values import Frozen
 from onnxq.errors import ConfigError
@@ -55,4 +55,4 @@ def check_number(
         ends = f" above {low:g}" if above else f" of at least {low:g}" if low > -math.inf else ""
         ends = f" from {low:g} to {high:g}" if high < math.inf else ends
         kind = "a whole number" if whole else "a finite number"
-        raise ConfigError(name, f"must be {kind}{ends}, not {shorten(value)}", "give another value", code="Q304")
+        raise ConfigError(name, f"must be {kind}{ends}, not {shorten_value(value)}", "give another value", code="Q304")

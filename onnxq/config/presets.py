@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxq.errors import ConfigError
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -32,15 +32,15 @@ def _find_folder() -> Traversable:
         ) from error
 
 
-def preset_names() -> tuple[str, ...]:
+def list_presets() -> tuple[str, ...]:
     """List the names of all presets, sorted."""
     return tuple(sorted(f.name.removesuffix(".yaml") for f in _find_folder().iterdir() if f.name.endswith(".yaml")))
 
 
-def preset_text(name: str) -> str:
+def read_preset(name: str) -> str:
     """Read the YAML of a preset. Raises ConfigError with the nearest names if there is none."""
-    if name not in preset_names():
+    if name not in list_presets():
         raise UnreadableConfigError(
-            f"preset {name!r}", "no preset or file of this name", did_you_mean(name, preset_names()), code="Q301"
+            f"preset {name!r}", "no preset or file of this name", suggest_names(name, list_presets()), code="Q301"
         )
     return (_find_folder() / f"{name}.yaml").read_text(encoding="utf-8")

@@ -16,17 +16,17 @@ from onnxq.config.values import (
     Patterns,
     Scheme,
     Storage,
-    checked_patterns,
-    matches,
-    one_or_many,
-    plain_observer,
+    check_patterns,
+    format_observer,
+    matches_any,
+    wrap_word,
 )
 from onnxq.errors import ConfigError
 from onnxq.sites import Role
 from onnxq.spec import Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
 
 
-class QuantWish(Frozen):
+class TensorConfig(Frozen):
     """The requested quantization of one kind of tensor; `spec` converts it to a QuantSpec."""
 
     bits: Bits = 8
@@ -42,7 +42,7 @@ class QuantWish(Frozen):
     observer: Observer = ObserverSpec()
 
     @model_validator(mode="after")
-    def _consistent(self) -> QuantWish:
+    def _consistent(self) -> TensorConfig:
         if self.granularity == "block" and self.block_size is None:
             raise ValueError("granularity 'block' needs a block_size")
         if self.granularity != "block" and self.block_size is not None:
@@ -118,7 +118,7 @@ class RuleSet(Frozen):
 
     def given(self) -> dict[str, Any]:
         """The tensor fields that this rule sets."""
-        return {k: v for k in QuantWish.model_fields if (v := getattr(self, k)) is not None}
+        return {k: v for k in TensorConfig.model_fields if (v := getattr(self, k)) is not None}
 
 
 class Rule(Frozen):
@@ -127,7 +127,7 @@ class Rule(Frozen):
     node: Patterns = ()
     op: Patterns = ()
     tensor: Patterns = ()
-    role: Annotated[tuple[Annotated[Role, Field(strict=False)], ...], BeforeValidator(one_or_many)] = ()
+    role: Annotated[tuple[Annotated[Role, Field(strict=False)], ...], BeforeValidator(wrap_word)] = ()
     scope: Patterns = ()
     # (a, b): every node on a path from tensor or node a to tensor or node b, both included.
     between: tuple[str, str] | None = None
@@ -136,7 +136,7 @@ class Rule(Frozen):
     line: int = 0
     source: str = ""
 
-    _check = field_validator("node", "op", "tensor", "scope")(checked_patterns)
+    _check = field_validator("node", "op", "tensor", "scope")(check_patterns)
 
     @model_validator(mode="after")
     def _selects_something(self) -> Rule:
@@ -149,29 +149,29 @@ class Rule(Frozen):
     ) -> bool:
         """True if every selector matches these names. `between` needs the graph and is checked by the planner."""
         return (
-            matches(self.node, node)
-            and matches(self.op, op)
-            and matches(self.tensor, tensor)
-            and matches(self.scope, scope)
+            matches_any(self.node, node)
+            and matches_any(self.op, op)
+            and matches_any(self.tensor, tensor)
+            and matches_any(self.scope, scope)
             and (not self.role or role in self.role)
         )
 
-    def apply(self, tensor: QuantWish) -> QuantWish:
+    def apply(self, tensor: TensorConfig) -> TensorConfig:
         """Change a request; a field that no longer fits one set by this rule gets its default.
 
         Raises ConfigError naming the rule if the result contradicts itself.
         """
         given = self.set.given()
-        fields = {name: getattr(tensor, name) for name in QuantWish.model_fields}
+        fields = {name: getattr(tensor, name) for name in TensorConfig.model_fields}
         if given.get("granularity", "block") != "block":
             fields["block_size"] = None
         # The inherited storage was chosen for the inherited width and sign.
         if {"bits", "signed", "scheme"} & frozenset(given):
             fields["storage"] = ""
         try:
-            return QuantWish(**{**fields, **given})
+            return TensorConfig(**{**fields, **given})
         except ValidationError as error:
-            cause = "; ".join(fault.cause for fault in list_faults(error, QuantWish))
+            cause = "; ".join(fault.cause for fault in list_faults(error, TensorConfig))
             raise ConfigError(
                 self.describe(),
                 cause,
@@ -190,7 +190,7 @@ class Rule(Frozen):
         ]
         if self.between:
             parts.append(f"between {self.between[0]} and {self.between[1]}")
-        sets = [f"{k}={plain_observer(v) if k == 'observer' else v}" for k, v in self.set.given().items()]
+        sets = [f"{k}={format_observer(v) if k == 'observer' else v}" for k, v in self.set.given().items()]
         sets += [f"quantizer={self.set.quantizer.name}"] if self.set.quantizer is not None else []
         sets += [word for word in ("quantize", "float") if getattr(self.set, word)]
         where = f" ({self.source}:{self.line})" if self.line else ""

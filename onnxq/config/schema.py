@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from onnxq.config.document import Path, dotted
-from onnxq.config.faults import CORRECT, Fault, list_faults, shorten
+from onnxq.config.document import Path, format_path
+from onnxq.config.faults import CORRECT, Fault, list_faults, shorten_value
 from onnxq.errors import Location, OnnxqError
 
 _Row = TypeVar("_Row", bound=BaseModel)
@@ -78,7 +78,7 @@ class JsonText:
 
     def where(self, path: Path) -> Location:
         """`file:line: dotted.path` of an entry, with the line of the innermost part that exists."""
-        return Location(self.source, find_line(self.text, path), dotted(path))
+        return Location(self.source, find_line(self.text, path), format_path(path))
 
     def parse(self, error: type[OnnxqError], fix: str, *, code: str = "") -> Any:
         """Parse to plain values. Raises `error`, with `code`, for text that is no JSON, too deep, or repeats a key."""
@@ -87,7 +87,7 @@ class JsonText:
             from_json(self.text)
             return json.loads(self.text, object_pairs_hook=_refuse_repeats)
         except _Repeated as repeated:
-            cause = f"gives {shorten(str(repeated))} twice in one object"
+            cause = f"gives {shorten_value(str(repeated))} twice in one object"
             raise error(self.source, cause, "keep one", code=code) from repeated
         except (ValueError, RecursionError) as found:
             line = _LINE.search(str(found))
@@ -104,7 +104,7 @@ class JsonText:
             return schema.model_validate_json(self.text, strict=True)
         except ValidationError as found:
             faults = list_faults(found, schema)
-            raise explain([(self.where(one.path), one) for one in faults], error, fix, code) from found
+            raise join_faults([(self.where(one.path), one) for one in faults], error, fix, code) from found
 
 
 def check_values(values: Mapping[str, Any], schema: type[_Row], subject: str, error: type[OnnxqError]) -> _Row:
@@ -112,11 +112,11 @@ def check_values(values: Mapping[str, Any], schema: type[_Row], subject: str, er
     try:
         return schema.model_validate(dict(values), strict=True)
     except ValidationError as found:
-        faults = [(Location(subject, within=dotted(one.path)), one) for one in list_faults(found, schema)]
-        raise explain(faults, error, "") from found
+        faults = [(Location(subject, within=format_path(one.path)), one) for one in list_faults(found, schema)]
+        raise join_faults(faults, error, "") from found
 
 
-def explain(faults: list[tuple[Location, Fault]], error: type[OnnxqError], fix: str, code: str = "") -> OnnxqError:
+def join_faults(faults: list[tuple[Location, Fault]], error: type[OnnxqError], fix: str, code: str = "") -> OnnxqError:
     """Make one error of all faults, each with its place. fix: an alternative to the fix of the first."""
     (subject, first), rest = faults[0], faults[1:]
     more = "".join(f"\n  also {other}: {one.cause}; {one.fix or CORRECT}" for other, one in rest[:_LISTED])
@@ -168,5 +168,5 @@ __all__ = [
     "Words",
     "check_values",
     "find_line",
-    "shorten",
+    "shorten_value",
 ]  # fmt: skip

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxq.config.document import Document, Path, dotted
-from onnxq.config.faults import shorten
+from onnxq.config.document import Document, Path, format_path
+from onnxq.config.faults import shorten_value
 from onnxq.errors import ConfigError, Location
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 
 # Sparsebit's words -> ours, in the tables below.
 _SECTIONS = ("BACKEND", "SKIP_TRACE_MODULES", "SCHEDULE", "W", "A")
@@ -38,12 +38,12 @@ _SCHEMES = {
 _ROLES = {"W": ("weights", "weight"), "A": ("activations", "activation")}
 
 
-def recognised(values: Mapping[str, Any]) -> bool:
+def is_sparsebit(values: Mapping[str, Any]) -> bool:
     """True for a document in Sparsebit's form."""
     return any(key in values for key in _SECTIONS)
 
 
-def converted(document: Document) -> Document:
+def convert_sparsebit(document: Document) -> Document:
     """Convert a document; every key keeps the line it came from.
 
     Raises ConfigError with file and line for keys and values that Sparsebit does not have or onnxq does not support.
@@ -79,7 +79,7 @@ class _Reading:
         while path and path not in self.document.lines:
             path = path[:-1]
         line = self.document.lines.get(path)
-        return Location(self.document.source, line, dotted(path) if line else "")
+        return Location(self.document.source, line, format_path(path) if line else "")
 
     def get(self, path: Path, default: Any = None) -> Any:
         at: Any = self.document.values
@@ -104,7 +104,7 @@ class _Reading:
         for key in values:
             if key not in known:
                 raise ConfigError(
-                    self.where((*path, key)), f"unknown key {key!r}", did_you_mean(str(key), known), code="Q303"
+                    self.where((*path, key)), f"unknown key {key!r}", suggest_names(str(key), known), code="Q303"
                 )
 
     def listed(self, path: Path) -> list[Any]:
@@ -125,13 +125,13 @@ class _Reading:
         except (ValueError, OverflowError):
             found = math.nan
         if not math.isfinite(found):
-            raise ConfigError(self.where(path), f"{shorten(value)} is no number", "write e.g. 0.001", code="Q304")
+            raise ConfigError(self.where(path), f"{shorten_value(value)} is no number", "write e.g. 0.001", code="Q304")
         return found
 
     def translate(self, word: str, known: Mapping[str, Any], path: Path) -> Any:
         if word.lower() not in known:
             raise ConfigError(
-                self.where(path), f"{word!r} is none of {', '.join(known)}", did_you_mean(word, known), code="Q304"
+                self.where(path), f"{word!r} is none of {', '.join(known)}", suggest_names(word, known), code="Q304"
             )
         return known[word.lower()]
 
@@ -234,7 +234,7 @@ def _convert_keys(reading: _Reading, path: Path, given: Mapping[str, Any]) -> di
 
 
 def _suggest_key(key: str) -> str:
-    return did_you_mean(key, tuple(_FIELDS))
+    return suggest_names(key, tuple(_FIELDS))
 
 
 def _list_specific(reading: _Reading, name: str) -> list[tuple[str, Any]]:

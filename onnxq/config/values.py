@@ -27,7 +27,7 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def one_or_many(value: Any) -> Any:
+def wrap_word(value: Any) -> Any:
     """Convert a single word or a list to a tuple."""
     if isinstance(value, str):
         return (value,)
@@ -61,12 +61,12 @@ def _read_observer(value: Any) -> Any:
     return ObserverSpec(name, tuple(sorted(options.items())))
 
 
-def plain_observer(spec: ObserverSpec) -> Any:
+def format_observer(spec: ObserverSpec) -> Any:
     """Convert an observer to its form in YAML."""
     return {"name": spec.name, **dict(spec.options)} if spec.options else spec.name
 
 
-Observer = Annotated[ObserverSpec, BeforeValidator(_read_observer), PlainSerializer(plain_observer)]
+Observer = Annotated[ObserverSpec, BeforeValidator(_read_observer), PlainSerializer(format_observer)]
 
 
 # Every rule is matched against every node, and re's own cache holds 512 patterns.
@@ -76,7 +76,7 @@ def _compile_pattern(pattern: str) -> re.Pattern[str] | None:
     return re.compile(pattern[1:-1]) if written else None
 
 
-def matches(patterns: str | Sequence[str], name: str) -> bool:
+def matches_any(patterns: str | Sequence[str], name: str) -> bool:
     """True if one of the patterns selects `name`, or if there are none.
 
     `/…/` is a regular expression that may match anywhere; any other pattern is a glob over the whole name,
@@ -92,7 +92,7 @@ def matches(patterns: str | Sequence[str], name: str) -> bool:
     return False
 
 
-def checked_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
+def check_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
     """Return the patterns. Raises ValueError if one is empty or a regular expression does not compile."""
     for pattern in value:
         if not pattern:
@@ -104,4 +104,4 @@ def checked_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-Patterns = Annotated[tuple[str, ...], BeforeValidator(one_or_many)]
+Patterns = Annotated[tuple[str, ...], BeforeValidator(wrap_word)]

@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 from onnxq.data.deflated import DeflatedArray
 from onnxq.data.fit import Array
 from onnxq.errors import DataError, OnnxqError
-from onnxq.files import check_regular, first_line_of
+from onnxq.files import check_input_kind, shorten_error
 
 # Bytes of compressed arrays, together, that are unpacked in memory; the others go into a temporary file.
 _IN_MEMORY = 64 * 2**20
@@ -33,7 +33,7 @@ _DAMAGED = "copy or make it again; it may be truncated"
 def load_npy(path: Path) -> Array:
     """Map the array of a .npy file. Raises DataError if it is damaged or holds Python objects."""
     with _explain_failures(str(path)):
-        check_regular(path, DataError)
+        check_input_kind(path, DataError)
     with _explain_failures(str(path)), path.open("rb") as stream:
         dtype, shape, order = _read_header(stream, str(path))
         return _map_array(path, dtype, shape, order, stream.tell(), str(path))
@@ -49,7 +49,7 @@ def load_npz(path: Path) -> dict[str, Array]:
     found: dict[str, Any] = {}
     left = _IN_MEMORY
     with _explain_failures(str(path)):
-        check_regular(path, DataError)
+        check_input_kind(path, DataError)
     with _explain_failures(str(path)), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
@@ -165,5 +165,5 @@ def _explain_failures(where: str) -> Iterator[None]:
         ) from error
     except Exception as error:  # the file may hold anything; zipfile, zlib and numpy each complain in their own way
         raise DataError(
-            where, f"is not a readable array file ({first_line_of(error)})", _DAMAGED, code="Q204"
+            where, f"is not a readable array file ({shorten_error(error)})", _DAMAGED, code="Q204"
         ) from error

@@ -29,7 +29,7 @@ _BESIDE = 16
 _SMALLEST = 16
 
 
-def views(feeds: Feeds) -> tuple[dict[str, Array], ...]:
+def augment_sample(feeds: Feeds) -> tuple[dict[str, Array], ...]:
     """Make augmented samples of the same shapes, types and value range; () for a sample without images.
 
     An image is an input [N, C, H, W] or [N, H, W, C] of 1, 3 or 4 channels and at least 16 x 16 pixels. Other inputs

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.data.fit import Array, check_dims, rank_error, shape_text
+from onnxq.data.fit import Array, check_dims, format_shape, make_rank_error
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 
@@ -36,12 +36,12 @@ class Cut:
         return np.asarray(array[(slice(None),) * self.axis + (rows,)])
 
 
-def batch_symbols(inputs: Sequence[ValueInfo]) -> frozenset[str]:
+def find_batch_symbols(inputs: Sequence[ValueInfo]) -> frozenset[str]:
     """Collect the symbols of dynamic axes 0."""
     return frozenset(value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str))
 
 
-def batch_axis(value: ValueInfo, symbols: frozenset[str]) -> int | None:
+def find_batch_axis(value: ValueInfo, symbols: frozenset[str]) -> int | None:
     """Find the dynamic axis along which samples are joined.
 
     Axis 0 if it is dynamic, else the axis with one of `symbols`; None for a scalar or a fixed batch.
@@ -53,7 +53,7 @@ def batch_axis(value: ValueInfo, symbols: frozenset[str]) -> int | None:
     return next((axis for axis, dim in enumerate(value.shape) if dim in symbols), None)
 
 
-def cut(shape: Sequence[int], value: ValueInfo, symbols: frozenset[str], where: str, *, feed: bool) -> Cut:
+def find_cut(shape: Sequence[int], value: ValueInfo, symbols: frozenset[str], where: str, *, feed: bool) -> Cut:
     """Find the samples in an array of this shape.
 
     One dimension more than the input: one sample per leading index. The input's own rank: samples along the batch
@@ -66,16 +66,16 @@ def cut(shape: Sequence[int], value: ValueInfo, symbols: frozenset[str], where: 
         check_dims(shape, value, where, offset=1)
         return _require_samples(Cut(shape[0], stacked=True), value, where)
     if len(shape) != rank:
-        raise rank_error(shape, value, where)
+        raise make_rank_error(shape, value, where)
     if rank == 0:
         return Cut(None)
-    axis = 0 if value.shape is None else batch_axis(value, symbols)
+    axis = 0 if value.shape is None else find_batch_axis(value, symbols)
     if axis is None:
         check_dims(shape, value, where, skip=1)
         return _cut_fixed_batch(shape[0], value, where)
     check_dims(shape, value, where)
     # A dynamic axis that is no batch, e.g. a sequence, belongs to one sample.
-    if feed and not (value.shape is not None and is_batch(value.shape[axis])):
+    if feed and not (value.shape is not None and is_batch_symbol(value.shape[axis])):
         return Cut(None)
     return _require_samples(Cut(shape[axis], axis), value, where)
 
@@ -89,7 +89,7 @@ def fits_whole(shape: Sequence[int], value: ValueInfo) -> bool:
     )
 
 
-def is_batch(symbol: object) -> bool:
+def is_batch_symbol(symbol: object) -> bool:
     """True if the name of a dynamic axis can only mean the batch."""
     # The names that exporters write: "batch_size" (Hugging Face), "batch", "N", "bs".
     name = str(symbol or "").lower()
@@ -111,7 +111,7 @@ def _cut_fixed_batch(rows: int, value: ValueInfo, where: str) -> Cut:
     if rows < size or size < 1:
         raise DataError(
             f"{where}, input {value.name!r}",
-            f"has {rows} rows; the model takes {size} at a time, {shape_text(value)}" if rows else "is empty",
+            f"has {rows} rows; the model takes {size} at a time, {format_shape(value)}" if rows else "is empty",
             f"give at least {size}",
             code="Q209",
         )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.data.cuts import batch_axis, batch_symbols
-from onnxq.data.fit import Array, ready
+from onnxq.data.cuts import find_batch_axis, find_batch_symbols
+from onnxq.data.fit import Array, fit_array
 from onnxq.data.sources import Source
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
@@ -70,7 +70,7 @@ class Dataset:
         """Read one sample. Raises IndexError past the end."""
         i = self._indices[position]
         raw, where = self._source.sample(i), self._source.name(i)
-        return {value.name: ready(raw[value.name], value, where) for value in self.inputs}
+        return {value.name: fit_array(raw[value.name], value, where) for value in self.inputs}
 
     def name(self, position: int) -> str:
         """Name a sample for messages: file and number in it."""
@@ -129,10 +129,10 @@ class Dataset:
 
     def _batch_axes(self) -> dict[str, int] | None:
         """Find each input's axis for joining samples; None if an input has none."""
-        symbols = batch_symbols(self.inputs)
+        symbols = find_batch_symbols(self.inputs)
         found: dict[str, int] = {}
         for value in self.inputs:
-            axis = batch_axis(value, symbols)
+            axis = find_batch_axis(value, symbols)
             if axis is None or value.shape is None:
                 return None
             found[value.name] = axis

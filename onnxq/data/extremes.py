@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-def extremes(samples: Iterable[Mapping[str, Array]]) -> frozenset[int]:
+def find_extremes(samples: Iterable[Mapping[str, Array]]) -> frozenset[int]:
     """Find the samples with the least or greatest value, the most energy or the most elements of an input.
 
     samples: inputs by name, any shapes. Integer inputs count by their size only, because their values are indices.

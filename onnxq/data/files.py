@@ -9,12 +9,12 @@ from pathlib import Path
 from onnxq.config import DataConfig
 from onnxq.data.arrays import load_npy, load_npz
 from onnxq.data.fit import Array
-from onnxq.data.images import SUFFIXES, image_source, images_in
-from onnxq.data.protobuf import read_set, read_tensor, sets_in
-from onnxq.data.scripts import feeds_from_json, near_files
+from onnxq.data.images import SUFFIXES, find_images, open_images
+from onnxq.data.protobuf import find_sets, read_set, read_tensor
+from onnxq.data.scripts import read_json_feeds, suggest_files
 from onnxq.data.sources import ArraySource, JoinedSource, LazySource, Source
 from onnxq.errors import DataError
-from onnxq.files import check_regular
+from onnxq.files import check_input_kind
 from onnxq.graph import ValueInfo
 
 # For messages: everything that `load_data` reads from a path.
@@ -38,14 +38,14 @@ def _open_any(path: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> So
     if path.is_dir():
         return _open_folder(path, inputs, config)
     if not path.exists():
-        raise DataError(path, "there is no such file or folder", near_files(path), code="Q201")
+        raise DataError(path, "there is no such file or folder", suggest_files(path), code="Q201")
     if not path.is_file():
-        check_regular(path, DataError)
+        check_input_kind(path, DataError)
     reader = _READERS.get(path.suffix.lower())
     if reader is not None:
         return reader(path, inputs)
     if path.suffix.lower() in SUFFIXES:
-        return image_source([path], path.parent, inputs, config.images)
+        return open_images([path], path.parent, inputs, config.images)
     raise DataError(path, "is of no kind that samples are read from", f"use {_KINDS}", code="Q206")
 
 
@@ -69,7 +69,7 @@ def _open_pb(path: Path, inputs: Sequence[ValueInfo]) -> Source:
 
 
 def _open_json(path: Path, inputs: Sequence[ValueInfo]) -> Source:
-    feeds = feeds_from_json(path)
+    feeds = read_json_feeds(path)
     named = ((f"{path.name}, item {k}", feed) for k, feed in enumerate(feeds))
     return JoinedSource([ArraySource(feed, inputs, where, feed=True) for where, feed in named])
 
@@ -83,12 +83,12 @@ _READERS: dict[str, Callable[[Path, Sequence[ValueInfo]], Source]] = {
 
 
 def _open_folder(folder: Path, inputs: Sequence[ValueInfo], config: DataConfig) -> Source:
-    sets = sets_in(folder)
+    sets = find_sets(folder)
     files = sorted((p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")), key=_make_sort_key)
     kinds = {suffix: [p for p in files if p.suffix.lower() == suffix] for suffix in (".npz", ".npy", ".json")}
     # One folder per input is a layout of its own; see `_open_input_folders`.
     by_input = {value.name: folder / _to_file_name(value.name) for value in inputs}
-    images = images_in(folder)
+    images = find_images(folder)
     found = {
         "ONNX test data (input_*.pb)": bool(sets),
         ".npz files": bool(kinds[".npz"]),
@@ -111,7 +111,7 @@ def _open_folder(folder: Path, inputs: Sequence[ValueInfo], config: DataConfig) 
         ".npz files": lambda: JoinedSource([_open_npz(path, inputs) for path in kinds[".npz"]]),
         ".npy files": lambda: _open_npy_files(folder, kinds[".npy"], inputs),
         "a folder for each input": lambda: _open_input_folders(by_input, inputs, str(folder)),
-        "images": lambda: image_source(images, folder, inputs, config.images),
+        "images": lambda: open_images(images, folder, inputs, config.images),
         "Polygraphy .json files": lambda: JoinedSource([_open_json(path, inputs) for path in kinds[".json"]]),
     }
     return openers[kinds_found[0]]()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -19,7 +19,7 @@ Arrays = Mapping[str, Array]
 _KINDS = {"i": "int", "u": "int", "b": "bool", "U": "string", "S": "string", "O": "string"}
 
 
-def wanted_dtype(value: ValueInfo) -> np.dtype[Any] | None:
+def find_input_dtype(value: ValueInfo) -> np.dtype[Any] | None:
     """Return the numpy dtype of an input (object for strings); None if the model does not declare one."""
     if value.dtype == 0:
         return None
@@ -28,7 +28,7 @@ def wanted_dtype(value: ValueInfo) -> np.dtype[Any] | None:
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
 
 
-def kind(dtype: np.dtype[Any]) -> str:
+def classify_dtype(dtype: np.dtype[Any]) -> str:
     """Return "float", "int", "bool", "string" or the dtype's own name."""
     # ml_dtypes' bfloat16 and float8 have numpy's kind "V" (void), and their names are all that tells.
     if dtype.kind == "f" or dtype.name.startswith(("bfloat", "float")):
@@ -36,14 +36,14 @@ def kind(dtype: np.dtype[Any]) -> str:
     return _KINDS.get(dtype.kind, dtype.name)
 
 
-def shape_text(value: ValueInfo) -> str:
+def format_shape(value: ValueInfo) -> str:
     """Format a declared shape: [N, 3, 224, ?]."""
     if value.shape is None:
         return "of any shape"
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in value.shape) + "]"
 
 
-def by_input(inputs: Sequence[ValueInfo], given: Arrays, where: str) -> tuple[dict[str, Array], tuple[str, ...]]:
+def match_inputs(inputs: Sequence[ValueInfo], given: Arrays, where: str) -> tuple[dict[str, Array], tuple[str, ...]]:
     """Return the arrays in the order of the model's inputs, and the names of arrays that are no inputs.
 
     A model with one input accepts a single array without a name, which numpy calls arr_0.
@@ -60,7 +60,7 @@ def by_input(inputs: Sequence[ValueInfo], given: Arrays, where: str) -> tuple[di
                 f"has no array for the model's input {name!r}" + (f" (it has {_join_names(given)})" if given else ""),
                 f"name the arrays after the inputs: {_join_names(names)}"
                 if not extra
-                else f"{did_you_mean(name, extra)} Name the arrays after the inputs: {_join_names(names)}",
+                else f"{suggest_names(name, extra)} Name the arrays after the inputs: {_join_names(names)}",
                 code="Q207",
             )
     return {name: given[name] for name in names}, extra
@@ -70,22 +70,22 @@ def _join_names(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names)
 
 
-def check_kind(array_dtype: np.dtype[Any], value: ValueInfo, where: str) -> str:
+def check_dtype(array_dtype: np.dtype[Any], value: ValueInfo, where: str) -> str:
     """Raise DataError unless the dtype converts to the input's within its kind.
 
     Returns a note on the conversion; "" if none is needed.
     """
-    want = wanted_dtype(value)
+    want = find_input_dtype(value)
     if want is None or array_dtype == want:
         return ""
-    if kind(array_dtype) != kind(want):
+    if classify_dtype(array_dtype) != classify_dtype(want):
         raise DataError(
             f"{where}, input {value.name!r}",
             f"is {array_dtype}, the model wants {_name_dtype(want)}",
             f"convert it first, e.g. {value.name}.astype({_name_dtype(want)!r}), if that is what its values mean",
             code="Q210",
         )
-    return "" if kind(want) == "string" else f"input {value.name}: {array_dtype} converted to {want}"
+    return "" if classify_dtype(want) == "string" else f"input {value.name}: {array_dtype} converted to {want}"
 
 
 def _name_dtype(dtype: np.dtype[Any]) -> str:
@@ -102,7 +102,7 @@ def check_dims(shape: Sequence[int], value: ValueInfo, where: str, *, skip: int 
             continue
         raise DataError(
             f"{where}, input {value.name!r}",
-            f"axis {axis + offset} of its shape {list(shape)} is {got}, the model wants {want} in {shape_text(value)}",
+            f"axis {axis + offset} of its shape {list(shape)} is {got}, the model wants {want} in {format_shape(value)}",
             _suggest_layout(shape[offset:], value),
             code="Q209",
         )
@@ -120,35 +120,35 @@ def _suggest_layout(shape: Sequence[int], value: ValueInfo) -> str:
     return "give it the shape the model declares"
 
 
-def rank_error(shape: Sequence[int], value: ValueInfo, where: str) -> DataError:
+def make_rank_error(shape: Sequence[int], value: ValueInfo, where: str) -> DataError:
     """Make the error for a shape that is neither one input nor a stack of them."""
     rank = len(value.shape or ())
     near = "add the batch axis, e.g. array[None]" if len(shape) == rank - 1 else "give it the shape the model declares"
     return DataError(
         f"{where}, input {value.name!r}",
-        f"its shape {list(shape)} has {len(shape)} dimensions; the model wants {rank}, {shape_text(value)},"
+        f"its shape {list(shape)} has {len(shape)} dimensions; the model wants {rank}, {format_shape(value)},"
         f" or {rank + 1} with one sample per leading index",
         near,
         code="Q209",
     )
 
 
-def ready(array: Array, value: ValueInfo, where: str) -> Array:
+def fit_array(array: Array, value: ValueInfo, where: str) -> Array:
     """Convert one sample's array to the input's dtype, contiguous and aligned.
 
     Raises DataError if a fixed dim differs, a value does not fit the dtype, or there is NaN or inf.
     """
     if value.shape is not None and array.ndim != len(value.shape):
-        raise rank_error(array.shape, value, where)
+        raise make_rank_error(array.shape, value, where)
     check_dims(array.shape, value, where)
-    check_kind(array.dtype, value, where)
-    want = wanted_dtype(value) or array.dtype
-    if kind(want) == "float":
+    check_dtype(array.dtype, value, where)
+    want = find_input_dtype(value) or array.dtype
+    if classify_dtype(want) == "float":
         _check_finite(array, value, where)
     if want == array.dtype:
         # Arrays mapped from inside a zip archive may start anywhere; ascontiguousarray would make a scalar [1].
         return np.require(array, requirements=("C", "A", "E"))
-    if kind(want) == "int" and array.size:
+    if classify_dtype(want) == "int" and array.size:
         # A value that does not fit would wrap around silently.
         limits = np.iinfo(want)
         if int(array.min()) < limits.min or int(array.max()) > limits.max:
@@ -157,7 +157,7 @@ def ready(array: Array, value: ValueInfo, where: str) -> Array:
             )
     with np.errstate(over="ignore"):
         out = np.array(array, dtype=want, order="C")
-    if kind(want) == "float" and not np.isfinite(out).all():
+    if classify_dtype(want) == "float" and not np.isfinite(out).all():
         raise DataError(
             f"{where}, input {value.name!r}", f"holds values too large for {want}", "scale the data", code="Q210"
         )

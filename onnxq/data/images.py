@@ -9,25 +9,25 @@ from typing import Any
 import numpy as np
 
 from onnxq.config import ImageConfig
-from onnxq.data.fit import Array, kind, shape_text, wanted_dtype
+from onnxq.data.fit import Array, classify_dtype, find_input_dtype, format_shape
 from onnxq.data.sources import LazySource
 from onnxq.errors import DataError, MissingDependencyError
-from onnxq.files import note_input
+from onnxq.files import register_input
 from onnxq.graph import ValueInfo
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 
 # Formats that Pillow's wheels read.
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 
 
-def images_in(folder: Path) -> list[Path]:
+def find_images(folder: Path) -> list[Path]:
     """List the image files below the folder, sorted by path."""
     return sorted(
         p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and p.is_file()
     )
 
 
-def image_source(
+def open_images(
     files: Sequence[Path], folder: Path, inputs: Sequence[ValueInfo], config: ImageConfig | None
 ) -> LazySource:
     """Make a source with one sample per image.
@@ -45,7 +45,7 @@ def image_source(
     value = _find_input(inputs, config, str(folder))
     _import_pillow()  # a missing package shows now, not in the middle of the work
     for file in files:
-        note_input(file)
+        register_input(file)
     return LazySource(
         files, lambda path: {value.name: read_image(path, config, value)}, lambda path: str(path.relative_to(folder))
     )
@@ -57,7 +57,7 @@ def _find_input(inputs: Sequence[ValueInfo], config: ImageConfig, where: str) ->
         raise DataError(
             f"data.images.input {config.input!r}",
             "the model has no such input",
-            did_you_mean(config.input, names),
+            suggest_names(config.input, names),
             code="Q208",
         )
     if len(inputs) != 1:
@@ -70,7 +70,7 @@ def _find_input(inputs: Sequence[ValueInfo], config: ImageConfig, where: str) ->
     value = inputs[0]
     if value.shape is not None and len(value.shape) != 4:
         raise DataError(
-            f"input {value.name!r}", f"does not take images: it is {shape_text(value)}", "use .npz files", code="Q214"
+            f"input {value.name!r}", f"does not take images: it is {format_shape(value)}", "use .npz files", code="Q214"
         )
     return value
 
@@ -81,8 +81,8 @@ def read_image(path: Path, config: ImageConfig, value: ValueInfo) -> Array:
     An integer input gets the pixels themselves (0 … 255). Raises DataError naming the file.
     """
     pixels = _read_pixels(path, config)
-    want = wanted_dtype(value) or np.dtype(np.float32)
-    if kind(want) == "int":
+    want = find_input_dtype(value) or np.dtype(np.float32)
+    if classify_dtype(want) == "int":
         array: Array = pixels.astype(want)
         if config.mean or config.std:
             raise DataError(

@@ -12,12 +12,12 @@ import numpy as np
 from onnxq.config import DataConfig
 from onnxq.data.dataset import Dataset
 from onnxq.data.files import open_path
-from onnxq.data.fit import check_kind
-from onnxq.data.scripts import DEFAULT_FUNCTION, call
+from onnxq.data.fit import check_dtype
+from onnxq.data.scripts import DEFAULT_FUNCTION, call_function
 from onnxq.data.sources import ArraySource, JoinedSource, Source
-from onnxq.data.spool import named, spool
-from onnxq.data.synthetic import SAMPLES, synthetic
-from onnxq.data.user_code import user_code
+from onnxq.data.spool import name_arrays, spool_samples
+from onnxq.data.synthetic import SAMPLES, make_synthetic
+from onnxq.data.user_code import guard_user_code
 from onnxq.errors import DataError
 from onnxq.graph import ModelLike, ValueInfo
 from onnxq.progress import Progress, silent
@@ -43,7 +43,7 @@ def load_data(
     config = config or DataConfig()
     if source is None:
         with progress("making up samples"):
-            return synthetic(inputs, samples=config.samples or SAMPLES, seed=config.seed, model=model)
+            return make_synthetic(inputs, samples=config.samples or SAMPLES, seed=config.seed, model=model)
     if isinstance(source, Dataset):
         return _check_same_inputs(source, inputs)
     if not inputs:
@@ -60,16 +60,16 @@ def _open_source(
         return _open_path(str(source), inputs, config, tick)
     # Before Iterable, which arrays of other libraries also are.
     if isinstance(source, np.ndarray) or (hasattr(source, "__array__") and not isinstance(source, Mapping)):
-        return ArraySource(named(source, inputs, "data"), inputs, "data"), "array"
+        return ArraySource(name_arrays(source, inputs, "data"), inputs, "data"), "array"
     if isinstance(source, Mapping):
-        return ArraySource(named(source, inputs, "data"), inputs, "data"), "arrays"
+        return ArraySource(name_arrays(source, inputs, "data"), inputs, "data"), "arrays"
     if isinstance(source, (list, tuple)):
-        items = [(f"item {k}", named(one, inputs, f"item {k}")) for k, one in enumerate(source)]
+        items = [(f"item {k}", name_arrays(one, inputs, f"item {k}")) for k, one in enumerate(source)]
         return JoinedSource([ArraySource(item, inputs, where, feed=True) for where, item in items]), "samples"
     if isinstance(source, Iterable):
-        return spool(source, inputs, "data", config.samples, tick), "stream"
+        return spool_samples(source, inputs, "data", config.samples, tick), "stream"
     if callable(source):
-        with user_code(getattr(source, "__name__", "data")):
+        with guard_user_code(getattr(source, "__name__", "data")):
             given = source()
         return _open_source(given, inputs, config, tick)
     raise DataError(
@@ -91,13 +91,13 @@ def _open_path(
         return open_path(Path(text), inputs, config), Path(text).name
     path = Path(script)
     title = f"{path.name}:{function}"
-    given = call(path, function)
+    given = call_function(path, function)
     if isinstance(given, Dataset):
         raise DataError(
             title, "returns a Dataset", "return arrays by input name or an iterable of {name: array}", code="Q213"
         )
     if isinstance(given, Iterable) and not isinstance(given, (str, os.PathLike, Mapping, list, tuple, np.ndarray)):
-        return spool(given, inputs, title, config.samples, tick), title
+        return spool_samples(given, inputs, title, config.samples, tick), title
     return _open_source(given, inputs, config, tick)[0], title
 
 
@@ -107,7 +107,7 @@ def _choose_samples(source: Source, title: str, inputs: Sequence[ValueInfo], con
     if total == 0:
         raise DataError(title, "is empty: it has no samples", "give it at least one sample", code="Q203")
     raw = source.sample(0)
-    notes = [check_kind(np.asarray(raw[value.name]).dtype, value, source.name(0)) for value in inputs]
+    notes = [check_dtype(np.asarray(raw[value.name]).dtype, value, source.name(0)) for value in inputs]
     # Without repetitions: a source of many files has its own remarks on dtypes already.
     source.notes = tuple(dict.fromkeys([*source.notes, *(note for note in notes if note)]))
     chosen, spare = list(range(total)), []

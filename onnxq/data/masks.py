@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def attended(feeds: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+def read_mask(feeds: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
     """Read the mask [batch, positions] of values of this shape from the model's own mask input; None: all count.
 
     The network computes values for padding, too, and no output depends on them. In samples with much padding they would

@@ -18,7 +18,7 @@ _MOST_BYTES = 2**31 - 1
 _NUMBER = re.compile(r"input_(\d+)\.pb$")
 
 
-def sets_in(folder: Path) -> list[Path]:
+def find_sets(folder: Path) -> list[Path]:
     """Find the folders with input_*.pb: `folder` itself or the test_data_set_* in it, in numeric order."""
     if _list_files(folder):
         return [folder]

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from onnxq.data.fit import Array
-from onnxq.data.user_code import user_code
+from onnxq.data.user_code import guard_user_code
 from onnxq.errors import DataError
-from onnxq.files import check_regular, read_input
-from onnxq.nearest import did_you_mean, nearest
+from onnxq.files import check_input_kind, read_input
+from onnxq.nearest import find_nearest, suggest_names
 
 # Polygraphy's name for the function of a data-loader script.
 DEFAULT_FUNCTION = "load_data"
@@ -28,7 +28,7 @@ _MOST_BYTES = 2**31
 _LONGEST_SCRIPT = 16 * 2**20
 
 
-def call(path: Path, function: str) -> Any:
+def call_function(path: Path, function: str) -> Any:
     """Call `function` of the file and return its result. This runs the file, so it must be one that the user named.
 
     Raises DataError for a file that does not run, and for a function that does not exist or has required arguments.
@@ -38,7 +38,7 @@ def call(path: Path, function: str) -> Any:
     wants = [p for p in inspect.signature(found).parameters.values() if p.default is p.empty]
     if any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in wants):
         raise DataError(where, "the function wants arguments; it is called without", "give them defaults", code="Q213")
-    with user_code(where, path.parent):
+    with guard_user_code(where, path.parent):
         return found()
 
 
@@ -46,7 +46,7 @@ def find_function(path: Path, function: str) -> Callable[..., Any]:
     """Run a file and return its function. Raises DataError if it does not run or has no such function."""
     where = f"{path}:{function}"
     _check_script(path)
-    with user_code(where, path.parent):
+    with guard_user_code(where, path.parent):
         spec = importlib.util.spec_from_file_location(f"_onnxq_data_{path.stem}", path)
         if spec is None or spec.loader is None:
             raise DataError(path, "is not a Python file", code="Q213")
@@ -60,33 +60,33 @@ def find_function(path: Path, function: str) -> Callable[..., Any]:
     found: Callable[..., Any] | None = getattr(module, function, None)
     if found is None or not callable(found):
         names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise DataError(where, "the file has no such function", did_you_mean(function, names), code="Q213")
+        raise DataError(where, "the file has no such function", suggest_names(function, names), code="Q213")
     return found
 
 
 def _check_script(path: Path) -> None:
     """Raise DataError for a file that does not exist, with the nearest names, or that is no regular file."""
     try:
-        check_regular(path, DataError)
+        check_input_kind(path, DataError)
         if path.stat().st_size > _LONGEST_SCRIPT:
             raise DataError(
                 str(path), f"is larger than {_LONGEST_SCRIPT // 2**20} MiB", "name the right file", code="Q202"
             )
     except FileNotFoundError:
-        raise DataError(str(path), "there is no such file", near_files(path), code="Q201") from None
+        raise DataError(str(path), "there is no such file", suggest_files(path), code="Q201") from None
     except OSError as error:
         raise DataError(
             str(path), f"cannot be read ({error.strerror or error})", "check its permissions", code="Q213"
         ) from error
 
 
-def near_files(path: Path) -> str:
+def suggest_files(path: Path) -> str:
     """Suggest the most similar names in the path's folder; "" for none."""
-    close = nearest(path.name, (one.name for one in path.parent.iterdir())) if path.parent.is_dir() else ()
+    close = find_nearest(path.name, (one.name for one in path.parent.iterdir())) if path.parent.is_dir() else ()
     return f"did you mean {' or '.join(repr(str(path.parent / name)) for name in close)}?" if close else ""
 
 
-def feeds_from_json(path: Path) -> Sequence[Mapping[str, Array]]:
+def read_json_feeds(path: Path) -> Sequence[Mapping[str, Array]]:
     """Read a Polygraphy inputs file (`polygraphy run --save-inputs`): a list of {name: array}.
 
     It is decoded without Polygraphy and without unpickling. Raises DataError for any other content.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
-from onnxq.data.cuts import Cut, batch_symbols, cut, fits_whole
-from onnxq.data.fit import Array, Arrays, by_input, check_kind
+from onnxq.data.cuts import Cut, find_batch_symbols, find_cut, fits_whole
+from onnxq.data.fit import Array, Arrays, check_dtype, match_inputs
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 
@@ -38,12 +38,12 @@ class ArraySource:
 
     def __init__(self, given: Arrays, inputs: Sequence[ValueInfo], where: str, *, feed: bool = False) -> None:
         self._where = where
-        self._arrays, extra = by_input(inputs, given, where)
+        self._arrays, extra = match_inputs(inputs, given, where)
         notes = [f"array {name!r} is no input of the model: not used" for name in extra]
-        notes += [check_kind(self._arrays[value.name].dtype, value, where) for value in inputs]
-        symbols = batch_symbols(inputs)
+        notes += [check_dtype(self._arrays[value.name].dtype, value, where) for value in inputs]
+        symbols = find_batch_symbols(inputs)
         shapes = {value.name: self._arrays[value.name].shape for value in inputs}
-        self._cuts = {v.name: cut(shapes[v.name], v, symbols, where, feed=feed) for v in inputs}
+        self._cuts = {v.name: find_cut(shapes[v.name], v, symbols, where, feed=feed) for v in inputs}
         uneven = _describe_uneven(self._cuts)
         same = [name for name, one in self._cuts.items() if one.count is None and len(shapes[name]) > 0]
         several = any((one.count or 1) > 1 for one in self._cuts.values())

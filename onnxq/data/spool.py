@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxq.data.fit import Array, Arrays
 from onnxq.data.sources import ArraySource, JoinedSource
-from onnxq.data.user_code import user_code
+from onnxq.data.user_code import guard_user_code
 from onnxq.errors import DataError
 from onnxq.files import ScratchFolder
 from onnxq.graph import ValueInfo
@@ -18,7 +18,7 @@ from onnxq.graph import ValueInfo
 _IN_MEMORY = 256 * 2**20
 
 
-def named(item: Any, inputs: Sequence[ValueInfo], where: str) -> dict[str, Array]:
+def name_arrays(item: Any, inputs: Sequence[ValueInfo], where: str) -> dict[str, Array]:
     """Convert one item to {input name: array}: a mapping, or a bare array if the model has one input.
 
     Raises DataError for anything else, and for values that are no arrays.
@@ -46,7 +46,7 @@ def _to_array(value: Any, where: str) -> Array:
     return array
 
 
-def spool(
+def spool_samples(
     items: Iterable[Any],
     inputs: Sequence[ValueInfo],
     where: str,
@@ -63,7 +63,7 @@ def spool(
     count = 0
     for k, item in enumerate(_guard_items(items, where)):
         label = f"{where}, item {k}"
-        kept = store.keep(named(item, inputs, label))
+        kept = store.keep(name_arrays(item, inputs, label))
         parts.append(ArraySource(kept, inputs, label, feed=True))
         count += len(parts[-1])
         tick()
@@ -76,10 +76,10 @@ def spool(
 
 def _guard_items(items: Iterable[Any], where: str) -> Iterator[Any]:
     """Yield the items; errors of their code become DataErrors that name it."""
-    with user_code(where):
+    with guard_user_code(where):
         iterator = iter(items)
     while True:
-        with user_code(where):
+        with guard_user_code(where):
             try:
                 item = next(iterator)
             except StopIteration:

@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxq.data.augment import CHANNELS
 from onnxq.data.dataset import Dataset
-from onnxq.data.fit import Array, kind, shape_text, wanted_dtype
+from onnxq.data.fit import Array, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import ModelLike, ValueInfo
 from onnxq.runtime import Session
@@ -38,7 +38,7 @@ _OTHER_SIZE = 16
 _OTHER_GUESSES = (32, 48, 64, 128, 256, 512, 1024, 224, 320, 640, 8, 4, 2, 1)
 
 
-def synthetic(
+def make_synthetic(
     inputs: Sequence[ValueInfo],
     *,
     samples: int = SAMPLES,
@@ -54,11 +54,11 @@ def synthetic(
     Raises DataError for an input of strings or of unknown type or rank, and if the model runs with no guess.
     """
     for value in inputs:
-        want = wanted_dtype(value)
-        if value.shape is None or want is None or kind(want) not in ("float", "int", "bool"):
+        want = find_input_dtype(value)
+        if value.shape is None or want is None or classify_dtype(want) not in ("float", "int", "bool"):
             raise DataError(
                 f"input {value.name!r}",
-                f"no random values can be made for it ({shape_text(value)})",
+                f"no random values can be made for it ({format_shape(value)})",
                 "give `data=…`",
                 code="Q216",
             )
@@ -124,7 +124,7 @@ def _guess_size(value: ValueInfo, axis: int, symbol: str) -> int:
         if axis == (3 if channels_last else 1):
             return 3
         return _IMAGE_SIDE
-    return 32 if rank == 2 and kind(wanted_dtype(value) or np.dtype(float)) == "int" else _OTHER_SIZE
+    return 32 if rank == 2 and classify_dtype(find_input_dtype(value) or np.dtype(float)) == "int" else _OTHER_SIZE
 
 
 class _RandomSource:
@@ -149,10 +149,10 @@ class _RandomSource:
         return f"synthetic sample {i}"
 
     def _values(self, rng: np.random.Generator, value: ValueInfo) -> Array:
-        shape, want = self._shapes[value.name], wanted_dtype(value) or np.dtype(np.float32)
-        if kind(want) == "float":
+        shape, want = self._shapes[value.name], find_input_dtype(value) or np.dtype(np.float32)
+        if classify_dtype(want) == "float":
             return np.asarray(rng.standard_normal(shape)).astype(want)
         # A random mask would hide a part of the sample.
-        if kind(want) == "int" and "mask" in value.name.lower():
+        if classify_dtype(want) == "int" and "mask" in value.name.lower():
             return np.ones(shape, want)
         return np.asarray(rng.integers(0, 2, shape)).astype(want)

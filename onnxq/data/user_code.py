@@ -17,7 +17,7 @@ _CALLS = 5
 
 
 @contextmanager
-def user_code(where: str, folder: Path | None = None) -> Iterator[None]:
+def guard_user_code(where: str, folder: Path | None = None) -> Iterator[None]:
     """Run code of the user: its exceptions become DataErrors, and it can import files beside its own.
 
     where: name of the function for messages. folder: folder of its file.

@@ -1,6 +1,6 @@
 """A calibrated plan carried out: the only writer of QuantizeLinear and DequantizeLinear. It decides nothing."""
 
 from onnxq.emit.metadata import BITS_KEY, PLAN_KEY
-from onnxq.emit.model import emit, put_biases
+from onnxq.emit.model import emit_pairs, replace_biases
 
-__all__ = ["BITS_KEY", "PLAN_KEY", "emit", "put_biases"]
+__all__ = ["BITS_KEY", "PLAN_KEY", "emit_pairs", "replace_biases"]

@@ -7,7 +7,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.numerics import quantize, quantize_weight, saturating_sums
+from onnxq.numerics import find_saturating_sums, quantize, quantize_weight
 from onnxq.plan import SitePlan
 from onnxq.sites import Role
 from onnxq.spec import QParams, QuantSpec
@@ -50,7 +50,7 @@ def _check_values(site: SitePlan, shape: tuple[int, ...]) -> NDArray[np.generic]
     if not fits or (data.size and (data.min() < site.spec.qmin or data.max() > site.spec.qmax)):
         cause = f"its values do not fit a {site.spec.storage} tensor of shape {list(shape)}"
         raise PlanError(str(site.site), cause, "take `values` out, or plan this model again", code="Q408")
-    if any(saturating_sums(data, order).any() for order in site.sum_orders):
+    if any(find_saturating_sums(data, order).any() for order in site.sum_orders):
         cause = "its values overflow 16-bit sums on CPUs without VNNI, and the plan says that they do not"
         raise PlanError(str(site.site), cause, "take `values` out, or write `saturation: allow`", code="Q408")
     return data

@@ -7,14 +7,14 @@ import json
 from onnxq.emit.metadata import BITS_KEY, PLAN_KEY, read_records, write_plan
 from onnxq.emit.pairs import PairWriter
 from onnxq.errors import PlanError
-from onnxq.graph import Editor, GraphIndex, ModelLike, index_of, opset_of
+from onnxq.graph import Editor, GraphIndex, ModelLike, find_opset, get_index
 from onnxq.plan import Plan
 from onnxq.plan.limits import check_numbers, check_specs
-from onnxq.plan.names import part
+from onnxq.plan.names import name_part
 from onnxq.sites import Edge, Role, TensorId
 
 
-def put_biases(proto: ModelLike, plan: Plan) -> ModelLike:
+def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
     """The prepared model with the plan's float biases in the place of its own.
 
     Each takes the place at one input only: other readers of the old bias keep it. Raises PlanError for an input that is
@@ -22,20 +22,20 @@ def put_biases(proto: ModelLike, plan: Plan) -> ModelLike:
     """
     if not plan.biases:
         return proto
-    index, editor = index_of(proto), Editor(proto)
+    index, editor = get_index(proto), Editor(proto)
     for bias in plan.biases:
         node = index.node(bias.edge.node)
         # The input behind the last is allowed: an operator without a bias gets one there.
         if bias.edge.index > len(node.inputs):
             raise PlanError(str(bias.edge), "this node has no place for a bias", "plan this model again", code="Q404")
-        name = editor.fresh(f"{part(bias.edge, 'float')}/corrected")
+        name = editor.fresh(f"{name_part(bias.edge, 'float')}/corrected")
         editor.add_initializer(node.scope, name, bias.values)
         editor.replace_input(bias.edge, name)
     editor.remove_unused()
     return editor.export()
 
 
-def emit(proto: ModelLike, plan: Plan) -> ModelLike:
+def emit_pairs(proto: ModelLike, plan: Plan) -> ModelLike:
     """The prepared model with every pair of the plan in it.
 
     Weights and biases become integer initializers behind a DequantizeLinear; activations get a
@@ -45,9 +45,11 @@ def emit(proto: ModelLike, plan: Plan) -> ModelLike:
 
     Raises PlanError for a site without numbers, one that is not in this model, or one that the target cannot run.
     """
-    if opset_of(proto) < plan.opset:
-        raise PlanError(plan.model, f"the plan needs opset {plan.opset}, the model has {opset_of(proto)}", code="Q404")
-    index = index_of(proto)
+    if find_opset(proto) < plan.opset:
+        raise PlanError(
+            plan.model, f"the plan needs opset {plan.opset}, the model has {find_opset(proto)}", code="Q404"
+        )
+    index = get_index(proto)
     check_specs(plan, index)
     check_numbers(plan)
     own_inputs = frozenset(site.site for site in plan.sites if isinstance(site.site, Edge))

@@ -12,14 +12,14 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.calibrate.constants import tensor_of
+from onnxq.calibrate.constants import find_tensor
 from onnxq.emit.constants import STORAGE_TYPES, numpy_type, quantize_constant
 from onnxq.emit.metadata import Record, describe_site
 from onnxq.errors import PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike
-from onnxq.numerics import clip_bounds, scale_as
+from onnxq.numerics import cast_scale, clip_bounds
 from onnxq.plan import SitePlan
-from onnxq.plan.names import part
+from onnxq.plan.names import name_part
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
@@ -65,12 +65,12 @@ class PairWriter:
 
     def write_activation(self, site: SitePlan, qparams: QParams) -> None:
         """Tensor -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear -> its readers."""
-        tensor, scope = tensor_of(self.index, site.site), site.site.scope
+        tensor, scope = find_tensor(self.index, site.site), site.site.scope
         names = self._make_names(site, ("q_node", "dq_node", "quantized", "dequantized"))
         source = self.renamed.get(tensor, tensor.name)
         whole = site.consumers is None
         if whole and self.index.is_output(tensor):
-            source = self.editor.fresh(part(site.site, "float"))
+            source = self.editor.fresh(name_part(site.site, "float"))
             self.editor.rename_tensor(tensor, source)
             self.renamed[tensor] = source
             names["dequantized"] = tensor.name
@@ -126,7 +126,7 @@ class PairWriter:
 
     def write_constant(self, site: SitePlan, qparams: QParams) -> None:
         """Integer initializer -> DequantizeLinear -> its readers."""
-        tensor, scope = tensor_of(self.index, site.site), site.site.scope
+        tensor, scope = find_tensor(self.index, site.site), site.site.scope
         value = self.index.constant(tensor)
         if value is None:
             raise PlanError(str(site.site), "is not a constant in this model", "plan this model again", code="Q404")
@@ -163,7 +163,7 @@ class PairWriter:
     def _add_qparams(self, site: SitePlan, qparams: QParams, scope: str, storage: str = "") -> tuple[str, str]:
         """Names of the scale and the zero point, written beside the site; a bias has no zero point to read."""
         names = self._make_names(site, ("scale", "zero_point"))
-        self.editor.add_initializer(scope, names["scale"], scale_as(qparams, self._find_float_type(site)))
+        self.editor.add_initializer(scope, names["scale"], cast_scale(qparams, self._find_float_type(site)))
         if site.role is not Role.BIAS:
             zero = np.asarray(qparams.zero_point, numpy_type(site.spec))
             kind = STORAGE_TYPES[storage or site.spec.storage]
@@ -174,11 +174,13 @@ class PairWriter:
         """The type of the site's scale: float16 for a float16 tensor."""
         # DequantizeLinear returns the type of its scale, which so must be the tensor's.
         return (
-            np.float16 if self.index.dtype(tensor_of(self.index, site.site)) == onnx.TensorProto.FLOAT16 else np.float32
+            np.float16
+            if self.index.dtype(find_tensor(self.index, site.site)) == onnx.TensorProto.FLOAT16
+            else np.float32
         )
 
     def _make_names(self, site: SitePlan, parts: Iterable[str]) -> dict[str, str]:
-        return {name: self.editor.fresh(part(site.site, name)) for name in parts}
+        return {name: self.editor.fresh(name_part(site.site, name)) for name in parts}
 
     def _add_record(self, site: SitePlan, node: str) -> dict[str, str]:
         """Note the site for a node; returns the metadata that the node carries."""

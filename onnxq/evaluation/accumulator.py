@@ -14,7 +14,7 @@ Array = NDArray[np.generic]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputError:
+class OutputAccuracy:
     """How far one tensor is from its reference over all samples.
 
     sqnr_db: 10 log10(signal / noise) of the whole tensor, or of the part of it that is farther; inf when identical,
@@ -88,16 +88,16 @@ class ErrorAccumulator:
                 self.slices.update(_spread(ref, known), _spread(error, known))
         return found
 
-    def result(self) -> OutputError:
+    def result(self) -> OutputAccuracy:
         """The error over all samples so far. An all-zero pair agrees perfectly."""
         if not self.comparable:
-            return OutputError(name=self.name, sqnr_db=-math.inf, whole_db=-math.inf, cosine=0.0, max_abs=math.inf)
+            return OutputAccuracy(name=self.name, sqnr_db=-math.inf, whole_db=-math.inf, cosine=0.0, max_abs=math.inf)
         norm = float(np.sqrt(self.signal) * np.sqrt(self.power))
         cosine = self.dot / norm if norm > 0 else float(self.noise == 0.0)
         whole = compute_sqnr(self.signal, self.noise)
         parts = [(compute_sqnr(part.signal, part.noise), part.text) for part in self.parts()]
         worst, part = min([(whole, ""), *parts], key=lambda one: one[0])
-        return OutputError(
+        return OutputAccuracy(
             name=self.name, sqnr_db=worst, whole_db=whole, part=part, cosine=cosine, max_abs=self.max_abs
         )
 
@@ -120,7 +120,7 @@ def _spread(values: NDArray[np.float64], known: NDArray[np.bool_]) -> NDArray[np
     return found
 
 
-def measure_error(reference: Array, value: Array, name: str = "") -> OutputError:
+def measure_error(reference: Array, value: Array, name: str = "") -> OutputAccuracy:
     """The error of one array against another."""
     sums = ErrorAccumulator(name)
     sums.update(reference, value)

@@ -10,14 +10,14 @@ from typing import Protocol
 
 import numpy as np
 
-from onnxq.data import attended
+from onnxq.data import read_mask
 from onnxq.errors import VerificationError
-from onnxq.evaluation.accumulator import Array, ErrorAccumulator, OutputError, compute_sqnr
+from onnxq.evaluation.accumulator import Array, ErrorAccumulator, OutputAccuracy, compute_sqnr
 from onnxq.evaluation.slices import SliceSums
 from onnxq.graph import ModelLike
 
 
-class Runs(Protocol):
+class Runner(Protocol):
     """A Session, or a stand-in for one."""
 
     def run(self, feeds: Mapping[str, Array], /) -> dict[str, Array]:
@@ -33,14 +33,14 @@ class ModelErrors:
 
     def update(self, feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]) -> None:
         """Add one run. Strings do not count, nor does what the model's own mask input leaves out."""
-        for name, pairs in paired_outputs(feeds, reference, got):
+        for name, pairs in pair_outputs(feeds, reference, got):
             sums = self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums()))
             before = sums.noise
             for one, two in pairs:
                 sums.update(one, two)
             self._each.setdefault(name, []).append(sums.noise - before)
 
-    def results(self) -> tuple[OutputError, ...]:
+    def results(self) -> tuple[OutputAccuracy, ...]:
         """The error of each output."""
         return tuple(sums.result() for sums in self.outputs.values())
 
@@ -71,12 +71,12 @@ class ModelErrors:
         return min(found)
 
 
-def compare(
-    pairs: Mapping[str, tuple[Runs, Runs]],
+def compare_models(
+    pairs: Mapping[str, tuple[Runner, Runner]],
     samples: Iterable[Mapping[str, Array]],
     *,
     on_sample: Callable[[], None] = lambda: None,
-) -> dict[str, tuple[OutputError, ...]]:
+) -> dict[str, tuple[OutputAccuracy, ...]]:
     """Run each (reference, other) pair of sessions over the samples; per label, one result an output.
 
     Sessions that appear in several pairs run once a sample. Only numbers are compared, those in sequences and maps too;
@@ -95,13 +95,13 @@ def compare(
 
 
 def _meant(feeds: Mapping[str, Array], value: Array, other: Array) -> tuple[Array, Array]:
-    mask = attended(feeds, value.shape)
+    mask = read_mask(feeds, value.shape)
     if mask is None or value.shape != other.shape:
         return value, other
     return value[mask][np.newaxis], other[mask][np.newaxis]
 
 
-def paired_outputs(
+def pair_outputs(
     feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]
 ) -> Iterator[tuple[str, list[tuple[Array, Array]]]]:
     """The arrays of each output beside those of another run, without padding; strings are left out.

@@ -7,7 +7,7 @@ from itertools import islice
 
 from onnxq.data import Dataset
 from onnxq.evaluation.accumulator import Array
-from onnxq.evaluation.compare import ModelErrors, Runs
+from onnxq.evaluation.compare import ModelErrors, Runner
 from onnxq.graph import ModelLike
 from onnxq.runtime import Feeds, Session
 
@@ -45,14 +45,14 @@ class FloatOutputs:
                 self._session = None  # and the weights with it: nothing is left to run
         return found
 
-    def measure(self, model: Runs, *, limit: int | None = None, tick: Callable[[], None] = _nothing) -> ModelErrors:
+    def measure(self, model: Runner, *, limit: int | None = None, tick: Callable[[], None] = _nothing) -> ModelErrors:
         """Return a model's errors over all samples. limit: the most samples to run. tick: called after each."""
         errors = ModelErrors()
         for run in self._run_both(model, limit, tick):
             errors.update(*run)
         return errors
 
-    def measure_each(self, model: Runs, *, tick: Callable[[], None] = _nothing) -> list[ModelErrors]:
+    def measure_each(self, model: Runner, *, tick: Callable[[], None] = _nothing) -> list[ModelErrors]:
         """Return a model's errors on each sample alone, in their order."""
         found = []
         for run in self._run_both(model, None, tick):
@@ -60,7 +60,7 @@ class FloatOutputs:
             found[-1].update(*run)
         return found
 
-    def _run_both(self, model: Runs, limit: int | None, tick: Callable[[], None]) -> Iterator[_Run]:
+    def _run_both(self, model: Runner, limit: int | None, tick: Callable[[], None]) -> Iterator[_Run]:
         for at, feeds in enumerate(islice(self.samples.samples(), limit)):
             yield feeds, self.run(at, feeds), model.run(feeds)
             tick()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.data.scripts import find_function
-from onnxq.data.user_code import user_code
+from onnxq.data.user_code import guard_user_code
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.accumulator import Array
 from onnxq.files import ScratchFolder
@@ -87,7 +87,7 @@ class Metric:
 
     def __call__(self, proto: ModelLike, *, optimize: bool = True, threads: int = 1) -> float:
         """The metric of one model. Raises DataError when the function raises or gives no finite number."""
-        with ScratchFolder() as folder, user_code(self.name):
+        with ScratchFolder() as folder, guard_user_code(self.name):
             value: Any = self.function(MetricModel(proto, folder, optimize=optimize, threads=threads))
         try:
             found = math.nan if isinstance(value, (bool, str)) else float(value)

@@ -73,7 +73,7 @@ class Profile:
         return tuple(group for group in self.groups if group.kind == kind)
 
 
-def decibel(noise: float) -> float:
+def noise_to_db(noise: float) -> float:
     """Relative noise power as SQNR."""
     if noise <= 0.0:
         return math.inf

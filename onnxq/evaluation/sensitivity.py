@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.evaluation.float_outputs import FloatOutputs
-from onnxq.evaluation.profile import KINDS, GroupCost, OutputCost, PrefixError, Profile, decibel
-from onnxq.evaluation.toggled import Setting, Switch, Switchboard, measure, switchboard
+from onnxq.evaluation.profile import KINDS, GroupCost, OutputCost, PrefixError, Profile, noise_to_db
+from onnxq.evaluation.toggled import Setting, Switch, ToggledModel, measure_settings, toggle_model
 from onnxq.graph import ModelLike
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from onnxq.progress import Progress
 from onnxq.sites import Caution, Role
 
@@ -48,7 +48,7 @@ def list_groups(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tup
     wanted = tuple(dict.fromkeys(kinds))
     for kind in wanted:
         if kind not in KINDS:
-            raise ConfigError(f"by: {kind}", "there is no such grouping", did_you_mean(kind, KINDS), code="Q304")
+            raise ConfigError(f"by: {kind}", "there is no such grouping", suggest_names(kind, KINDS), code="Q304")
     nodes = group_by_node(switches)
     found: dict[tuple[str, frozenset[Switch]], Group] = {}
     if "node" in wanted:
@@ -95,7 +95,7 @@ def split_segments(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[Gro
     return groups
 
 
-def profile_pairs(
+def measure_sensitivity(
     float_model: ModelLike,
     quantized: ModelLike,
     samples: Dataset,
@@ -110,7 +110,7 @@ def profile_pairs(
     Raises ModelError and DataError from the runs, ConfigError for a kind that does not exist.
     """
     with progress("putting every pair behind a switch"):
-        board = switchboard(float_model, quantized, threads=threads)
+        board = toggle_model(float_model, quantized, threads=threads)
         reference = FloatOutputs(float_model, samples, threads=threads)
     groups = list_groups(board.switches, kinds)
     everything: Setting = frozenset(board.switches)
@@ -119,16 +119,16 @@ def profile_pairs(
     for group in groups:
         settings += [frozenset(group.switches), everything.difference(group.switches)]
     settings += [setting for _, setting in steps]
-    errors = measure(board, reference, settings, progress=progress)
+    errors = measure_settings(board, reference, settings, progress=progress)
     off, on, rest = errors[0], errors[1], errors[2:]
-    whole = decibel(on.noise())
+    whole = noise_to_db(on.noise())
     costs = []
     for k, group in enumerate(groups):
-        isolated, left_out = decibel(rest[2 * k].noise()), decibel(rest[2 * k + 1].noise())
+        isolated, left_out = noise_to_db(rest[2 * k].noise()), noise_to_db(rest[2 * k + 1].noise())
         costs.append(_make_cost(group, isolated, left_out, whole))
     costs.sort(key=lambda cost: (-cost.gain_db, cost.isolated_db, cost.name))
     prefixes = [
-        PrefixError(node=name, sqnr_db=decibel(e.noise()))
+        PrefixError(node=name, sqnr_db=noise_to_db(e.noise()))
         for (name, _), e in zip(steps, rest[2 * len(groups) :], strict=True)
     ]
     outputs = tuple(
@@ -161,7 +161,7 @@ def _make_cost(group: Group, isolated: float, left_out: float, whole: float) -> 
     )
 
 
-def _list_prefixes(board: Switchboard) -> list[tuple[str, Setting]]:
+def _list_prefixes(board: ToggledModel) -> list[tuple[str, Setting]]:
     """Settings that quantize from the start up to one node after another."""
     nodes = group_by_node(board.switches)
     names = list(nodes)
@@ -170,7 +170,7 @@ def _list_prefixes(board: Switchboard) -> list[tuple[str, Setting]]:
     return [(names[k], frozenset(one for name in names[: k + 1] for one in nodes[name])) for k in ends]
 
 
-def _gather_warnings(outputs: Sequence[OutputCost], board: Switchboard) -> tuple[Caution, ...]:
+def _gather_warnings(outputs: Sequence[OutputCost], board: ToggledModel) -> tuple[Caution, ...]:
     found = []
     worst = min(outputs, key=lambda one: one.float_db, default=None)
     if worst is not None and worst.float_db < _SAME_DB and not board.fixed:

@@ -16,14 +16,14 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxq.annotate.find import Chain, chains
+from onnxq.annotate.find import Chain, find_chains
 from onnxq.annotate.notes import read_notes
-from onnxq.annotate.read import pair_info
+from onnxq.annotate.read import describe_pair
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.graph import GraphIndex, ModelLike, inline_functions, name_nodes
 from onnxq.graph.light import bare_proto, rebuild
-from onnxq.graph.scopes import walk
+from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
@@ -54,7 +54,7 @@ Setting = frozenset[Switch]
 
 
 @dataclass(frozen=True, eq=False)
-class Switchboard:
+class ToggledModel:
     """The model and its switches, in the order it runs. fixed: pairs that cannot be switched and stay on, and why."""
 
     session: Session
@@ -70,8 +70,8 @@ class Switchboard:
         return self.session.run({**feeds, **held})
 
 
-def measure(
-    board: Switchboard,
+def measure_settings(
+    board: ToggledModel,
     reference: FloatOutputs,
     settings: Sequence[Setting],
     *,
@@ -89,7 +89,7 @@ def measure(
     return [found[setting] for setting in settings]
 
 
-def switchboard(float_model: ModelLike, quantized: ModelLike, *, threads: int = 0) -> Switchboard:
+def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int = 0) -> ToggledModel:
     """Put every rounding of `quantized` behind a switch.
 
     float_model: the same network, nodes named alike where constants are to be switched: it has their float values.
@@ -109,7 +109,7 @@ def switchboard(float_model: ModelLike, quantized: ModelLike, *, threads: int = 
         key=lambda one: (min((order.get(name, 0) for name in one.readers), default=len(order)), one.site),
     )
     keep = {one.feed for one in switches}
-    return Switchboard(
+    return ToggledModel(
         session,
         tuple(switches),
         tuple(work.fixed),
@@ -130,7 +130,7 @@ class _Work:
 
     def __post_init__(self) -> None:
         self.proto = ModelProto.FromString(bare_proto(self.source).SerializeToString())
-        self.by_name = {node.name: node for _, graph in walk(self.proto.graph) for node in graph.node}
+        self.by_name = {node.name: node for _, graph in walk_graphs(self.proto.graph) for node in graph.node}
         self.branches: dict[str, NodeProto] = {}
         self.known = {node.name for node in self.real.nodes}
         kept = {node.name for node in self.index.nodes}
@@ -138,16 +138,16 @@ class _Work:
         # Their inputs may have kept their names, or their outputs.
         self.activations = {name: node for node in gone for name in (node.inputs[0], node.outputs[0])}
         self.taken = {node.name for node in self.index.nodes}
-        for _, graph in walk(self.proto.graph):
+        for _, graph in walk_graphs(self.proto.graph):
             self.taken.update(name for node in graph.node for name in (*node.input, *node.output))
 
     def toggle_pairs(self) -> None:
         """Every chain of nodes that rounds something."""
         notes = read_notes(self.source)
-        for chain in chains(self.index):
+        for chain in find_chains(self.index):
             if self._is_in_both(chain):
                 continue
-            info = pair_info(self.index, chain, notes)
+            info = describe_pair(self.index, chain, notes)
             if chain.dequantize is None:
                 reason = "what it quantizes is computed on in integers"
                 self.fixed.append(Refusal(str(info.site), reason, rule="profile", code="R113"))
@@ -287,12 +287,12 @@ class _Work:
 
     def finish(self) -> ModelLike:
         """The model with the branches in place, and nothing in it that no output needs."""
-        for _, graph in walk(self.proto.graph):
+        for _, graph in walk_graphs(self.proto.graph):
             nodes = [self.branches.get(node.name, node) for node in graph.node]
             del graph.node[:]
             graph.node.extend(nodes)
         # From the inside out: a tensor that no subgraph reads any more, its parent need not compute.
-        for _, graph in reversed(list(walk(self.proto.graph))):
+        for _, graph in reversed(list(walk_graphs(self.proto.graph))):
             remove_unneeded(graph)
         used = {value.name for value in self.index.inputs} | _read(self.proto)
         kept = [value for value in self.proto.graph.input if value.name in used]
@@ -342,4 +342,4 @@ def _dequantize_constant(index: GraphIndex, chain: Chain) -> Array | None:
 
 
 def _read(proto: ModelProto) -> set[str]:
-    return {name for _, graph in walk(proto.graph) for node in graph.node for name in node.input}
+    return {name for _, graph in walk_graphs(proto.graph) for node in graph.node for name in node.input}

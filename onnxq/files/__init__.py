@@ -1,27 +1,27 @@
 """Files of the user: outputs are checked before the work and written atomically, inputs are read with limits."""
 
-from onnxq.files.atomic import replacing, write_text
+from onnxq.files.atomic import replace_files, write_text
 from onnxq.files.locks import hold_lock
-from onnxq.files.names import readable
-from onnxq.files.outputs import check_free, guarding, is_stream, note_input, refuse_inputs, saving_into
-from onnxq.files.reading import check_regular, first_line_of, read_input, read_text, reason_of
+from onnxq.files.names import replace_surrogates
+from onnxq.files.outputs import check_outputs, guard_outputs, is_stream, prepare_folder, refuse_inputs, register_input
+from onnxq.files.reading import check_input_kind, describe_os_error, read_input, read_text, shorten_error
 from onnxq.files.scratch import ScratchFolder
 
 __all__ = [
     "ScratchFolder",
-    "check_free",
-    "check_regular",
-    "first_line_of",
-    "guarding",
+    "check_input_kind",
+    "check_outputs",
+    "describe_os_error",
+    "guard_outputs",
     "hold_lock",
     "is_stream",
-    "note_input",
+    "prepare_folder",
     "read_input",
     "read_text",
-    "readable",
-    "reason_of",
     "refuse_inputs",
-    "replacing",
-    "saving_into",
+    "register_input",
+    "replace_files",
+    "replace_surrogates",
+    "shorten_error",
     "write_text",
 ]

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onnxq.errors import OutputError
-from onnxq.files.locks import lock_new, remove_stale, temporary_name
-from onnxq.files.names import readable
-from onnxq.files.outputs import EXISTS_FIX, check_kind, is_stream, refuse_inputs
+from onnxq.files.locks import lock_new_file, make_temporary_name, remove_stale_files
+from onnxq.files.names import replace_surrogates
+from onnxq.files.outputs import EXISTS_FIX, check_output_kind, is_stream, refuse_inputs
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
     """Write `text` to a temporary file beside `path` and rename it. Raises OutputError if that fails."""
-    with replacing([path], overwrite=overwrite) as files:
-        files[0].write(readable(text).encode("utf-8"))
+    with replace_files([path], overwrite=overwrite) as files:
+        files[0].write(replace_surrogates(text).encode("utf-8"))
 
 
 @contextmanager
-def replacing(
+def replace_files(
     targets: Sequence[Path], *, overwrite: bool = False, inputs: Sequence[Path] = ()
 ) -> Iterator[list[BinaryIO]]:
     """Open one temporary file per target; on success they replace the targets, the last one first.
@@ -33,11 +33,11 @@ def replacing(
     command, or cannot be written.
     """
     for target in targets:
-        check_kind(target)
+        check_output_kind(target)
         if os.path.lexists(target) and not (overwrite or is_stream(target)):
             raise OutputError(str(target), "exists already", EXISTS_FIX, code="Q601")
     refuse_inputs(targets, inputs)
-    remove_stale(targets[0].parent)
+    remove_stale_files(targets[0].parent)
     made: list[Path] = []
     try:
         with ExitStack() as stack:
@@ -55,13 +55,13 @@ def replacing(
             elif made:
                 os.replace(made[0], targets[0])
     except OSError as error:
-        raise cannot_write(targets[0], error) from error
+        raise make_write_error(targets[0], error) from error
     finally:
         for path in made:
             path.unlink(missing_ok=True)
 
 
-def cannot_write(path: Path, error: OSError) -> OutputError:
+def make_write_error(path: Path, error: OSError) -> OutputError:
     """Make the error for a failed write to `path`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return OutputError(str(path), "there is no room left on the disk", "free some space", code="Q604")
@@ -75,10 +75,10 @@ def _open_temporary(target: Path, made: list[Path], stack: ExitStack) -> BinaryI
         if is_stream(target):
             file = target.open("wb")
         else:
-            made.append(target.with_name(temporary_name()))
+            made.append(target.with_name(make_temporary_name()))
             file = made[-1].open("xb")
         stack.callback(_close_quietly, file)
-        if is_stream(target) or lock_new(file.fileno(), made[-1]):
+        if is_stream(target) or lock_new_file(file.fileno(), made[-1]):
             return file
         made.pop()  # another run removed it before it was locked
 
@@ -95,7 +95,7 @@ def _replace_all(made: list[Path], targets: Sequence[Path]) -> None:
     try:
         for target in targets:
             if os.path.lexists(target):
-                aside.append((target.with_name(temporary_name()), target))
+                aside.append((target.with_name(make_temporary_name()), target))
                 os.replace(target, aside[-1][0])
         for path, target in reversed(list(zip(made, targets, strict=True))):
             placed.append(target)

@@ -40,12 +40,12 @@ def hold_lock(path: Path) -> Iterator[None]:
         yield
 
 
-def temporary_name() -> str:
-    """Make a fresh name for a temporary file or folder, in the form that `remove_stale` recognises."""
+def make_temporary_name() -> str:
+    """Make a fresh name for a temporary file or folder, in the form that `remove_stale_files` recognises."""
     return f".onnxq-{secrets.token_hex(8)}.tmp"
 
 
-def lock_new(descriptor: int, path: Path) -> bool:
+def lock_new_file(descriptor: int, path: Path) -> bool:
     """Lock the file or folder just made at `path`. False if another run removed it as stale before it was locked."""
     if sys.platform == "win32":
         return True
@@ -56,7 +56,7 @@ def lock_new(descriptor: int, path: Path) -> bool:
     return os.path.lexists(path)
 
 
-def remove_stale(folder: Path) -> None:
+def remove_stale_files(folder: Path) -> None:
     """Remove temporary files and folders of this user in `folder` that no process has locked."""
     try:
         names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]

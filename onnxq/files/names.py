@@ -8,6 +8,6 @@ import re
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-def readable(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Replace every byte of a file name that is not UTF-8 by the replacement character U+FFFD."""
     return _SURROGATES.sub("\ufffd", text)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnxq.errors import OutputError
-from onnxq.files.locks import remove_stale, temporary_name
-from onnxq.files.scratch import clean_up
+from onnxq.files.locks import make_temporary_name, remove_stale_files
+from onnxq.files.scratch import remove_leftovers
 
 EXISTS_FIX = "choose another name, or overwrite it with `force=True`"
 _INPUT_FIX = "choose another name; inputs are never overwritten"
@@ -36,7 +36,7 @@ class _Guard:
 _guards: ContextVar[tuple[_Guard, ...]] = ContextVar("onnxq_guards", default=())
 
 
-def check_free(model: str | Path, *outputs: str | Path | None, force: bool = False) -> None:
+def check_outputs(model: str | Path, *outputs: str | Path | None, force: bool = False) -> None:
     """Raise OutputError for an output that is the input, exists without `force`, or cannot be written.
 
     model: path of the input, "" if it is no file.
@@ -45,7 +45,7 @@ def check_free(model: str | Path, *outputs: str | Path | None, force: bool = Fal
         return  # Reading the model gives an error that says more than one about the output.
     wanted = [Path(output) for output in outputs if output is not None]
     for position, path in enumerate(wanted):
-        found = check_kind(path)
+        found = check_output_kind(path)
         if str(model) and _is_same_file(path, Path(model)):
             raise OutputError(
                 str(path), "is the input model, which is never overwritten", "choose another name", code="Q602"
@@ -59,11 +59,11 @@ def check_free(model: str | Path, *outputs: str | Path | None, force: bool = Fal
 
 
 @contextmanager
-def guarding(model: str | Path, *outputs: str | Path | None, force: bool = False) -> Iterator[None]:
-    """Call `check_free`; inside the block raise OutputError as soon as a file is read that an output would replace."""
-    check_free(model, *outputs, force=force)
+def guard_outputs(model: str | Path, *outputs: str | Path | None, force: bool = False) -> Iterator[None]:
+    """Call `check_outputs`; inside the block raise OutputError as soon as a file is read that an output would replace."""
+    check_outputs(model, *outputs, force=force)
     with suppress(OSError):  # Without a temporary folder: a step that needs one raises its own error.
-        clean_up(Path(tempfile.gettempdir()))
+        remove_leftovers(Path(tempfile.gettempdir()))
     paths = [Path(output) for output in outputs if output is not None]
     targets = {key: path for path in paths if (key := _find_identity(path)) is not None}
     token = _guards.set((*_guards.get(), _Guard(targets)))
@@ -74,7 +74,7 @@ def guarding(model: str | Path, *outputs: str | Path | None, force: bool = False
 
 
 @contextmanager
-def saving_into(folder: Path, names: Iterable[str], *, parents: bool = False) -> Iterator[None]:
+def prepare_folder(folder: Path, names: Iterable[str], *, parents: bool = False) -> Iterator[None]:
     """Make a folder for results if it does not exist, and guard the files of these names in it.
 
     parents: also make missing folders above. A new folder that stays empty is removed at the end.
@@ -89,7 +89,7 @@ def saving_into(folder: Path, names: Iterable[str], *, parents: bool = False) ->
         fix = "choose another folder" if parents else "create the folder it is to be in first"
         raise OutputError(str(folder), error.strerror or str(error), fix, code="Q604") from error
     try:
-        with guarding("", *(folder / name for name in names), force=True):
+        with guard_outputs("", *(folder / name for name in names), force=True):
             yield
     finally:
         if new:
@@ -97,7 +97,7 @@ def saving_into(folder: Path, names: Iterable[str], *, parents: bool = False) ->
                 folder.rmdir()
 
 
-def note_input(path: str | Path) -> None:
+def register_input(path: str | Path) -> None:
     """Register a file as an input. Raises OutputError if the running command would overwrite it."""
     guards = _guards.get()
     key = _find_identity(Path(path)) if guards else None
@@ -129,7 +129,7 @@ def is_stream(path: Path) -> bool:
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
 
 
-def check_kind(path: Path) -> os.stat_result | None:
+def check_output_kind(path: Path) -> os.stat_result | None:
     """Return the status of an output's path without following links; None if nothing is there.
 
     Raises OutputError for a folder, a block device, a socket, the standard streams, and a name no file can have.
@@ -175,7 +175,7 @@ def _leads_to_standard_stream(path: Path) -> bool:
 
 def _probe_folder(folder: Path, path: Path) -> None:
     """Check that files can be made in the folder of an output, and remove leftovers of ended runs there."""
-    trial = folder / temporary_name()
+    trial = folder / make_temporary_name()
     try:
         os.close(os.open(trial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         trial.unlink(missing_ok=True)
@@ -187,7 +187,7 @@ def _probe_folder(folder: Path, path: Path) -> None:
     finally:
         with suppress(OSError):  # still there if a signal came between the two calls
             trial.unlink(missing_ok=True)
-    remove_stale(folder)
+    remove_stale_files(folder)
 
 
 def _find_identity(path: Path) -> _Identity | None:

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from onnxq.errors import OnnxqError
-from onnxq.files.outputs import note_input
+from onnxq.files.outputs import register_input
 
 MIB = 2**20
 # Bytes. A pipe or device may have no end; text files that people or scripts write are far smaller.
@@ -20,7 +20,7 @@ def read_input(path: str | Path, error: type[OnnxqError], *, limit: int, pipes: 
     error: the class to raise for larger files, and for devices and pipes. pipes: read them as well.
     Raises OSError as `open` does.
     """
-    check_regular(path, error, pipes=pipes)
+    check_input_kind(path, error, pipes=pipes)
     found = os.stat(path)
     size, regular = found.st_size, stat.S_ISREG(found.st_mode)
     limit = limit if regular else min(limit, _FROM_A_PIPE)
@@ -40,27 +40,27 @@ def read_text(path: str | Path, error: type[OnnxqError], fix: str, *, limit: int
         raise error(Path(path), "is not a text file", fix, code=code) from found
     except (OSError, ValueError) as found:  # ValueError: a name with a NUL in it
         subject = repr(str(path)) if "\0" in str(path) else Path(path)
-        raise error(subject, reason_of(found), fix, code=code) from found
+        raise error(subject, describe_os_error(found), fix, code=code) from found
 
 
-def reason_of(error: Exception) -> str:
+def describe_os_error(error: Exception) -> str:
     """Return the system's reason, "No such file or directory", without error number and path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def first_line_of(error: Exception) -> str:
+def shorten_error(error: Exception) -> str:
     """Return the first line of a message, at most 200 characters; the class name for an empty message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-def check_regular(path: str | Path, error: type[OnnxqError], *, pipes: bool = False) -> None:
+def check_input_kind(path: str | Path, error: type[OnnxqError], *, pipes: bool = False) -> None:
     """Raise `error` for a device or (unless pipes) a pipe, OutputError for an output of the running command.
 
     Raises OSError for a path that does not exist.
     """
     mode = os.stat(path).st_mode
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        note_input(path)
+        register_input(path)
     elif stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not pipes):
         raise error(str(path), "is a device, not a file", "name a file")
     elif not pipes:

@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 
 from onnxq.errors import OutputError
-from onnxq.files.locks import lock_new, remove_stale, temporary_name
+from onnxq.files.locks import lock_new_file, make_temporary_name, remove_stale_files
 
 # Folders searched by this process. A temporary folder may hold very many files, so each is searched once.
 _looked_through: set[Path] = set()
@@ -25,7 +25,7 @@ class ScratchFolder:
     def __init__(self, parent: Path | None = None) -> None:
         try:
             base = Path(tempfile.gettempdir()) if parent is None else parent
-            clean_up(base)
+            remove_leftovers(base)
             self.path, held = _make_folder(base)
         except OSError as error:
             where = str(parent or os.environ.get("TMPDIR", "the temporary folder"))
@@ -45,19 +45,19 @@ class ScratchFolder:
         self.remove()
 
 
-def clean_up(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove leftovers of ended runs in `folder`; once per process."""
     if folder not in _looked_through:
         _looked_through.add(folder)
-        remove_stale(folder)
+        remove_stale_files(folder)
 
 
 def _make_folder(base: Path) -> tuple[Path, int]:
     while True:
-        path = base / temporary_name()
+        path = base / make_temporary_name()
         path.mkdir(mode=0o700)
         held = os.open(path, os.O_RDONLY) if hasattr(os, "O_DIRECTORY") else -1
-        if held < 0 or lock_new(held, path):
+        if held < 0 or lock_new_file(held, path):
             return path, held
         os.close(held)
 

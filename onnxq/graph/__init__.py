@@ -9,16 +9,16 @@ from onnxq.graph.dense import store_densely
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.fold import fold_constants
 from onnxq.graph.functions import inline_functions
-from onnxq.graph.identity import Fingerprint, fingerprint, graph_digest, structural_ids
-from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, index_of, opset_of
+from onnxq.graph.identity import Fingerprint, compute_fingerprint, compute_structural_ids, hash_graph
+from onnxq.graph.index import GraphIndex, NodeRef, ValueInfo, find_opset, get_index
 from onnxq.graph.light import LightModel, ModelLike, WeightStore, attach_weights, strip_weights
 from onnxq.graph.load import Model, load_model
 from onnxq.graph.names import name_nodes
-from onnxq.graph.opset import at_opset, upgrade_opset
+from onnxq.graph.opset import ensure_opset, upgrade_opset
 from onnxq.graph.protocol import Graph
 from onnxq.graph.save import save_model
 from onnxq.graph.shapes import infer_shapes
-from onnxq.graph.verify import verify
+from onnxq.graph.verify import verify_graph
 
 __all__ = [
     "Editor",
@@ -31,21 +31,21 @@ __all__ = [
     "NodeRef",
     "ValueInfo",
     "WeightStore",
-    "at_opset",
     "attach_weights",
-    "fingerprint",
+    "compute_fingerprint",
+    "compute_structural_ids",
+    "ensure_opset",
+    "find_opset",
     "fold_constants",
-    "graph_digest",
-    "index_of",
+    "get_index",
+    "hash_graph",
     "infer_shapes",
     "inline_functions",
     "load_model",
     "name_nodes",
-    "opset_of",
     "save_model",
     "store_densely",
     "strip_weights",
-    "structural_ids",
     "upgrade_opset",
-    "verify",
+    "verify_graph",
 ]

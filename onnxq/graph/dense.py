@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx import ModelProto, NodeProto, helper
 
 from onnxq.graph.light import keep_weights
-from onnxq.graph.scopes import walk
+from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.values import decode_sparse, encode_tensor
 
 _SPARSE = "sparse_value"
@@ -17,11 +17,11 @@ def store_densely(proto: ModelProto) -> ModelProto:
 
     Functions must be inlined. Raises ModelError for a sparse tensor that is damaged or too large to be dense.
     """
-    if not any(graph.sparse_initializer or any(map(_is_sparse, graph.node)) for _, graph in walk(proto.graph)):
+    if not any(graph.sparse_initializer or any(map(_is_sparse, graph.node)) for _, graph in walk_graphs(proto.graph)):
         return proto
     out = ModelProto()
     out.CopyFrom(proto)
-    for _, graph in walk(out.graph):
+    for _, graph in walk_graphs(out.graph):
         for sparse in graph.sparse_initializer:
             graph.initializer.append(encode_tensor(sparse.values.name, decode_sparse(sparse), sparse.values.data_type))
         del graph.sparse_initializer[:]

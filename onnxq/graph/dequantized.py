@@ -8,7 +8,7 @@ from onnx import ModelProto, TensorProto
 
 from onnxq.graph.index import GraphIndex, NodeRef
 from onnxq.graph.light import M, bare_proto, copy_store, rebuild
-from onnxq.graph.scopes import names_read
+from onnxq.graph.scopes import collect_reads
 from onnxq.graph.values import encode_tensor
 from onnxq.graph.weights import omit_weights, restore_weights
 from onnxq.sites import TensorId
@@ -16,7 +16,7 @@ from onnxq.sites import TensorId
 _INTEGERS = frozenset({np.dtype(kind) for kind in (np.int8, np.uint8, np.int16, np.uint16, np.int32)})
 
 
-def weights_dequantized(model: M) -> M:
+def dequantize_weights(model: M) -> M:
     """A copy in which every DequantizeLinear of constants in the main graph is the float32 initializer it makes.
 
     For trials with optimizations off, where ORT would compute them in each run. The values are those that ORT computes;
@@ -25,7 +25,7 @@ def weights_dequantized(model: M) -> M:
     index, store = GraphIndex(model), copy_store(model)
     found = {}
     for node in index.nodes:
-        value = _value(index, node)
+        value = _dequantize_node(index, node)
         if value is not None:
             found[node.name] = encode_tensor(node.outputs[0], value, store=store)
     if not found:
@@ -36,7 +36,7 @@ def weights_dequantized(model: M) -> M:
     result.CopyFrom(light)
     del result.graph.node[:]
     result.graph.node.extend(kept)
-    gone = {name for node in index.nodes if node.name in found for name in node.inputs} - names_read(result.graph)
+    gone = {name for node in index.nodes if node.name in found for name in node.inputs} - collect_reads(result.graph)
     left = [tensor for tensor in light.graph.initializer if tensor.name not in gone]
     del result.graph.initializer[:]
     result.graph.initializer.extend(left)
@@ -45,12 +45,12 @@ def weights_dequantized(model: M) -> M:
     return rebuild(model, done, store)
 
 
-def _value(index: GraphIndex, node: NodeRef) -> NDArray[np.float32] | None:
+def _dequantize_node(index: GraphIndex, node: NodeRef) -> NDArray[np.float32] | None:
     if node.op_type != "DequantizeLinear" or node.domain or node.scope or node.attrs.get("block_size", 0):
         return None
     tensors = [index.resolve(name, "") if name else None for name in node.inputs]
     constant = tensors[0] is not None and all(t is None or index.is_constant(t) for t in tensors)
-    if not constant or index.is_output(_made(node)):
+    if not constant or index.is_output(_output_of(node)):
         return None
     q, scale = (None if t is None else index.constant(t) for t in tensors[:2])
     zero = index.constant(tensors[2]) if len(tensors) > 2 and tensors[2] is not None else None
@@ -68,5 +68,5 @@ def _value(index: GraphIndex, node: NodeRef) -> NDArray[np.float32] | None:
     return np.asarray(levels.astype(np.float32) * scale.reshape(shape if scale.size > 1 else ()))
 
 
-def _made(node: NodeRef) -> TensorId:
+def _output_of(node: NodeRef) -> TensorId:
     return TensorId(node.outputs[0], node.scope)

@@ -12,14 +12,14 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.files import note_input
-from onnxq.graph.scopes import bodies
+from onnxq.files import register_input
+from onnxq.graph.scopes import iterate_subgraphs
 
 # Keys of the ONNX format; ONNX Runtime adds names that begin with "prepacked".
 _KEYS = frozenset(("location", "offset", "length", "checksum", "basepath"))
 
 
-def all_tensors(proto: ModelProto) -> Iterator[TensorProto]:
+def walk_tensors(proto: ModelProto) -> Iterator[TensorProto]:
     """Every TensorProto of the model: initializers, sparse parts and attributes, in subgraphs and functions too."""
     stack: list[GraphProto | FunctionProto] = [proto.graph, *proto.functions]
     while stack:
@@ -30,11 +30,11 @@ def all_tensors(proto: ModelProto) -> Iterator[TensorProto]:
                 yield sparse.values
                 yield sparse.indices
         for node in graph.node:
-            yield from node_tensors(node)
-            stack.extend(subgraph for _, subgraph in bodies(node))
+            yield from walk_node_tensors(node)
+            stack.extend(subgraph for _, subgraph in iterate_subgraphs(node))
 
 
-def node_tensors(node: NodeProto) -> Iterator[TensorProto]:
+def walk_node_tensors(node: NodeProto) -> Iterator[TensorProto]:
     """The tensors in a node's own attributes."""
     for attr in node.attribute:
         if attr.type == AttributeProto.TENSOR:
@@ -59,7 +59,7 @@ def load_external(proto: ModelProto, path: Path) -> dict[Path, int]:
     roots = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent)))
     sizes: dict[Path, int] = {}
     read: dict[Path, int] = {}
-    for tensor in all_tensors(proto):
+    for tensor in walk_tensors(proto):
         if not is_external(tensor):
             continue
         entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -71,7 +71,7 @@ def load_external(proto: ModelProto, path: Path) -> dict[Path, int]:
                 f"{path}, tensor {tensor.name!r}", cause, "the file is damaged; export or copy it again", code="Q107"
             )
         try:
-            file = _locate(tensor.name, entries.get("location", ""), path, roots)
+            file = _locate_file(tensor.name, entries.get("location", ""), path, roots)
         except OSError as error:
             raise ModelError(
                 f"{path}, tensor {tensor.name!r}",
@@ -80,16 +80,16 @@ def load_external(proto: ModelProto, path: Path) -> dict[Path, int]:
                 code="Q107",
             ) from error
         if file not in sizes:
-            note_input(file)
+            register_input(file)
             sizes[file] = file.stat().st_size
-        tensor.raw_data = _read(tensor, entries, file, sizes[file])
+        tensor.raw_data = _read_bytes(tensor, entries, file, sizes[file])
         read[file] = read.get(file, 0) + len(tensor.raw_data)
         del tensor.external_data[:]
         tensor.ClearField("data_location")
     return read
 
 
-def _locate(name: str, location: str, path: Path, roots: tuple[Path, ...]) -> Path:
+def _locate_file(name: str, location: str, path: Path, roots: tuple[Path, ...]) -> Path:
     subject = f"{path}, tensor {name!r}"
     windows = PureWindowsPath(location)
     if not location:
@@ -133,7 +133,7 @@ def _locate(name: str, location: str, path: Path, roots: tuple[Path, ...]) -> Pa
     return real
 
 
-def _read(tensor: TensorProto, entries: dict[str, str], file: Path, size: int) -> bytes:
+def _read_bytes(tensor: TensorProto, entries: dict[str, str], file: Path, size: int) -> bytes:
     subject = f"{file}, tensor {tensor.name!r}"
     try:
         offset = int(entries.get("offset", "") or 0)

@@ -9,10 +9,10 @@ import onnx.shape_inference
 from onnx import ModelProto
 
 from onnxq.errors import ModelError
-from onnxq.graph.index import opset_of
+from onnxq.graph.index import find_opset
 from onnxq.graph.light import keep_weights
 from onnxq.graph.names import assign_names, has_unique_names
-from onnxq.graph.scopes import all_graphs
+from onnxq.graph.scopes import walk_all_graphs
 from onnxq.graph.weights import omit_weights, restore_weights
 
 
@@ -29,7 +29,7 @@ def inline_functions(proto: ModelProto) -> ModelProto:
         return copy
     light, omitted = omit_weights(proto, functions=False)
     _write_defaults(light)
-    own = opset_of(proto)
+    own = find_opset(proto)
     foreign = any(
         entry.version != own
         for function in proto.functions
@@ -59,7 +59,7 @@ def inline_functions(proto: ModelProto) -> ModelProto:
 
 def _drop_repeats(proto: ModelProto) -> None:
     """Take out, in place, Constant nodes that define a tensor again: onnx's inliner doubles them where it converts."""
-    for _, graph in all_graphs(proto):
+    for _, graph in walk_all_graphs(proto):
         made: set[str] = set()
         for node in list(graph.node):
             if node.op_type == "Constant" and made.issuperset(node.output):
@@ -80,7 +80,7 @@ def _write_types(proto: ModelProto) -> None:
 def _write_defaults(proto: ModelProto) -> None:
     """Give every call, in place, the attributes it leaves at the function's defaults, which onnx's inliner drops."""
     defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in proto.functions if f.attribute_proto}
-    for _, graph in all_graphs(proto) if defaults else ():
+    for _, graph in walk_all_graphs(proto) if defaults else ():
         for node in graph.node:
             given = {attr.name for attr in node.attribute}
             known = defaults.get((node.domain, node.op_type, node.overload), ())

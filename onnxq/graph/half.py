@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from onnxq.graph.index import GraphIndex, index_of
+from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, ModelLike, WeightStore, bare_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name
-from onnxq.graph.scopes import rename_reads, walk
+from onnxq.graph.scopes import rename_reads, walk_graphs
 from onnxq.graph.values import decode_tensor, encode_tensor
 from onnxq.sites import TensorId
 
@@ -43,8 +43,8 @@ def widen_half(model: M) -> M:
     """
     out, store = ModelProto(), copy_store(model)
     out.CopyFrom(bare_proto(model))
-    taken = {name for _, graph in walk(out.graph) for node in graph.node for name in (*node.output, node.name)}
-    for scope, graph in walk(out.graph):
+    taken = {name for _, graph in walk_graphs(out.graph) for node in graph.node for name in (*node.output, node.name)}
+    for scope, graph in walk_graphs(out.graph):
         _widen_constants(graph, store if not scope else None)
         for node in graph.node:
             _widen_node(node)
@@ -93,7 +93,7 @@ def _keep_interface(graph: GraphProto, taken: set[str]) -> None:
         if value.name not in fixed and value.type.tensor_type.elem_type == TensorProto.FLOAT16:
             wide = choose_name(f"{value.name}/float32", taken)
             rename_reads(graph, {value.name: wide})
-            heads.append(_cast(value.name, wide, TensorProto.FLOAT, choose_name(f"{value.name}/Cast", taken)))
+            heads.append(_make_cast(value.name, wide, TensorProto.FLOAT, choose_name(f"{value.name}/Cast", taken)))
     _widen_types(value for value in graph.input if value.name in fixed)
     for value in graph.output:
         if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
@@ -101,14 +101,14 @@ def _keep_interface(graph: GraphProto, taken: set[str]) -> None:
             rename_reads(graph, {value.name: wide})
             for node in graph.node:
                 node.output[:] = [wide if name == value.name else name for name in node.output]
-            tails.append(_cast(wide, value.name, TensorProto.FLOAT16, choose_name(f"{value.name}/Cast", taken)))
+            tails.append(_make_cast(wide, value.name, TensorProto.FLOAT16, choose_name(f"{value.name}/Cast", taken)))
     nodes = [*heads, *graph.node, *tails]
     kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)
 
 
-def _cast(source: str, target: str, to: int, name: str) -> NodeProto:
+def _make_cast(source: str, target: str, to: int, name: str) -> NodeProto:
     return onnx.helper.make_node("Cast", [source], [target], name=name, to=to)
 
 
@@ -118,14 +118,14 @@ def restore_half(model: M, original: ModelLike) -> M:
     Only the main graph's larger initializers: a quantized model must not grow by the weights that stayed float.
     ORT folds such a Cast when it loads the model.
     """
-    held = _half_initializers(original)
+    held = _map_half_initializers(original)
     if not held:
         return model
     out, store = ModelProto(), copy_store(model)
     out.CopyFrom(bare_proto(model))
     graph = out.graph
-    taken = {name for _, inner in walk(graph) for node in inner.node for name in (*node.output, node.name)}
-    taken |= {tensor.name for _, inner in walk(graph) for tensor in inner.initializer}
+    taken = {name for _, inner in walk_graphs(graph) for node in inner.node for name in (*node.output, node.name)}
+    taken |= {tensor.name for _, inner in walk_graphs(graph) for tensor in inner.initializer}
     casts: list[NodeProto] = []
     for tensor in graph.initializer:
         source = held.get(tensor.name)
@@ -138,7 +138,7 @@ def restore_half(model: M, original: ModelLike) -> M:
         name = tensor.name
         stored = choose_name(source if source != name else f"{name}/float16", taken)
         tensor.CopyFrom(encode_tensor(stored, narrow, store=store))
-        casts.append(_cast(stored, name, TensorProto.FLOAT, choose_name(f"{name}/Cast", taken)))
+        casts.append(_make_cast(stored, name, TensorProto.FLOAT, choose_name(f"{name}/Cast", taken)))
     if casts:
         kept = [NodeProto.FromString(node.SerializeToString()) for node in (*casts, *graph.node)]
         del graph.node[:]
@@ -146,11 +146,11 @@ def restore_half(model: M, original: ModelLike) -> M:
     return rebuild(model, out, store)
 
 
-def _half_initializers(original: ModelLike) -> dict[str, str]:
+def _map_half_initializers(original: ModelLike) -> dict[str, str]:
     """Map float32 tensors to the float16 initializer each comes from: itself, or the one a Cast reads."""
     half = {tensor.name for tensor in original.graph.initializer if tensor.data_type == TensorProto.FLOAT16}
     found = {name: name for name in half}
-    index = index_of(original)
+    index = get_index(original)
     for node in index.nodes:
         if node.op_type == "Constant" and index.dtype(TensorId(node.outputs[0], node.scope)) == TensorProto.FLOAT16:
             half.add(node.outputs[0])

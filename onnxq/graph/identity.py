@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph.index import GraphIndex, NodeRef, index_of
+from onnxq.graph.index import GraphIndex, NodeRef, get_index
 from onnxq.graph.light import LightModel, ModelLike, bare_proto, store_of
 from onnxq.graph.names import has_unique_names, name_nodes
-from onnxq.graph.scopes import function_id
+from onnxq.graph.scopes import name_function
 from onnxq.graph.values import decode_tensor
 from onnxq.sites import TensorId
 
@@ -40,43 +40,44 @@ class Fingerprint:
     weights: str
 
 
-def fingerprint(proto: ModelLike) -> Fingerprint:
+def compute_fingerprint(proto: ModelLike) -> Fingerprint:
     """Hash a network's structure, and its weights; the same for every export of the same network."""
-    index = _indexed(proto)
-    ids = _refine(index)
+    index = _index_named(proto)
+    ids = _colour_tensors(index)
     structure = [ids[TensorId(name, node.scope)] for node in index.nodes for name in node.outputs if name]
     functions = sorted(
-        _hash(function_id(f), *(n.SerializeToString(deterministic=True) for n in f.node)) for f in proto.functions
+        _hash_parts(name_function(f), *(n.SerializeToString(deterministic=True) for n in f.node))
+        for f in proto.functions
     )
     interface = [f"{value.dtype}" for value in (*index.inputs, *index.outputs)]
     values = (
-        _hash(ids[t], array.dtype.str, repr(array.shape), _content(array))
+        _hash_parts(ids[t], array.dtype.str, repr(array.shape), _read_content(array))
         for t in ids
         if (array := index.constant(t)) is not None
     )
-    return Fingerprint(_hash(*sorted(structure), *interface, *functions), _hash(*sorted(values)))
+    return Fingerprint(_hash_parts(*sorted(structure), *interface, *functions), _hash_parts(*sorted(values)))
 
 
-def structural_ids(model: ModelLike | GraphIndex) -> dict[TensorId, str]:
+def compute_structural_ids(model: ModelLike | GraphIndex) -> dict[TensorId, str]:
     """Return an id for every tensor of every scope (functions are opaque): equal for the same tensor of another export.
 
     Tensors that are exact mirror images of each other share one. A changed operator or shape upstream or downstream
     changes an id; retrained weights do not.
     """
-    return _refine(model if isinstance(model, GraphIndex) else _indexed(model))
+    return _colour_tensors(model if isinstance(model, GraphIndex) else _index_named(model))
 
 
-def graph_digest(model: LightModel) -> str:
+def hash_graph(model: LightModel) -> str:
     """Hash the computation under its own names, without the values of floating-point weights.
 
     Much cheaper than a fingerprint, and for models of one run only.
     """
     if "digest" not in model.facts:
-        model.facts["digest"] = _hash_graph(model)
+        model.facts["digest"] = _compute_digest(model)
     return str(model.facts["digest"])
 
 
-def _hash_graph(model: ModelLike) -> str:
+def _compute_digest(model: ModelLike) -> str:
     proto, store = bare_proto(model), store_of(model)
     digest = hashlib.sha256()
     graph = proto.graph
@@ -89,114 +90,122 @@ def _hash_graph(model: ModelLike) -> str:
     return digest.hexdigest()
 
 
-def _indexed(proto: ModelLike) -> GraphIndex:
-    return index_of(proto if has_unique_names(bare_proto(proto)) else name_nodes(proto))
+def _index_named(proto: ModelLike) -> GraphIndex:
+    return get_index(proto if has_unique_names(bare_proto(proto)) else name_nodes(proto))
 
 
-def _refine(index: GraphIndex) -> dict[TensorId, str]:
+def _colour_tensors(index: GraphIndex) -> dict[TensorId, str]:
     if index.colours is None:
         colours: dict[TensorId, str] = {}
         for _ in range(_ROUNDS):
-            made = _forward(index, colours)
-            becomes = _backward(index, made)
-            colours = {t: _hash(colour, becomes[t]) for t, colour in made.items()}
+            made = _colour_forward(index, colours)
+            becomes = _colour_backward(index, made)
+            colours = {t: _hash_parts(colour, becomes[t]) for t, colour in made.items()}
         index.colours = colours
     # A copy: the index keeps its own.
     return dict(index.colours)
 
 
-def _forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[TensorId, str]:
+def _colour_forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[TensorId, str]:
     colours: dict[TensorId, str] = {}
     for k, value in enumerate(index.inputs):
-        colours[TensorId(value.name)] = _hash("input", str(k), str(value.dtype))
+        colours[TensorId(value.name)] = _hash_parts("input", str(k), str(value.dtype))
 
     def colour(name: str, scope: str) -> str:
         t = index.resolve(name, scope)
         if t is None:
             return "absent"
         if t not in colours:
-            colours[t] = _hash(_leaf(index, t, colours), known.get(t, ""))
+            colours[t] = _hash_parts(_hash_leaf(index, t, colours), known.get(t, ""))
         return colours[t]
 
     for node in index.nodes:
-        parts = [_operator(node), *(colour(name, node.scope) for name in node.inputs)]
+        parts = [_hash_operator(node), *(colour(name, node.scope) for name in node.inputs)]
         for label, subgraph in index.subgraphs(node.name):
             parts.append(label)
             parts.extend(colour(name, subgraph) for name in index.scope_outputs(subgraph))
-        made = _hash(*parts)
+        made = _hash_parts(*parts)
         for k, name in enumerate(node.outputs):
             t = TensorId(name, node.scope)
             if name and index.is_constant(t):
                 # The same whether the exporter wrote an initializer or a Constant node.
-                colours[t] = _hash(_leaf(index, t, colours), known.get(t, ""))
+                colours[t] = _hash_parts(_hash_leaf(index, t, colours), known.get(t, ""))
             elif name:
-                colours[t] = _hash(made, str(k), known.get(t, ""))
+                colours[t] = _hash_parts(made, str(k), known.get(t, ""))
     return colours
 
 
-def _leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> str:
+def _hash_leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> str:
     """A constant, or the input of a subgraph, which is known by its parent's inputs and its own position."""
     if index.is_constant(t):
         shape = index.shape(t) or ()
         content: bytes | memoryview = b""
         if all(isinstance(d, int) for d in shape) and np.prod([d for d in shape if isinstance(d, int)]) <= _STRUCTURAL:
             array = index.constant(t)
-            content = _content(array) if array is not None and array.dtype.kind in "iub" else b""
-        return _hash("constant", str(index.dtype(t)), repr(shape), content)
+            content = _read_content(array) if array is not None and array.dtype.kind in "iub" else b""
+        return _hash_parts("constant", str(index.dtype(t)), repr(shape), content)
     parent = index.parent(t.scope)
     names = index.scope_inputs(t.scope)
     if parent is None or t.name not in names:
         return "unknown"
     outer = (index.resolve(name, parent.scope) for name in parent.inputs)
     label = t.scope.rpartition(".")[2]
-    return _hash(
-        "body", _operator(parent), label, str(names.index(t.name)), *(colours.get(o, "") if o else "" for o in outer)
+    return _hash_parts(
+        "body",
+        _hash_operator(parent),
+        label,
+        str(names.index(t.name)),
+        *(colours.get(o, "") if o else "" for o in outer),
     )
 
 
-def _backward(index: GraphIndex, made: dict[TensorId, str]) -> dict[TensorId, str]:
+def _colour_backward(index: GraphIndex, made: dict[TensorId, str]) -> dict[TensorId, str]:
     uses: defaultdict[TensorId, list[str]] = defaultdict(list)
     for k, value in enumerate(index.outputs):
         t = index.resolve(value.name, "")
         if t is not None:
-            uses[t].append(_hash("output", str(k)))
+            uses[t].append(_hash_parts("output", str(k)))
     for node in reversed(index.nodes):
-        fate = _hash(_operator(node), *(_total(uses[TensorId(name, node.scope)]) for name in node.outputs if name))
+        fate = _hash_parts(
+            _hash_operator(node), *(_hash_sorted(uses[TensorId(name, node.scope)]) for name in node.outputs if name)
+        )
         read = [index.resolve(name, node.scope) for name in node.inputs]
         around = [made.get(t, "") if t else "" for t in read]
         for k, t in enumerate(read):
             if t is not None:
-                uses[t].append(_hash(fate, str(k), *around))
+                uses[t].append(_hash_parts(fate, str(k), *around))
         for label, subgraph in index.subgraphs(node.name):
             for k, name in enumerate(index.scope_outputs(subgraph)):
                 t = index.resolve(name, subgraph)
                 if t is not None:
-                    uses[t].append(_hash(fate, label, str(k)))
-    return {t: _total(uses[t]) for t in made}
+                    uses[t].append(_hash_parts(fate, label, str(k)))
+    return {t: _hash_sorted(uses[t]) for t in made}
 
 
-def _operator(node: NodeRef) -> str:
-    attributes = (f"{key}={_text(node.attrs[key])}" for key in sorted(node.attrs) if node.op_type != "Constant")
-    return _hash(node.domain, node.op_type, *attributes)
+def _hash_operator(node: NodeRef) -> str:
+    attributes = (
+        f"{key}={_hash_attribute(node.attrs[key])}" for key in sorted(node.attrs) if node.op_type != "Constant"
+    )
+    return _hash_parts(node.domain, node.op_type, *attributes)
 
 
-def _text(value: Any) -> str:
+def _hash_attribute(value: Any) -> str:
     if isinstance(value, np.ndarray):
-        return _hash(value.dtype.str, repr(value.shape), _content(value))
+        return _hash_parts(value.dtype.str, repr(value.shape), _read_content(value))
     return repr(value)
 
 
-def _content(array: np.ndarray[Any, Any]) -> bytes | memoryview:
+def _read_content(array: np.ndarray[Any, Any]) -> bytes | memoryview:
     if array.dtype.kind == "O":
         return repr(array.tolist()).encode()
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _total(parts: Iterable[str]) -> str:
-    return _hash(*sorted(parts))
+def _hash_sorted(parts: Iterable[str]) -> str:
+    return _hash_parts(*sorted(parts))
 
 
-def _hash(*parts: str | bytes | memoryview) -> str:
+def _hash_parts(*parts: str | bytes | memoryview) -> str:
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

@@ -16,18 +16,18 @@ from onnx import GraphProto, NodeProto, SparseTensorProto, TensorProto
 from onnxq.errors import ModelError
 from onnxq.graph.light import LightModel, ModelLike, bare_proto, store_of
 from onnxq.graph.names import has_unique_names
-from onnxq.graph.scopes import bodies, body_scope, function_id, topological
+from onnxq.graph.scopes import iterate_subgraphs, join_scope, name_function, sort_nodes
 from onnxq.graph.values import (
     Attributes,
     Dims,
-    constant_attribute,
-    constant_type,
-    constant_value,
-    declared_type,
+    decode_constant,
     decode_sparse,
     decode_tensor,
+    find_constant_attribute,
+    read_constant_type,
+    read_declared_type,
 )
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from onnxq.sites import Edge, TensorId
 
 
@@ -72,8 +72,8 @@ class GraphIndex:
             )
         self.proto = proto
         self._weights = store_of(model)
-        self.opset: int = opset_of(proto)
-        self.functions: tuple[str, ...] = tuple(function_id(function) for function in proto.functions)
+        self.opset: int = find_opset(proto)
+        self.functions: tuple[str, ...] = tuple(name_function(function) for function in proto.functions)
         self._outer: dict[str, str] = {}
         self._parent_node: dict[str, str] = {}
         self._subgraphs: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -96,7 +96,7 @@ class GraphIndex:
         stored = {tensor.name for tensor in proto.graph.initializer}
         stored.update(sparse.values.name for sparse in proto.graph.sparse_initializer)
         self.inputs: tuple[ValueInfo, ...] = tuple(
-            ValueInfo(value.name, *declared_type(value)) for value in proto.graph.input if value.name not in stored
+            ValueInfo(value.name, *read_declared_type(value)) for value in proto.graph.input if value.name not in stored
         )
         self.outputs: tuple[ValueInfo, ...] = tuple(self._info(value.name) for value in proto.graph.output)
 
@@ -110,7 +110,7 @@ class GraphIndex:
         """The node of this name. Raises ModelError with the nearest names."""
         found = self._nodes.get(name)
         if found is None:
-            raise ModelError(name, "the model has no node of this name", did_you_mean(name, self._nodes), code="Q116")
+            raise ModelError(name, "the model has no node of this name", suggest_names(name, self._nodes), code="Q116")
         return found
 
     def resolve(self, tensor: str, scope: str) -> TensorId | None:
@@ -154,7 +154,7 @@ class GraphIndex:
         origin, stored = source
         if origin not in self._decoded:
             if isinstance(stored, NodeProto):
-                value = constant_value(stored)
+                value = decode_constant(stored)
                 if value is None:  # pragma: no cover - _constant_source asked for the attribute already
                     return None
             else:
@@ -191,15 +191,15 @@ class GraphIndex:
     def _graph(self, scope: str) -> GraphProto:
         found = self._graphs.get(scope)
         if found is None:
-            raise ModelError(scope, "the model has no such scope", did_you_mean(scope, self._graphs), code="Q116")
+            raise ModelError(scope, "the model has no such scope", suggest_names(scope, self._graphs), code="Q116")
         return found
 
     def _visit(self, graph: GraphProto, scope: str) -> None:
         self._graphs[scope] = graph
         self._define(graph, scope)
-        for node in topological(graph):
-            for label, subgraph in bodies(node):
-                inner = body_scope(scope, node.name, label)
+        for node in sort_nodes(graph):
+            for label, subgraph in iterate_subgraphs(node):
+                inner = join_scope(scope, node.name, label)
                 self._outer[inner] = scope
                 self._parent_node[inner] = node.name
                 self._subgraphs[node.name].append((label, inner))
@@ -222,12 +222,12 @@ class GraphIndex:
             for output in filter(None, node.output):
                 names.add(output)
                 self._producer[TensorId(output, scope)] = node.name
-            known = constant_type(node) if node.op_type == "Constant" and len(node.output) == 1 else None
+            known = read_constant_type(node) if node.op_type == "Constant" and len(node.output) == 1 else None
             if known is not None:
                 self._types[TensorId(node.output[0], scope)] = known
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name in names:
-                self._learn(TensorId(value.name, scope), *declared_type(value))
+                self._learn(TensorId(value.name, scope), *read_declared_type(value))
 
     def _store(
         self, key: TensorId, stored: TensorProto | SparseTensorProto, dtype: int, dims: Dims, overridable: set[str]
@@ -279,7 +279,7 @@ class GraphIndex:
                 return None
             if node.op_type == "Constant":
                 proto = self._protos[node.name]
-                return (at, proto) if constant_attribute(proto) is not None else None
+                return (at, proto) if find_constant_attribute(proto) is not None else None
             if node.op_type != "Identity":
                 return None
             at = self.resolve(node.inputs[0], node.scope)
@@ -290,7 +290,7 @@ class GraphIndex:
         return ValueInfo(name, self.dtype(key), self.shape(key))
 
 
-def index_of(model: ModelLike) -> GraphIndex:
+def get_index(model: ModelLike) -> GraphIndex:
     """Return the index of a model that is changed no more: of a light one, that made before."""
     if not isinstance(model, LightModel):
         return GraphIndex(model)
@@ -300,7 +300,7 @@ def index_of(model: ModelLike) -> GraphIndex:
     return index
 
 
-def opset_of(proto: ModelLike, domain: str = "") -> int:
+def find_opset(proto: ModelLike, domain: str = "") -> int:
     """The version of a domain the model imports ("" and "ai.onnx" are the same one); 0 when it does not."""
     same = ("", "ai.onnx") if domain in ("", "ai.onnx") else (domain,)
     return next((entry.version for entry in proto.opset_import if entry.domain in same), 0)

@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, StringStringEntryProto, TensorProto
 
-from onnxq.graph.weights import STUB_LOCATION, copy_fields, is_stub, tensor_bytes
+from onnxq.graph.weights import STUB_LOCATION, copy_fields, count_tensor_bytes, is_stub
 
 # Bytes. Smaller tensors cost little to copy, and tools look at their values (axes, shapes, pads).
 _SMALLEST = 1 << 14
@@ -192,7 +192,7 @@ def strip_weights(model: ModelLike) -> LightModel:
 
 def _can_be_stub(tensor: TensorProto) -> bool:
     plain = tensor.HasField("raw_data") and not tensor.HasField("data_location")
-    return plain and tensor.data_type in _SAME_LAYOUT and tensor_bytes(tensor) >= _SMALLEST
+    return plain and tensor.data_type in _SAME_LAYOUT and count_tensor_bytes(tensor) >= _SMALLEST
 
 
 def attach_weights(model: ModelLike) -> ModelProto:

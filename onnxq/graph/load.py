@@ -11,11 +11,11 @@ from onnx import ModelProto
 
 from onnxq.errors import ModelError
 from onnxq.files import read_input
-from onnxq.graph.external import all_tensors, is_external, load_external
-from onnxq.graph.index import opset_of
-from onnxq.graph.scopes import topological, walk
+from onnxq.graph.external import is_external, load_external, walk_tensors
+from onnxq.graph.index import find_opset
+from onnxq.graph.scopes import sort_nodes, walk_graphs
 from onnxq.graph.weights import check_tensors, omit_weights
-from onnxq.nearest import nearest
+from onnxq.nearest import find_nearest
 from onnxq.sites import Caution
 
 # From IR version 4 on an initializer need not be a graph input as well.
@@ -52,7 +52,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
     if isinstance(source, ModelProto):
         proto, path, subject = ModelProto(), None, "the model"
         proto.CopyFrom(source)
-        loose = next((tensor.name for tensor in all_tensors(proto) if is_external(tensor)), None)
+        loose = next((tensor.name for tensor in walk_tensors(proto) if is_external(tensor)), None)
         if loose is not None:
             raise ModelError(
                 f"tensor {loose!r}",
@@ -66,7 +66,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
         subject = str(path)
         data = _read_file(path)
         size = len(data)
-        proto = _parse(data, path)
+        proto = _parse_model(data, path)
         del data
         _check_text(proto, subject)
         read = load_external(proto, path)
@@ -77,7 +77,7 @@ def load_model(source: str | Path | ModelProto, *, check: bool = True) -> Model:
     _check_inputs(proto)
     _check_types(proto, subject)
     # Before the checker, which refuses nodes out of order.
-    notes = (*_plain_initializers(proto), *_sort(proto))
+    notes = (*_separate_initializers(proto), *_sort_graphs(proto))
     if check:
         check_structure(proto, subject)
     return Model(proto=proto, path=path, size_bytes=size, external=external, notes=notes, files=files)
@@ -124,14 +124,14 @@ def _check_inputs(proto: ModelProto) -> None:
 
 def _read_file(path: Path) -> bytes:
     try:
-        return _file_bytes(path)
+        return _read_bytes(path)
     except OSError as error:
         raise ModelError(
             str(path), f"cannot be read ({error.strerror or error})", "check its permissions", code="Q101"
         ) from error
 
 
-def _file_bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     if path.is_dir():
         inside = sorted(file.name for file in path.glob("*.onnx"))
         raise ModelError(
@@ -141,7 +141,7 @@ def _file_bytes(path: Path) -> bytes:
             code="Q101",
         )
     if not path.exists():
-        near = nearest(path.name, (file.name for file in path.parent.glob("*"))) if path.parent.is_dir() else ()
+        near = find_nearest(path.name, (file.name for file in path.parent.glob("*"))) if path.parent.is_dir() else ()
         fix = f"did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else "check the path"
         raise ModelError(path, "there is no such file", fix, code="Q101")
     if path.stat().st_size > _MAX_MESSAGE:
@@ -164,7 +164,7 @@ _IMPOSTORS: tuple[tuple[int, bytes, str, str], ...] = (
 )
 
 
-def _parse(data: bytes, path: Path) -> ModelProto:
+def _parse_model(data: bytes, path: Path) -> ModelProto:
     for offset, magic, cause, fix in _IMPOSTORS:
         if data[offset : offset + len(magic)] == magic:
             raise ModelError(path, cause, fix, code="Q102")
@@ -219,10 +219,10 @@ def _check_versions(proto: ModelProto, subject: str) -> None:
         raise ModelError(
             subject, "is from before opsets (IR version below 3)", "export it again with a newer tool", code="Q104"
         )
-    if opset_of(proto) > newest:
+    if find_opset(proto) > newest:
         raise ModelError(
             subject,
-            f"uses opset {opset_of(proto)}, newer than the installed onnx {onnx.__version__} knows ({newest})",
+            f"uses opset {find_opset(proto)}, newer than the installed onnx {onnx.__version__} knows ({newest})",
             "pip install --upgrade onnx onnxruntime",
             code="Q104",
         )
@@ -240,7 +240,7 @@ def _check_types(proto: ModelProto, subject: str) -> None:
                 )
 
 
-def _plain_initializers(proto: ModelProto) -> tuple[Caution, ...]:
+def _separate_initializers(proto: ModelProto) -> tuple[Caution, ...]:
     """ORT takes an initializer that is a graph input for variable: neither folded nor prepacked nor quantized."""
     graph = proto.graph
     stored = {tensor.name for tensor in graph.initializer}
@@ -264,10 +264,10 @@ def _plain_initializers(proto: ModelProto) -> tuple[Caution, ...]:
     return (Caution("W113", text),)
 
 
-def _sort(proto: ModelProto) -> tuple[Caution, ...]:
+def _sort_graphs(proto: ModelProto) -> tuple[Caution, ...]:
     moved = False
-    for _, graph in walk(proto.graph):
-        order = topological(graph)
+    for _, graph in walk_graphs(proto.graph):
+        order = sort_nodes(graph)
         if any(a is not b for a, b in zip(order, graph.node, strict=True)):
             copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in order]
             del graph.node[:]

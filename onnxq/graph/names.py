@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from onnxq.graph.light import keep_weights
-from onnxq.graph.scopes import all_graphs, bodies, body_scope, function_id
+from onnxq.graph.scopes import iterate_subgraphs, join_scope, name_function, walk_all_graphs
 
 
 @keep_weights
@@ -29,47 +29,47 @@ def name_nodes(proto: ModelProto) -> ModelProto:
 
 def has_unique_names(proto: ModelProto) -> bool:
     """True when every node of every scope and function has a name of its own."""
-    counts = _name_counts(proto)
+    counts = _count_names(proto)
     return not counts[""] and all(count == 1 for name, count in counts.items() if name)
 
 
 def assign_names(proto: ModelProto) -> None:
     """Give every node of every scope a unique, deterministic name, in place."""
-    counts = _name_counts(proto)
+    counts = _count_names(proto)
     taken = {name for name, count in counts.items() if name and count == 1}
-    levels: list[_Holder] = [_Holder("", proto.graph)]
-    levels.extend(_Holder(function_id(function), function) for function in proto.functions)
+    levels: list[_Level] = [_Level("", proto.graph)]
+    levels.extend(_Level(name_function(function), function) for function in proto.functions)
     # Outside in, one nesting level at a time: a subgraph's scope contains its parent's final name.
     while levels:
         _name_level(levels, counts, taken)
         levels = [
-            _Holder(body_scope(parent.scope, node.name, label), subgraph)
+            _Level(join_scope(parent.scope, node.name, label), subgraph)
             for parent in levels
             for node in parent.graph.node
-            for label, subgraph in bodies(node)
+            for label, subgraph in iterate_subgraphs(node)
         ]
 
 
 @dataclass(frozen=True, eq=False)
-class _Holder:
+class _Level:
     scope: str
     graph: GraphProto | FunctionProto
 
 
-def _name_counts(proto: ModelProto) -> Counter[str]:
+def _count_names(proto: ModelProto) -> Counter[str]:
     counts: Counter[str] = Counter({"": 0})
     stack: list[NodeProto] = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
     while stack:
         node = stack.pop()
         counts[node.name] += 1
-        for _, subgraph in bodies(node):
+        for _, subgraph in iterate_subgraphs(node):
             stack.extend(subgraph.node)
     return counts
 
 
-def _name_level(levels: list[_Holder], counts: Counter[str], taken: set[str]) -> None:
+def _name_level(levels: list[_Level], counts: Counter[str], taken: set[str]) -> None:
     waiting = [(h.scope, n) for h in levels for n in h.graph.node if not n.name or counts[n.name] > 1]
-    for candidate in (_short, _scoped):
+    for candidate in (_propose_short, _propose_scoped):
         groups: defaultdict[str, list[tuple[str, NodeProto]]] = defaultdict(list)
         for scope, node in waiting:
             groups[candidate(scope, node)].append((scope, node))
@@ -81,24 +81,24 @@ def _name_level(levels: list[_Holder], counts: Counter[str], taken: set[str]) ->
             else:
                 waiting.extend(members)
     # Only nodes without outputs, or whose natural name another node already bears, come here.
-    for scope, node in sorted(waiting, key=lambda item: (_scoped(*item), _content(item[1]))):
-        base, number = _scoped(scope, node), 1
+    for scope, node in sorted(waiting, key=lambda item: (_propose_scoped(*item), _serialize_unnamed(item[1]))):
+        base, number = _propose_scoped(scope, node), 1
         while f"{base}_{number}" in taken:
             number += 1
         node.name = f"{base}_{number}"
         taken.add(node.name)
 
 
-def _short(_scope: str, node: NodeProto) -> str:
+def _propose_short(_scope: str, node: NodeProto) -> str:
     made = next((name for name in node.output if name), "")
     return f"{made}/{node.op_type}" if made else f"{node.op_type}({','.join(node.input)})"
 
 
-def _scoped(scope: str, node: NodeProto) -> str:
-    return f"{scope}/{_short(scope, node)}" if scope else _short(scope, node)
+def _propose_scoped(scope: str, node: NodeProto) -> str:
+    return f"{scope}/{_propose_short(scope, node)}" if scope else _propose_short(scope, node)
 
 
-def _content(node: NodeProto) -> bytes:
+def _serialize_unnamed(node: NodeProto) -> bytes:
     bare = NodeProto()
     bare.CopyFrom(node)
     bare.ClearField("name")
@@ -115,10 +115,10 @@ def choose_name(base: str, taken: set[str]) -> str:
     return name
 
 
-def all_names(proto: ModelProto) -> set[str]:
+def list_names(proto: ModelProto) -> set[str]:
     """Every name the model uses for a tensor, node, value_info or function, in any scope."""
     names: set[str] = {function.name for function in proto.functions}
-    for _, graph in all_graphs(proto):
+    for _, graph in walk_all_graphs(proto):
         if isinstance(graph, GraphProto):
             for values in (graph.input, graph.output, graph.value_info, graph.initializer):
                 names.update(value.name for value in values)

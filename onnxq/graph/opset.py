@@ -8,18 +8,18 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnxq.errors import ModelError
-from onnxq.graph.index import opset_of
+from onnxq.graph.index import find_opset
 from onnxq.graph.light import keep_weights
 from onnxq.graph.load import check_structure
-from onnxq.graph.names import all_names, assign_names, choose_name, name_nodes
-from onnxq.graph.scopes import defined_names, label, rename_reads, walk
+from onnxq.graph.names import assign_names, choose_name, list_names, name_nodes
+from onnxq.graph.scopes import label_node, list_defined, rename_reads, walk_graphs
 from onnxq.graph.weights import copy_fields, omit_weights, restore_weights
 
 
 @keep_weights
-def at_opset(proto: ModelProto, minimum: int) -> ModelProto:
+def ensure_opset(proto: ModelProto, minimum: int) -> ModelProto:
     """The model itself when it is as new as `minimum`, else upgraded; raises as `upgrade_opset` does."""
-    return proto if opset_of(proto) >= minimum else upgrade_opset(proto, minimum)
+    return proto if find_opset(proto) >= minimum else upgrade_opset(proto, minimum)
 
 
 @keep_weights
@@ -30,7 +30,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     that cannot be converted. The numbers are not compared here.
     """
     named = name_nodes(proto)
-    opset = opset_of(named)
+    opset = find_opset(named)
     if not opset or opset >= minimum:
         return named
     light, omitted = omit_weights(named)
@@ -39,13 +39,13 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     try:
         converted = onnx.version_converter.convert_version(bare, minimum)
     except Exception as error:
-        raise _unconvertible(named, opset, minimum, error) from error
+        raise _explain_failure(named, opset, minimum, error) from error
     result = ModelProto()
     copy_fields(light, result, ("graph", "opset_import", "ir_version"))
-    result.opset_import.extend(_imports(named, minimum))
+    result.opset_import.extend(_list_imports(named, minimum))
     result.ir_version = max(named.ir_version, helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True))
     result.graph.CopyFrom(converted.graph)
-    _reattach(light, result)
+    _reattach_model(light, result)
     _settle_names(light, result)
     full = restore_weights(result, omitted)
     try:
@@ -56,17 +56,17 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     return full
 
 
-def _imports(proto: ModelProto, minimum: int) -> list[onnx.OperatorSetIdProto]:
+def _list_imports(proto: ModelProto, minimum: int) -> list[onnx.OperatorSetIdProto]:
     return [
         helper.make_opsetid(entry.domain, minimum if entry.domain in ("", "ai.onnx") else entry.version)
         for entry in proto.opset_import
     ]
 
 
-def _reattach(before: ModelProto, after: ModelProto) -> None:
+def _reattach_model(before: ModelProto, after: ModelProto) -> None:
     """Put back the parts the converter drops: names, metadata, doc strings, annotations, types, sparse weights."""
-    graphs = dict(walk(before.graph))
-    for scope, graph in walk(after.graph):
+    graphs = dict(walk_graphs(before.graph))
+    for scope, graph in walk_graphs(after.graph):
         source = graphs[scope]
         originals = {node.name: node for node in source.node}
         gone = set(originals) - {node.name for node in graph.node}
@@ -103,11 +103,13 @@ def _reattach_graph(source: GraphProto, graph: GraphProto, *, main: bool) -> Non
             tensor.CopyFrom(originals[tensor.name])
 
 
-def _unconvertible(proto: ModelProto, opset: int, minimum: int, error: Exception) -> ModelError:
+def _explain_failure(proto: ModelProto, opset: int, minimum: int, error: Exception) -> ModelError:
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     # The converter names the operator in some of its messages, never the node.
     words = set(re.findall(r"\w+", str(error)))
-    culprits = [label(node) for _, graph in walk(proto.graph) for node in graph.node if node.op_type in words]
+    culprits = [
+        label_node(node) for _, graph in walk_graphs(proto.graph) for node in graph.node if node.op_type in words
+    ]
     where = f" (such nodes: {', '.join(culprits[:3])})" if culprits else ""
     return ModelError(
         f"opset {opset} to {minimum}",
@@ -124,15 +126,15 @@ def _settle_names(before: ModelProto, after: ModelProto) -> None:
     and leaves its nodes unnamed. Here they are called after the node they serve: "conv1/Constant". The nodes of
     `before` must have kept their names.
     """
-    taken = all_names(before)
-    graphs = dict(walk(before.graph))
-    for scope, graph in walk(after.graph):
-        _rename(graph, _new_names(graphs[scope], graph, taken))
+    taken = list_names(before)
+    graphs = dict(walk_graphs(before.graph))
+    for scope, graph in walk_graphs(after.graph):
+        _rename_tensors(graph, _choose_names(graphs[scope], graph, taken))
     assign_names(after)
 
 
-def _new_names(source: GraphProto, graph: GraphProto, taken: set[str]) -> dict[str, str]:
-    old = defined_names(source)
+def _choose_names(source: GraphProto, graph: GraphProto, taken: set[str]) -> dict[str, str]:
+    old = list_defined(source)
     makers = {tensor.name: "Constant" for tensor in graph.initializer}
     makers.update((name, node.op_type) for node in graph.node for name in node.output)
     readers: dict[str, NodeProto] = {}
@@ -142,11 +144,11 @@ def _new_names(source: GraphProto, graph: GraphProto, taken: set[str]) -> dict[s
     names: dict[str, str] = {}
     for name in (name for node in graph.node for name in (*node.input, *node.output)):
         if name and name in makers and name not in old and name not in names:
-            names[name] = choose_name(f"{_owner(name, old, readers)}/{makers[name]}", taken)
+            names[name] = choose_name(f"{_find_owner(name, old, readers)}/{makers[name]}", taken)
     return names
 
 
-def _owner(name: str, old: set[str], readers: dict[str, NodeProto]) -> str:
+def _find_owner(name: str, old: set[str], readers: dict[str, NodeProto]) -> str:
     """The named node that reads the tensor, or the first tensor of the original model that is made from it."""
     while (reader := readers.get(name)) is not None:
         if reader.name:
@@ -158,7 +160,7 @@ def _owner(name: str, old: set[str], readers: dict[str, NodeProto]) -> str:
     return name
 
 
-def _rename(graph: GraphProto, names: dict[str, str]) -> None:
+def _rename_tensors(graph: GraphProto, names: dict[str, str]) -> None:
     for tensor in graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
     for value in graph.output:

@@ -9,10 +9,10 @@ from typing import BinaryIO
 from onnx import ModelProto, TensorProto
 
 from onnxq.errors import OutputError
-from onnxq.files import is_stream, replacing
+from onnxq.files import is_stream, replace_files
 from onnxq.graph.light import ModelLike, attach_weights
 from onnxq.graph.values import decode_tensor, encode_tensor
-from onnxq.graph.weights import is_large, locate_initializers, model_bytes, omit_weights, restore_weights
+from onnxq.graph.weights import count_model_bytes, is_large, locate_initializers, omit_weights, restore_weights
 
 # protobuf's limit on one message, less the room for names and nodes.
 _ONE_FILE = 2**31 - 2**24
@@ -37,15 +37,15 @@ def save_model(
     path, proto = Path(path), attach_weights(model)
     targets = [path]
     if external is None:
-        external = model_bytes(proto) > _ONE_FILE
+        external = count_model_bytes(proto) > _ONE_FILE
     external = external and any(is_large(tensor) for _, tensor in locate_initializers(proto))
     if external:
-        targets.append(data_file(path))
+        targets.append(name_data_file(path))
     for target in targets if external else ():
         check_data_name(target)
-    with replacing(targets, overwrite=overwrite, inputs=inputs) as files:
+    with replace_files(targets, overwrite=overwrite, inputs=inputs) as files:
         if external:
-            proto = _spill(proto, files[1], targets[1].name)
+            proto = _write_weights(proto, files[1], targets[1].name)
         try:
             data = proto.SerializeToString(deterministic=True)
         except Exception as error:  # protobuf: over 2 GB
@@ -55,7 +55,7 @@ def save_model(
         files[0].write(data)
 
 
-def data_file(path: str | Path) -> Path:
+def name_data_file(path: str | Path) -> Path:
     """Where the weights of a model at `path` go when they get a file of their own."""
     return Path(path).with_name(f"{Path(path).name}.data")
 
@@ -73,7 +73,7 @@ def check_data_name(target: Path) -> None:
         raise OutputError(target, cause, fix, code="Q604") from error
 
 
-def _spill(proto: ModelProto, file: BinaryIO, location: str) -> ModelProto:
+def _write_weights(proto: ModelProto, file: BinaryIO, location: str) -> ModelProto:
     """Write the large initializers to `file`; returns the model that refers to them."""
     light, omitted = omit_weights(proto)
     offset = 0

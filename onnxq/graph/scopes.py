@@ -15,7 +15,7 @@ from onnxq.errors import ModelError
 T = TypeVar("T")
 
 
-def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
+def iterate_subgraphs(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
     """Yield a node's subgraphs as (attribute label, graph); a list attribute's members are labelled name[i]."""
     for attr in node.attribute:
         if attr.type == AttributeProto.GRAPH:
@@ -25,37 +25,37 @@ def bodies(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
                 yield f"{attr.name}[{i}]", graph
 
 
-def body_scope(scope: str, node_name: str, label: str) -> str:
-    """Return the scope of subgraph `label` of the node `node_name`, which itself lies in `scope`."""
+def join_scope(scope: str, node_name: str, label: str) -> str:
+    """Return the scope of subgraph `label_node` of the node `node_name`, which itself lies in `scope`."""
     return f"{scope}/{node_name}.{label}" if scope else f"{node_name}.{label}"
 
 
-def walk(graph: GraphProto, scope: str = "") -> Iterator[tuple[str, GraphProto]]:
+def walk_graphs(graph: GraphProto, scope: str = "") -> Iterator[tuple[str, GraphProto]]:
     """Yield every (scope, graph) from the outside in, parents in file order."""
     yield scope, graph
     for node in graph.node:
-        for label, subgraph in bodies(node):
-            yield from walk(subgraph, body_scope(scope, node.name, label))
+        for label, subgraph in iterate_subgraphs(node):
+            yield from walk_graphs(subgraph, join_scope(scope, node.name, label))
 
 
-def all_graphs(proto: ModelProto) -> Iterator[tuple[str, GraphProto | FunctionProto]]:
+def walk_all_graphs(proto: ModelProto) -> Iterator[tuple[str, GraphProto | FunctionProto]]:
     """Yield every graph of the model, and every function with its subgraphs; a function's scope is "domain::name"."""
-    yield from walk(proto.graph)
+    yield from walk_graphs(proto.graph)
     for function in proto.functions:
-        scope = function_id(function)
+        scope = name_function(function)
         yield scope, function
         for node in function.node:
-            for label, subgraph in bodies(node):
-                yield from walk(subgraph, body_scope(scope, node.name, label))
+            for label, subgraph in iterate_subgraphs(node):
+                yield from walk_graphs(subgraph, join_scope(scope, node.name, label))
 
 
-def function_id(function: FunctionProto) -> str:
+def name_function(function: FunctionProto) -> str:
     """Return a function's identity: "domain::name", with its overload when it has one."""
     text = f"{function.domain}::{function.name}"
     return f"{text}:{function.overload}" if function.overload else text
 
 
-def defined_names(graph: GraphProto) -> set[str]:
+def list_defined(graph: GraphProto) -> set[str]:
     """Return the tensors defined in this very scope: inputs, initializers, node outputs."""
     names = {value.name for value in graph.input}
     names.update(tensor.name for tensor in graph.initializer)
@@ -65,32 +65,32 @@ def defined_names(graph: GraphProto) -> set[str]:
     return names
 
 
-def captures(graph: GraphProto) -> list[str]:
+def list_captures(graph: GraphProto) -> list[str]:
     """Return the tensors a subgraph reads from outside (nested ones and outputs included), once each, in order."""
-    own = defined_names(graph)
+    own = list_defined(graph)
     found: dict[str, None] = {}
     for node in graph.node:
-        found.update(dict.fromkeys(name for name in reads(node) if name not in own))
+        found.update(dict.fromkeys(name for name in list_reads(node) if name not in own))
     found.update(dict.fromkeys(value.name for value in graph.output if value.name not in own))
     found.pop("", None)
     return list(found)
 
 
-def names_read(graph: GraphProto) -> set[str]:
+def collect_reads(graph: GraphProto) -> set[str]:
     """Return every name that a node of the graph or of a subgraph in it reads, or that is an output of one of them."""
     found = {value.name for value in graph.output}
     for node in graph.node:
         found.update(node.input)
-        for _, subgraph in bodies(node):
-            found |= names_read(subgraph)
+        for _, subgraph in iterate_subgraphs(node):
+            found |= collect_reads(subgraph)
     return found
 
 
-def reads(node: NodeProto) -> list[str]:
+def list_reads(node: NodeProto) -> list[str]:
     """Return the tensors a node needs before it can run: its inputs and the captures of its subgraphs."""
     names = [name for name in node.input if name]
-    for _, subgraph in bodies(node):
-        names.extend(captures(subgraph))
+    for _, subgraph in iterate_subgraphs(node):
+        names.extend(list_captures(subgraph))
     return names
 
 
@@ -98,15 +98,15 @@ def rename_reads(graph: GraphProto, names: Mapping[str, str]) -> None:
     """Let nodes, also those of subgraphs, read other tensors of this graph, in place: old name -> new."""
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
-        for _, subgraph in bodies(node):
-            own = defined_names(subgraph)
+        for _, subgraph in iterate_subgraphs(node):
+            own = list_defined(subgraph)
             outer = {old: new for old, new in names.items() if old not in own}
             rename_reads(subgraph, outer)
             for value in subgraph.output:
                 value.name = outer.get(value.name, value.name)
 
 
-def in_order(nodes: list[T], needs: list[list[str]], makes: list[list[str]], labels: list[str]) -> list[T]:
+def sort_topologically(nodes: list[T], needs: list[list[str]], makes: list[list[str]], labels: list[str]) -> list[T]:
     """Sort nodes so that producers come first, otherwise in the given order (a sorted list comes back as it is).
 
     Raises ModelError naming a node when they form a cycle. Iterative: deep chains must not exhaust the stack.
@@ -137,15 +137,18 @@ def in_order(nodes: list[T], needs: list[list[str]], makes: list[list[str]], lab
     return [nodes[i] for i in order]
 
 
-def topological(graph: GraphProto) -> list[NodeProto]:
+def sort_nodes(graph: GraphProto) -> list[NodeProto]:
     """The nodes in an order they can run in, as close to the file's as possible. Raises ModelError on a cycle."""
     nodes = list(graph.node)
-    return in_order(
-        nodes, [reads(node) for node in nodes], [list(node.output) for node in nodes], [label(node) for node in nodes]
+    return sort_topologically(
+        nodes,
+        [list_reads(node) for node in nodes],
+        [list(node.output) for node in nodes],
+        [label_node(node) for node in nodes],
     )
 
 
-def label(node: NodeProto) -> str:
+def label_node(node: NodeProto) -> str:
     """Return a name for a node in messages, whether it has one or not."""
     if node.name:
         return node.name

@@ -6,7 +6,7 @@ import onnx
 from onnx import GraphProto, ModelProto
 
 from onnxq.graph.light import keep_weights
-from onnxq.graph.scopes import walk
+from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.weights import omit_weights
 
 
@@ -24,7 +24,7 @@ def infer_shapes(proto: ModelProto) -> ModelProto:
         inferred = onnx.shape_inference.infer_shapes(light, check_type=False, strict_mode=False, data_prop=True)
     except Exception:  # an operator's own inference function may raise anything; the model may run all the same
         return result
-    for (scope, target), (_, source) in zip(walk(result.graph), walk(inferred.graph), strict=True):
+    for (scope, target), (_, source) in zip(walk_graphs(result.graph), walk_graphs(inferred.graph), strict=True):
         del target.value_info[:]
         target.value_info.extend(source.value_info)
         if scope:

@@ -12,7 +12,7 @@ from typing import Generic
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
 
 from onnxq.graph.light import M, bare_proto, rebuild
-from onnxq.graph.scopes import bodies, reads, topological
+from onnxq.graph.scopes import iterate_subgraphs, list_reads, sort_nodes
 
 Stored = TensorProto | SparseTensorProto
 
@@ -28,14 +28,16 @@ class Cutter(Generic[M]):
         self._model, self._proto = model, bare_proto(model)
         graph = self._proto.graph
         # Sorted: a file need not list its nodes in an order that runs.
-        self.nodes: dict[str, NodeProto] = {node.name: node for node in topological(graph)}
+        self.nodes: dict[str, NodeProto] = {node.name: node for node in sort_nodes(graph)}
         self._stored: dict[str, Stored] = {tensor.name: tensor for tensor in graph.initializer}
         self._stored.update((sparse.values.name, sparse) for sparse in graph.sparse_initializer)
         self._producer = {tensor: name for name, node in self.nodes.items() for tensor in node.output if tensor}
         self._types = {value.name: (k, value) for k, value in enumerate(graph.value_info)}
         self.constants: set[str] = set()
         for name, node in self.nodes.items():
-            if node.op_type == "Constant" or (computed and all(self.is_constant(tensor) for tensor in reads(node))):
+            if node.op_type == "Constant" or (
+                computed and all(self.is_constant(tensor) for tensor in list_reads(node))
+            ):
                 self.constants.add(name)
 
     def is_constant(self, tensor: str) -> bool:
@@ -49,7 +51,7 @@ class Cutter(Generic[M]):
 
     def list_sources(self, node: str) -> list[str]:
         """The nodes whose outputs a node, or a subgraph in it, reads; without constants."""
-        return [name for tensor in reads(self.nodes[node]) if (name := self.producer(tensor)) is not None]
+        return [name for tensor in list_reads(self.nodes[node]) if (name := self.producer(tensor)) is not None]
 
     def list_needed(
         self, outputs: Iterable[str], among: Collection[str] | None = None, given: Collection[str] = ()
@@ -66,7 +68,7 @@ class Cutter(Generic[M]):
             if name is None or name in found or name not in allowed:
                 continue
             found.add(name)
-            waiting.extend(tensor for tensor in reads(self.nodes[name]) if tensor not in given)
+            waiting.extend(tensor for tensor in list_reads(self.nodes[name]) if tensor not in given)
         return self.sort_names(found)
 
     def sort_names(self, names: Collection[str]) -> list[str]:
@@ -109,7 +111,7 @@ class Cutter(Generic[M]):
         """The nodes with the constants they read, in the order they run in."""
         chosen, waiting = set(names), list(names)
         while waiting:
-            for tensor in reads(self.nodes[waiting.pop()]):
+            for tensor in list_reads(self.nodes[waiting.pop()]):
                 name = self._producer.get(tensor)
                 if name is not None and name in self.constants and name not in chosen:
                     chosen.add(name)
@@ -161,7 +163,7 @@ def _hide_outputs(node: NodeProto, fed: Collection[str]) -> NodeProto:
 def _list_reads(nodes: Sequence[NodeProto]) -> list[str]:
     """The tensors that the nodes read and none of them makes, in the order of reading."""
     made = {tensor for node in nodes for tensor in node.output}
-    return list(dict.fromkeys(tensor for node in nodes for tensor in reads(node) if tensor not in made))
+    return list(dict.fromkeys(tensor for node in nodes for tensor in list_reads(node) if tensor not in made))
 
 
 def _list_functions(like: ModelProto, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
@@ -171,7 +173,7 @@ def _list_functions(like: ModelProto, nodes: Iterable[NodeProto]) -> list[Functi
     waiting = list(nodes) if known else []
     while waiting:
         node = waiting.pop()
-        waiting.extend(inner for _, subgraph in bodies(node) for inner in subgraph.node)
+        waiting.extend(inner for _, subgraph in iterate_subgraphs(node) for inner in subgraph.node)
         k = known.get((node.domain, node.op_type, node.overload))
         if k is not None and k not in called:
             called.add(k)
@@ -183,9 +185,9 @@ def remove_unneeded(graph: GraphProto) -> None:
     """Take out, in place, the nodes and initializers that no output of the graph depends on: ORT computes them all."""
     needed = {value.name for value in graph.output}
     kept: list[NodeProto] = []
-    for node in reversed(topological(graph)):
+    for node in reversed(sort_nodes(graph)):
         if needed.intersection(node.output):
-            needed.update(reads(node))
+            needed.update(list_reads(node))
             kept.append(node)
     kept.reverse()
     tensors = [tensor for tensor in graph.initializer if tensor.name in needed]

@@ -66,24 +66,24 @@ def encode_tensor(
         tensor.string_data.extend(text if isinstance(text, bytes) else str(text).encode() for text in array.ravel())
         return tensor
     target = onnx.helper.tensor_dtype_to_np_dtype(dtype)
-    stored = array if array.dtype == target else _cast(name, array, target)
+    stored = array if array.dtype == target else _cast_exactly(name, array, target)
     if store is not None and store.put(tensor, stored):
         return tensor
     if dtype in BITS:
-        tensor.raw_data = _pack(stored, BITS[dtype])
+        tensor.raw_data = _pack_bits(stored, BITS[dtype])
     else:
         tensor.raw_data = np.ascontiguousarray(stored, dtype=target.newbyteorder("<")).tobytes()
     return tensor
 
 
-def _cast(name: str, array: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
+def _cast_exactly(name: str, array: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
     stored = array.astype(target)
     if not np.array_equal(stored.astype(array.dtype), array, equal_nan=array.dtype.kind == "f"):
         raise ModelError(name, f"its values do not fit {target.name}", "saturate or round them first", code="Q117")
     return stored
 
 
-def _pack(array: NDArray[Any], bits: int) -> bytes:
+def _pack_bits(array: NDArray[Any], bits: int) -> bytes:
     per_byte, mask = 8 // bits, (1 << bits) - 1
     # ml_dtypes' sub-byte types take a byte each in memory; the low bits are the value.
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & mask
@@ -121,7 +121,7 @@ def decode_sparse(sparse: SparseTensorProto) -> NDArray[Any]:
     return dense
 
 
-def constant_attribute(node: NodeProto) -> AttributeProto | None:
+def find_constant_attribute(node: NodeProto) -> AttributeProto | None:
     """The attribute that holds a Constant node's value; None when it refers to a function's attribute."""
     names = ("value", "sparse_value", *_CONSTANT_DTYPES)
     attr: AttributeProto
@@ -131,9 +131,9 @@ def constant_attribute(node: NodeProto) -> AttributeProto | None:
     return None
 
 
-def constant_value(node: NodeProto) -> NDArray[Any] | None:
+def decode_constant(node: NodeProto) -> NDArray[Any] | None:
     """The value of a Constant node, None when it has none of its own."""
-    attr = constant_attribute(node)
+    attr = find_constant_attribute(node)
     if attr is None:
         return None
     if attr.name == "value":
@@ -146,9 +146,9 @@ def constant_value(node: NodeProto) -> NDArray[Any] | None:
     return array
 
 
-def constant_type(node: NodeProto) -> tuple[int, Dims] | None:
+def read_constant_type(node: NodeProto) -> tuple[int, Dims] | None:
     """(dtype, shape) of a Constant node without decoding its value."""
-    attr = constant_attribute(node)
+    attr = find_constant_attribute(node)
     if attr is None:
         return None
     if attr.name == "value":
@@ -163,7 +163,7 @@ def constant_type(node: NodeProto) -> tuple[int, Dims] | None:
     return _CONSTANT_DTYPES[attr.name], (length[attr.type],) if attr.type in length else ()
 
 
-def declared_type(value: ValueInfoProto) -> tuple[int, Dims | None]:
+def read_declared_type(value: ValueInfoProto) -> tuple[int, Dims | None]:
     """(dtype, shape) a ValueInfoProto declares; dtype 0 unless it is a dense tensor, shape None when unknown."""
     if value.type.WhichOneof("value") != "tensor_type":
         return 0, None
@@ -172,32 +172,32 @@ def declared_type(value: ValueInfoProto) -> tuple[int, Dims | None]:
         return tensor.elem_type, None
     return tensor.elem_type, tuple(
         # Exporters write -1 for unknown dims, which the checker lets pass.
-        (dim.dim_value if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else _symbol(dim.dim_param)
+        (dim.dim_value if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else _read_symbol(dim.dim_param)
         for dim in tensor.shape.dim
     )
 
 
-def _symbol(name: str) -> str | None:
+def _read_symbol(name: str) -> str | None:
     # Paddle writes "?" for every dim it does not know: not one symbol that makes them equal.
     return None if name in ("", "?") else name
 
 
-def _text(raw: bytes) -> str | bytes:
+def _decode_text(raw: bytes) -> str | bytes:
     try:
         return raw.decode()
     except UnicodeDecodeError:
         return raw
 
 
-def attribute_value(attr: AttributeProto) -> Any:
+def decode_attribute(attr: AttributeProto) -> Any:
     """int, float, str, tuple of these, or array; other kinds (types, sparse tensors) as their protobuf message."""
     value = onnx.helper.get_attribute_value(attr)
     if attr.type == AttributeProto.TENSOR:
         return decode_tensor(attr.t)
     if attr.type == AttributeProto.STRING:
-        return _text(attr.s)
+        return _decode_text(attr.s)
     if attr.type == AttributeProto.STRINGS:
-        return tuple(_text(raw) for raw in attr.strings)
+        return tuple(_decode_text(raw) for raw in attr.strings)
     if attr.type == AttributeProto.TENSORS:
         return tuple(decode_tensor(tensor) for tensor in attr.tensors)
     return tuple(value) if isinstance(value, list) else value
@@ -216,7 +216,7 @@ class Attributes(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._known:
-            self._known[name] = attribute_value(self._raw[name])
+            self._known[name] = decode_attribute(self._raw[name])
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:

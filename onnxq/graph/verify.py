@@ -11,7 +11,7 @@ from onnxq.errors import ModelError, VerificationError
 from onnxq.graph.index import GraphIndex, NodeRef
 from onnxq.graph.light import ModelLike, bare_proto
 from onnxq.graph.load import check_structure
-from onnxq.graph.scopes import bodies, body_scope, defined_names, label, reads, walk
+from onnxq.graph.scopes import iterate_subgraphs, join_scope, label_node, list_defined, list_reads, walk_graphs
 from onnxq.sites import TensorId
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
@@ -19,7 +19,7 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 _DOMAINS = ("", "com.microsoft")
 
 
-def verify(model: ModelLike, *, kept: Collection[str] = ()) -> None:
+def verify_graph(model: ModelLike, *, kept: Collection[str] = ()) -> None:
     """Raise VerificationError, naming the node, unless the graph is legal.
 
     Node names are unique and not empty; tensors are made before they are read, once, and by one node; a QuantizeLinear
@@ -34,7 +34,7 @@ def verify(model: ModelLike, *, kept: Collection[str] = ()) -> None:
         for node in index.nodes:
             if node.domain in _DOMAINS and node.name not in kept:
                 if node.op_type in (QUANTIZE, DEQUANTIZE):
-                    _check_numbers(index, node)
+                    _check_qparams(index, node)
                 if node.op_type == QUANTIZE:
                     _check_quantize(index, node)
         check_structure(proto, "the model")
@@ -44,23 +44,23 @@ def verify(model: ModelLike, *, kept: Collection[str] = ()) -> None:
 
 def _check_order(proto: ModelProto) -> None:
     known: dict[str, set[str]] = {}
-    for scope, graph in walk(proto.graph):
+    for scope, graph in walk_graphs(proto.graph):
         outer = known.get(scope, set())
-        own = defined_names(graph) - {name for node in graph.node for name in node.output}
+        own = list_defined(graph) - {name for node in graph.node for name in node.output}
         seen = outer | own
         for node in graph.node:
-            for name in reads(node):
+            for name in list_reads(node):
                 if name not in seen:
                     raise VerificationError(
-                        label(node), f"reads {name!r}, which is not made before it", "sort the nodes", code="Q701"
+                        label_node(node), f"reads {name!r}, which is not made before it", "sort the nodes", code="Q701"
                     )
             for name in filter(None, node.output):
                 if name in seen:
                     raise VerificationError(
-                        label(node), f"makes {name!r}, which is there already", "use a fresh name", code="Q701"
+                        label_node(node), f"makes {name!r}, which is there already", "use a fresh name", code="Q701"
                     )
-            for inner, _ in bodies(node):
-                known[body_scope(scope, node.name, inner)] = set(seen)
+            for inner, _ in iterate_subgraphs(node):
+                known[join_scope(scope, node.name, inner)] = set(seen)
             seen.update(filter(None, node.output))
         for value in graph.output:
             if value.name not in seen:
@@ -76,7 +76,7 @@ def _check_quantize(index: GraphIndex, node: NodeRef) -> None:
     if not readers and not index.is_output(made) and not index.captured(made):
         raise VerificationError(node.name, "feeds nothing", "remove it, or give it its DequantizeLinear", code="Q701")
     for pair in pairs:
-        difference = _difference(index, node, pair)
+        difference = _find_difference(index, node, pair)
         if difference:
             raise VerificationError(
                 node.name,
@@ -84,35 +84,35 @@ def _check_quantize(index: GraphIndex, node: NodeRef) -> None:
                 "let them share it",
                 code="Q701",
             )
-        if pairs and _quantized_again(index, node):
+        if pairs and _is_quantized_again(index, node):
             raise VerificationError(
                 node.name, "quantizes again what was quantized with the same numbers", "drop a pair", code="Q701"
             )
 
 
-def _quantized_again(index: GraphIndex, node: NodeRef) -> bool:
+def _is_quantized_again(index: GraphIndex, node: NodeRef) -> bool:
     source = index.resolve(node.inputs[0], node.scope)
     before = index.producer(source) if source is not None else None
-    if before is None or before.op_type != DEQUANTIZE or _difference(index, node, before):
+    if before is None or before.op_type != DEQUANTIZE or _find_difference(index, node, before):
         return False
     origin = index.resolve(before.inputs[0], before.scope)
     maker = index.producer(origin) if origin is not None else None
-    return maker is not None and maker.op_type == QUANTIZE and not _difference(index, maker, before)
+    return maker is not None and maker.op_type == QUANTIZE and not _find_difference(index, maker, before)
 
 
-def _difference(index: GraphIndex, a: NodeRef, b: NodeRef) -> str:
+def _find_difference(index: GraphIndex, a: NodeRef, b: NodeRef) -> str:
     """Name the first difference between two nodes of a pair: "scale", "zero point", "axis", "block_size", or ""."""
     for k, what in ((1, "scale"), (2, "zero point")):
-        if not _same_input(index, a, b, k):
+        if not _is_same_input(index, a, b, k):
             return what
-    rank = len(_dims(index, a, 1) or ())
+    rank = len(_read_dims(index, a, 1) or ())
     for name, default in (("axis", 1), ("block_size", 0)):
         if rank and a.attrs.get(name, default) != b.attrs.get(name, default):
             return name
     return ""
 
 
-def _same_input(index: GraphIndex, a: NodeRef, b: NodeRef, k: int) -> bool:
+def _is_same_input(index: GraphIndex, a: NodeRef, b: NodeRef, k: int) -> bool:
     ids = [index.resolve(node.inputs[k], node.scope) if k < len(node.inputs) else None for node in (a, b)]
     if ids[0] == ids[1]:
         return True
@@ -127,12 +127,12 @@ def _same_input(index: GraphIndex, a: NodeRef, b: NodeRef, k: int) -> bool:
     return bool(np.array_equal(left, right))
 
 
-def _dims(index: GraphIndex, node: NodeRef, k: int) -> tuple[int | str | None, ...] | None:
+def _read_dims(index: GraphIndex, node: NodeRef, k: int) -> tuple[int | str | None, ...] | None:
     found = index.resolve(node.inputs[k], node.scope) if k < len(node.inputs) else None
     return index.shape(found) if found is not None else None
 
 
-def _check_numbers(index: GraphIndex, node: NodeRef) -> None:
+def _check_qparams(index: GraphIndex, node: NodeRef) -> None:
     scale_id = index.resolve(node.inputs[1], node.scope)
     scale = index.constant(scale_id) if scale_id is not None else None
     if scale is None:
@@ -147,13 +147,13 @@ def _check_numbers(index: GraphIndex, node: NodeRef) -> None:
         raise VerificationError(
             node.name, "has a scale and a zero point of different shapes", "give them one shape", code="Q701"
         )
-    wrong = next(_wrong_lengths(index, node, scale.shape), "")
+    wrong = next(_list_wrong_lengths(index, node, scale.shape), "")
     if wrong:
         raise VerificationError(node.name, wrong, "give one scale for each entry of the axis", code="Q701")
 
 
-def _wrong_lengths(index: GraphIndex, node: NodeRef, scale: tuple[int, ...]) -> Iterator[str]:
-    dims = _dims(index, node, 0)
+def _list_wrong_lengths(index: GraphIndex, node: NodeRef, scale: tuple[int, ...]) -> Iterator[str]:
+    dims = _read_dims(index, node, 0)
     if dims is None or not scale or scale == (1,):
         return
     axis, block = int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0))

@@ -15,8 +15,8 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.graph.external import all_tensors, is_external
-from onnxq.graph.scopes import bodies, function_id
+from onnxq.graph.external import is_external, walk_tensors
+from onnxq.graph.scopes import iterate_subgraphs, name_function
 
 # Bytes. Shapes, axes and pads are smaller: tools look at their values, so they stay.
 SMALL_BYTES = 4096
@@ -32,7 +32,7 @@ class Omitted:
     constants: dict[tuple[str, str], TensorProto] = field(default_factory=dict)
 
 
-def tensor_bytes(tensor: TensorProto) -> int:
+def count_tensor_bytes(tensor: TensorProto) -> int:
     """The bytes the tensor's dims and dtype ask for (sub-byte types packed; strings count as stored)."""
     if tensor.data_type == TensorProto.STRING:
         return sum(len(text) for text in tensor.string_data)
@@ -48,9 +48,9 @@ _SUB_BYTE = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
 BITS: dict[int, int] = {number: _SUB_BYTE[name] for name, number in TensorProto.DataType.items() if name in _SUB_BYTE}
 
 
-def model_bytes(proto: ModelProto) -> int:
+def count_model_bytes(proto: ModelProto) -> int:
     """The bytes of all tensors together, stubs left out: about the size of the serialized model."""
-    return sum(tensor_bytes(tensor) for tensor in all_tensors(proto) if not is_stub(tensor))
+    return sum(count_tensor_bytes(tensor) for tensor in walk_tensors(proto) if not is_stub(tensor))
 
 
 def is_stub(tensor: TensorProto) -> bool:
@@ -61,7 +61,7 @@ def is_stub(tensor: TensorProto) -> bool:
 def check_tensors(proto: ModelProto, subject: str) -> None:
     """Raise ModelError for a tensor whose stored bytes do not match its dims (onnx.checker never sees the weights)."""
     known = set(onnx.helper.get_all_tensor_dtypes())
-    for tensor in all_tensors(proto):
+    for tensor in walk_tensors(proto):
         if tensor.data_type not in known:
             cause = f"has the unknown element type {tensor.data_type}"
             raise ModelError(
@@ -69,7 +69,7 @@ def check_tensors(proto: ModelProto, subject: str) -> None:
             )
         if is_external(tensor) or not tensor.HasField("raw_data"):
             continue
-        wanted = tensor_bytes(tensor)
+        wanted = count_tensor_bytes(tensor)
         if len(tensor.raw_data) != wanted:
             raise ModelError(
                 f"{subject}, tensor {tensor.name!r}",
@@ -87,29 +87,29 @@ def omit_weights(proto: ModelProto, *, empty: bool = False, functions: bool = Tr
     omitted = Omitted()
     light = ModelProto()
     copy_fields(proto, light, ("graph", "functions"))
-    _light_graph(proto.graph, light.graph, "", omitted, empty)
+    _omit_in_graph(proto.graph, light.graph, "", omitted, empty)
     for function in proto.functions:
         target = light.functions.add()
         if not functions:
             target.CopyFrom(function)
             continue
         copy_fields(function, target, ("node",))
-        _light_nodes(function, target, function_id(function), omitted, empty)
+        _omit_in_nodes(function, target, name_function(function), omitted, empty)
     return light, omitted
 
 
-def _light_graph(source: GraphProto, target: GraphProto, place: str, omitted: Omitted, empty: bool) -> None:
+def _omit_in_graph(source: GraphProto, target: GraphProto, place: str, omitted: Omitted, empty: bool) -> None:
     copy_fields(source, target, ("node", "initializer"))
     for tensor in source.initializer:
         if is_large(tensor):
             omitted.initializers[place, tensor.name] = tensor
-            _stub(tensor, target.initializer.add(), empty)
+            _write_stub(tensor, target.initializer.add(), empty)
         else:
             target.initializer.add().CopyFrom(tensor)
-    _light_nodes(source, target, place, omitted, empty)
+    _omit_in_nodes(source, target, place, omitted, empty)
 
 
-def _light_nodes(
+def _omit_in_nodes(
     source: GraphProto | FunctionProto,
     target: GraphProto | FunctionProto,
     place: str,
@@ -120,22 +120,22 @@ def _light_nodes(
         copy = target.node.add()
         copy_fields(node, copy, ("attribute",))
         for attr in node.attribute:
-            _light_attribute(node, attr, copy.attribute.add(), place, omitted, empty)
+            _omit_in_attribute(node, attr, copy.attribute.add(), place, omitted, empty)
 
 
-def _light_attribute(
+def _omit_in_attribute(
     node: NodeProto, attr: AttributeProto, copy: AttributeProto, place: str, omitted: Omitted, empty: bool
 ) -> None:
     copy_fields(attr, copy, ("t", "g", "graphs"))
     if attr.type == AttributeProto.GRAPH:
-        _light_graph(attr.g, copy.g, _inner(place, node, attr.name), omitted, empty)
+        _omit_in_graph(attr.g, copy.g, _join_place(place, node, attr.name), omitted, empty)
     elif attr.type == AttributeProto.GRAPHS:
         for i, subgraph in enumerate(attr.graphs):
-            _light_graph(subgraph, copy.graphs.add(), _inner(place, node, f"{attr.name}[{i}]"), omitted, empty)
+            _omit_in_graph(subgraph, copy.graphs.add(), _join_place(place, node, f"{attr.name}[{i}]"), omitted, empty)
     elif attr.HasField("t"):
         if node.op_type == "Constant" and attr.name == "value" and is_large(attr.t):
             omitted.constants[place, node.output[0]] = attr.t
-            _stub(attr.t, copy.t, empty)
+            _write_stub(attr.t, copy.t, empty)
         else:
             copy.t.CopyFrom(attr.t)
 
@@ -143,13 +143,13 @@ def _light_attribute(
 def locate_initializers(proto: ModelProto) -> Iterator[tuple[tuple[str, str], TensorProto]]:
     """Every initializer under the key a Omitted has for it."""
     waiting: list[tuple[str, GraphProto | FunctionProto]] = [("", proto.graph)]
-    waiting.extend((function_id(function), function) for function in proto.functions)
+    waiting.extend((name_function(function), function) for function in proto.functions)
     while waiting:
         place, graph = waiting.pop()
         if isinstance(graph, GraphProto):
             yield from (((place, tensor.name), tensor) for tensor in graph.initializer)
         for node in graph.node:
-            waiting.extend((_inner(place, node, label), subgraph) for label, subgraph in bodies(node))
+            waiting.extend((_join_place(place, node, label), subgraph) for label, subgraph in iterate_subgraphs(node))
 
 
 def restore_weights(light: ModelProto, omitted: Omitted) -> ModelProto:
@@ -161,7 +161,7 @@ def restore_weights(light: ModelProto, omitted: Omitted) -> ModelProto:
     full.CopyFrom(light)
     _restore_graph(full.graph, "", omitted)
     for function in full.functions:
-        _restore_nodes(function, function_id(function), omitted)
+        _restore_nodes(function, name_function(function), omitted)
     return full
 
 
@@ -177,27 +177,27 @@ def _restore_nodes(graph: GraphProto | FunctionProto, place: str, omitted: Omitt
     for node in graph.node:
         for attr in node.attribute:
             if attr.type == AttributeProto.GRAPH:
-                _restore_graph(attr.g, _inner(place, node, attr.name), omitted)
+                _restore_graph(attr.g, _join_place(place, node, attr.name), omitted)
             elif attr.type == AttributeProto.GRAPHS:
                 for i, subgraph in enumerate(attr.graphs):
-                    _restore_graph(subgraph, _inner(place, node, f"{attr.name}[{i}]"), omitted)
+                    _restore_graph(subgraph, _join_place(place, node, f"{attr.name}[{i}]"), omitted)
             elif node.op_type == "Constant" and attr.name == "value":
                 original = omitted.constants.get((place, node.output[0]))
                 if original is not None:
                     attr.t.CopyFrom(original)
 
 
-def _inner(place: str, node: NodeProto, label: str) -> str:
+def _join_place(place: str, node: NodeProto, label: str) -> str:
     parent = next((name for name in node.output if name), node.name)
     return f"{place}/{parent}.{label}"
 
 
 def is_large(tensor: TensorProto) -> bool:
     """True for a tensor that `omit_weights` leaves out."""
-    return is_external(tensor) or tensor_bytes(tensor) > SMALL_BYTES
+    return is_external(tensor) or count_tensor_bytes(tensor) > SMALL_BYTES
 
 
-def _stub(source: TensorProto, target: TensorProto, empty: bool) -> None:
+def _write_stub(source: TensorProto, target: TensorProto, empty: bool) -> None:
     for name in ("name", "data_type", "doc_string"):
         if source.HasField(name):
             setattr(target, name, getattr(source, name))

@@ -1,26 +1,26 @@
 """Results of other tools and of the torch front end read into plans: calibration caches, models with markers."""
 
-from onnxq.interop.imported import Absent, Imported, Left, Matched, Why
+from onnxq.interop.imported import Imported, MatchedSite, MissingSite, UnmatchedKind, UnusedLine
 from onnxq.interop.markers import Marked, strip_markers
-from onnxq.interop.matching import Findings, consumers_of, match, with_scales
-from onnxq.interop.trt_cache import ORIGIN, Cache, Entry, cache_of, read_cache, write_cache
+from onnxq.interop.matching import Findings, list_consumers, match_cache, set_scales
+from onnxq.interop.trt_cache import ORIGIN, Cache, Entry, collect_scales, read_cache, write_cache
 
 __all__ = [
     "ORIGIN",
-    "Absent",
     "Cache",
     "Entry",
     "Findings",
     "Imported",
-    "Left",
     "Marked",
-    "Matched",
-    "Why",
-    "cache_of",
-    "consumers_of",
-    "match",
+    "MatchedSite",
+    "MissingSite",
+    "UnmatchedKind",
+    "UnusedLine",
+    "collect_scales",
+    "list_consumers",
+    "match_cache",
     "read_cache",
+    "set_scales",
     "strip_markers",
-    "with_scales",
     "write_cache",
 ]

@@ -9,7 +9,7 @@ from onnxq.plan import Plan
 from onnxq.sites import Caution
 
 
-class Why(str, Enum):
+class UnmatchedKind(str, Enum):
     """Why a name of the cache is no tensor of the prepared model."""
 
     FOLDED = "folded"  # the model has it; preparation fused it into another
@@ -21,7 +21,7 @@ class Why(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matched:
+class MatchedSite:
     """A site and the line that its scale came from."""
 
     site: str
@@ -34,20 +34,20 @@ class Matched:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
+class UnusedLine:
     """A line that no site took."""
 
     name: str
     line: int
     # None for a tensor of the prepared model, which the plan does not quantize.
-    why: Why | None = None
+    why: UnmatchedKind | None = None
     reason: str = ""
     # For unknown names, the nearest of the model.
     nearest: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Absent:
+class MissingSite:
     """A site that the cache has no scale for."""
 
     site: str
@@ -67,10 +67,10 @@ class Imported:
     # Number of lines with a scale.
     entries: int
     # In the order of the plan's sites.
-    matched: tuple[Matched, ...] = ()
+    matched: tuple[MatchedSite, ...] = ()
     # Names that are no tensor of the prepared model.
-    unmatched: tuple[Left, ...] = ()
+    unmatched: tuple[UnusedLine, ...] = ()
     # Tensors of it that the plan does not quantize.
-    unused: tuple[Left, ...] = ()
-    missing: tuple[Absent, ...] = ()
+    unused: tuple[UnusedLine, ...] = ()
+    missing: tuple[MissingSite, ...] = ()
     notes: tuple[Caution, ...] = ()

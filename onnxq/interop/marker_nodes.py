@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnxq.config.schema import Axis, Level, Loose, Natural, Width, check_values
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from onnxq.sites import Role, TensorId
 from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
@@ -93,7 +93,7 @@ def _read_marker(index: GraphIndex, node: NodeRef) -> Marker:
     strange = sorted(set(attrs) - set(_KNOWN))
     if strange:
         raise ModelError(
-            subject, f"its marker has an unknown {strange[0]!r}", did_you_mean(strange[0], _KNOWN), code="Q119"
+            subject, f"its marker has an unknown {strange[0]!r}", suggest_names(strange[0], _KNOWN), code="Q119"
         )
     row = check_values(attrs, _MarkerRow, subject, ModelError)
     if len(node.inputs) != 3 or not all(node.inputs) or len(node.outputs) != 1:

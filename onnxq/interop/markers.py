@@ -13,24 +13,24 @@ from onnxq.errors import ModelError
 from onnxq.graph import (
     Editor,
     GraphIndex,
-    fingerprint,
+    compute_fingerprint,
+    compute_structural_ids,
     fold_constants,
     infer_shapes,
     inline_functions,
     load_model,
     name_nodes,
-    structural_ids,
 )
 from onnxq.interop.marker_flow import Flow, Group, check_quantizers, find_flow
 from onnxq.interop.marker_nodes import DOMAIN, Marker, read_markers
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.model import Saturation
-from onnxq.planner import anchored, float_nodes, needed_opset, site_weights
+from onnxq.planner import anchor_sites, digest_weights, find_float_nodes, find_needed_opset
 from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.sites import Edge, Role, Site, TensorId
 from onnxq.spec import PerBlock, QParams, QuantSpec
 from onnxq.targets import Target
-from onnxq.targets import target as engine_of
+from onnxq.targets import find_target as engine_of
 
 # Of the sites, in the plan.
 RULE = "marker"
@@ -261,17 +261,17 @@ def _make_plan(
     typed = infer_shapes(proto)
     index = GraphIndex(typed)
     engine = engine_of(target)
-    floats = float_nodes(index, sites) if engine.quantizes_alone else ()
-    anchors, nodes = anchored(index, sites, floats, structural_ids(typed))
+    floats = find_float_nodes(index, sites) if engine.quantizes_alone else ()
+    anchors, nodes = anchor_sites(index, sites, floats, compute_structural_ids(typed))
     plan = Plan(
         target=target,
         model=name,
         saturation=saturation,
         warnings=(ALLOWED,) if saturation == "allow" and engine.saturates else (),
-        topology=fingerprint(typed).topology,
-        weights=site_weights(anchors, index),
+        topology=compute_fingerprint(typed).topology,
+        weights=digest_weights(anchors, index),
         lasting=True,
-        opset=needed_opset(anchors, index),
+        opset=find_needed_opset(anchors, index),
         prepare=prepare,
         sites=anchors,
         float_nodes=floats,

@@ -11,9 +11,9 @@ import numpy as np
 
 from onnxq.errors import CalibrationError, PlanError
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.interop.imported import Absent, Left, Matched, Why
+from onnxq.interop.imported import MatchedSite, MissingSite, UnmatchedKind, UnusedLine
 from onnxq.interop.trt_cache import ORIGIN, Cache, Entry
-from onnxq.nearest import did_you_mean, nearest
+from onnxq.nearest import find_nearest, suggest_names
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Caution, Role, Site, TensorId
 from onnxq.spec import PerTensor, QParams
@@ -36,15 +36,15 @@ class Findings:
     """The entry of each site, and the rest on both sides."""
 
     entries: Mapping[Site, Entry]
-    matched: tuple[Matched, ...]
-    unmatched: tuple[Left, ...]
-    unused: tuple[Left, ...]
+    matched: tuple[MatchedSite, ...]
+    unmatched: tuple[UnusedLine, ...]
+    unused: tuple[UnusedLine, ...]
     missing: tuple[SitePlan, ...]
-    absent: tuple[Absent, ...]
+    absent: tuple[MissingSite, ...]
     notes: tuple[Caution, ...]
 
 
-def match(cache: Cache, plan: Plan, before: GraphIndex, prepared: GraphIndex) -> Findings:
+def match_cache(cache: Cache, plan: Plan, before: GraphIndex, prepared: GraphIndex) -> Findings:
     """Match each activation site of the plan with its line of the cache.
 
     before, prepared: the model as it came, and as the plan quantizes it. A site whose own tensor has no line takes the
@@ -73,17 +73,17 @@ def match(cache: Cache, plan: Plan, before: GraphIndex, prepared: GraphIndex) ->
     return Findings(
         entries={site: entry for site, (entry, _) in found.items()},
         matched=tuple(
-            Matched(site=str(site), name=entry.name, line=entry.line, scale=float(entry.scale), through=through)
+            MatchedSite(site=str(site), name=entry.name, line=entry.line, scale=float(entry.scale), through=through)
             for site, (entry, through) in found.items()
         ),
         unmatched=unmatched,
         unused=unused,
         missing=tuple(missing),
         absent=tuple(
-            Absent(
+            MissingSite(
                 site=str(site.site),
                 tensor=site.quantized_tensor.name,
-                nearest=nearest(site.quantized_tensor.name, known, 2),
+                nearest=find_nearest(site.quantized_tensor.name, known, 2),
             )
             for site in missing
         ),
@@ -91,7 +91,7 @@ def match(cache: Cache, plan: Plan, before: GraphIndex, prepared: GraphIndex) ->
     )
 
 
-def with_scales(plan: Plan, entries: Mapping[Site, Entry]) -> Plan:
+def set_scales(plan: Plan, entries: Mapping[Site, Entry]) -> Plan:
     """The plan with these scales and zero points of 0; other sites keep their numbers."""
     zero = np.array(0, np.int32)
     numbers = {site: QParams(np.array(entry.scale), zero, ORIGIN) for site, entry in entries.items()}
@@ -151,7 +151,7 @@ def _check_model(cache: Cache, before: GraphIndex, prepared: GraphIndex) -> None
         raise CalibrationError(
             cache.source,
             f"none of its {len(cache.entries)} names is a tensor of the model; the first is {first!r}",
-            f"name the ONNX file that TensorRT was calibrated with; {did_you_mean(first, names)}",
+            f"name the ONNX file that TensorRT was calibrated with; {suggest_names(first, names)}",
             code="Q506",
         )
 
@@ -163,7 +163,7 @@ def _list_names(index: GraphIndex) -> set[str]:
 
 def _list_leftovers(
     cache: Cache, used: set[str], before: GraphIndex, prepared: GraphIndex
-) -> tuple[tuple[Left, ...], tuple[Left, ...]]:
+) -> tuple[tuple[UnusedLine, ...], tuple[UnusedLine, ...]]:
     """The lines that no site took: those of no tensor of the prepared model, and those of tensors left float."""
     now, then = _list_names(prepared), _list_names(before)
     unmatched, unused = [], []
@@ -172,20 +172,22 @@ def _list_leftovers(
             continue
         at_first = _find_tensor(before, entry.name)
         if entry.name in now:
-            unused.append(Left(name=entry.name, line=entry.line, reason=_explain_unused(prepared, entry.name)))
+            unused.append(UnusedLine(name=entry.name, line=entry.line, reason=_explain_unused(prepared, entry.name)))
         elif at_first is not None and before.is_constant(at_first):
-            unused.append(Left(name=entry.name, line=entry.line, reason=_CONSTANT))
+            unused.append(UnusedLine(name=entry.name, line=entry.line, reason=_CONSTANT))
         elif entry.name in then:
             maker = _find_producer(before, entry.name)
             reason = f"preparation folded it: {maker.op_type} {maker.name}" if maker else "preparation folded it"
-            unmatched.append(Left(name=entry.name, line=entry.line, why=Why.FOLDED, reason=reason))
+            unmatched.append(UnusedLine(name=entry.name, line=entry.line, why=UnmatchedKind.FOLDED, reason=reason))
         elif _OWN_NAME.match(entry.name):
             reason = "a layer TensorRT added itself"
-            unmatched.append(Left(name=entry.name, line=entry.line, why=Why.TENSORRT, reason=reason))
+            unmatched.append(UnusedLine(name=entry.name, line=entry.line, why=UnmatchedKind.TENSORRT, reason=reason))
         else:
-            close = nearest(entry.name, now | then)
+            close = find_nearest(entry.name, now | then)
             reason = "the model has no such tensor"
-            unmatched.append(Left(name=entry.name, line=entry.line, why=Why.UNKNOWN, reason=reason, nearest=close))
+            unmatched.append(
+                UnusedLine(name=entry.name, line=entry.line, why=UnmatchedKind.UNKNOWN, reason=reason, nearest=close)
+            )
     return tuple(unmatched), tuple(unused)
 
 
@@ -255,7 +257,7 @@ def _keeps_values(index: GraphIndex, node: NodeRef) -> bool:
     return node.op_type in _SAME_VALUES
 
 
-def consumers_of(sites: Iterable[SitePlan], index: GraphIndex) -> dict[str, str]:
+def list_consumers(sites: Iterable[SitePlan], index: GraphIndex) -> dict[str, str]:
     """Names of the nodes that make a site's pair necessary -> the site's tensor.
 
     These are its readers, and its producer where the pair stands behind that.

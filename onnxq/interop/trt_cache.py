@@ -127,7 +127,7 @@ def write_cache(scales: Mapping[str, float | np.float32], *, header: str = HEADE
     return "\n".join(lines) + "\n"
 
 
-def cache_of(plan: Plan) -> dict[str, np.float32]:
+def collect_scales(plan: Plan) -> dict[str, np.float32]:
     """The scales of a plan's symmetric activations by tensor name, for `write_cache`."""
     found: dict[str, np.float32] = {}
     for site in plan.sites:

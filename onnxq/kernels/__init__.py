@@ -17,7 +17,7 @@ from onnxq.kernels.build import Built, build_kernels
 from onnxq.kernels.device import DeviceImage, device_image
 from onnxq.kernels.host import host_library, host_reason, load_host
 from onnxq.kernels.launch import THREADS, Launch, Plan, backward_plan, forward_plan
-from onnxq.kernels.layout import Layout, layout_of
+from onnxq.kernels.layout import Layout, find_layout
 
 __all__ = [
     "THREADS",
@@ -33,9 +33,9 @@ __all__ = [
     "backward_plan",
     "build_kernels",
     "device_image",
+    "find_layout",
     "forward_plan",
     "host_library",
     "host_reason",
-    "layout_of",
     "load_host",
 ]

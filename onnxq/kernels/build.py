@@ -13,7 +13,7 @@ from onnxq.kernels import cache as store
 from onnxq.kernels.device import ARCHS, arch_number, build_cubin, build_fatbin
 from onnxq.kernels.host import PORTABLE, build_host
 from onnxq.kernels.nvrtc import find_nvrtc
-from onnxq.progress import Progress, counted, silent
+from onnxq.progress import Progress, count_items, silent
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def build_kernels(
     wanted = numbers or tuple(one for one in ARCHS if one in compiler.archs)
     with progress("compiling for GPUs with NVRTC", len(wanted)) as task:
         builds = [partial(build_cubin, compiler, one, output, force=force) for one in wanted]
-        return host, *(_time_build("CUDA", build) for build in counted(builds, task))
+        return host, *(_time_build("CUDA", build) for build in count_items(builds, task))
 
 
 def _time_build(kernels: str, build: Callable[[], store.Entry]) -> Built:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnxq.errors import OutputError
-from onnxq.files import ScratchFolder, hold_lock, replacing
+from onnxq.files import ScratchFolder, hold_lock, replace_files
 
 # Everything that a build depends on: kind, hash of the sources, compiler, flags, processor …
 Key = Mapping[str, str]
@@ -33,7 +33,7 @@ class Entry:
     fresh: bool = False
 
 
-def root() -> Path:
+def find_cache() -> Path:
     """Return the cache folder: $ONNXQ_CACHE, else $XDG_CACHE_HOME/onnxq, else ~/.cache/onnxq."""
     named = os.environ.get("ONNXQ_CACHE")
     if named:
@@ -49,7 +49,7 @@ def kernels_folder() -> Path:
     Code is loaded from it, so nobody else may write to it. Raises OutputError if it cannot be made, belongs to another
     user, or is writable by others.
     """
-    place = root() / "kernels"
+    place = find_cache() / "kernels"
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = place.stat()
@@ -60,7 +60,7 @@ def kernels_folder() -> Path:
     return place
 
 
-def find(place: Path, wanted: Callable[[Key], bool]) -> Entry | None:
+def find_entry(place: Path, wanted: Callable[[Key], bool]) -> Entry | None:
     """Find an entry of `place` whose key satisfies `wanted` and whose file matches its note; None without any."""
     for note in sorted(place.glob("*.json")):
         entry = _read_valid(note.with_suffix(""), wanted)
@@ -69,7 +69,7 @@ def find(place: Path, wanted: Callable[[Key], bool]) -> Entry | None:
     return None
 
 
-def fetch(place: Path, name: str, key: Key, build: Callable[[Path], None], *, force: bool = False) -> Entry:
+def fetch_entry(place: Path, name: str, key: Key, build: Callable[[Path], None], *, force: bool = False) -> Entry:
     """Return the entry of `key`; `build(path to write)` makes it unless it exists and is valid.
 
     name: file name with {} for a hash of the key: `lib{}.so`. force: build in any case.
@@ -111,7 +111,7 @@ def _store_entry(path: Path, key: Key, build: Callable[[Path], None]) -> Entry:
         build(work / path.name)
         data = (work / path.name).read_bytes()
     note = {"key": dict(key), "sha256": hashlib.sha256(data).hexdigest()}
-    with replacing([path.with_name(f"{path.name}.json"), path], overwrite=True) as (note_file, file):
+    with replace_files([path.with_name(f"{path.name}.json"), path], overwrite=True) as (note_file, file):
         file.write(data)
         note_file.write(json.dumps(note, indent=1, sort_keys=True).encode())
     return Entry(path, key, fresh=True)

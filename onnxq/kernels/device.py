@@ -45,7 +45,7 @@ def device_image(arch: str, nvrtc: Sequence[Path] = ()) -> DeviceImage:
         entry = build_cubin(compiler, number)
         return DeviceImage(entry.path.read_bytes(), f"NVRTC {compiler.version}, {entry.path}")
     # Compiled by an NVRTC that is gone since.
-    left = store.find(store.kernels_folder(), lambda key: _has_source(key) and key.get("archs") == str(number))
+    left = store.find_entry(store.kernels_folder(), lambda key: _has_source(key) and key.get("archs") == str(number))
     if left is None:
         raise MissingDependencyError(
             f"CUDA kernels for sm_{number}", "nothing is built and NVRTC is not found", _FIX, code="Q808"
@@ -66,12 +66,12 @@ def build_cubin(compiler: Nvrtc, arch: int, place: Path | None = None, *, force:
     key = {**_make_key(f"NVRTC {compiler.version}"), "archs": str(arch)}
 
     def build(path: Path) -> None:
-        texts = sources.read(sources.DEVICE)
+        texts = sources.read_sources(sources.DEVICE)
         headers = {name: texts[name] for name in sources.HEADERS}
         data, _ = compiler.compile(sources.DEVICE[0], texts[sources.DEVICE[0]], headers, arch)
         path.write_bytes(data)
 
-    return store.fetch(place or store.kernels_folder(), f"fq-sm_{arch}-{{}}.cubin", key, build, force=force)
+    return store.fetch_entry(place or store.kernels_folder(), f"fq-sm_{arch}-{{}}.cubin", key, build, force=force)
 
 
 def build_fatbin(archs: Sequence[int] = (), place: Path | None = None, *, force: bool = False) -> store.Entry:
@@ -79,7 +79,7 @@ def build_fatbin(archs: Sequence[int] = (), place: Path | None = None, *, force:
 
     archs: as 75, 90; none: those of ARCHS that this nvcc supports. Raises OnnxqError without nvcc or if it fails.
     """
-    compiler, version, known = nvcc()
+    compiler, version, known = find_nvcc()
     chosen = tuple(archs) or tuple(one for one in ARCHS if one in known)
     unknown = [str(one) for one in chosen if one not in known]
     if unknown:
@@ -93,14 +93,14 @@ def build_fatbin(archs: Sequence[int] = (), place: Path | None = None, *, force:
 
     def build(path: Path) -> None:
         codes = [f"-gencode=arch=compute_{one},code=sm_{one}" for one in sorted(chosen)]
-        source = str(sources.folder() / sources.DEVICE[0])
+        source = str(sources.find_folder() / sources.DEVICE[0])
         _run([compiler, "-fatbin", "-std=c++17", "--threads=0", *codes, "-x", "cu", source, "-o", str(path)])
 
-    return store.fetch(place or store.kernels_folder(), "fq-{}.fatbin", key, build, force=force)
+    return store.fetch_entry(place or store.kernels_folder(), "fq-{}.fatbin", key, build, force=force)
 
 
 @cache
-def nvcc() -> tuple[str, str, tuple[int, ...]]:
+def find_nvcc() -> tuple[str, str, tuple[int, ...]]:
     """Find nvcc: its path, its version, its architectures. Raises MissingDependencyError without one."""
     toolkits = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
     named = os.environ.get("ONNXQ_NVCC")
@@ -116,7 +116,7 @@ def nvcc() -> tuple[str, str, tuple[int, ...]]:
 
 
 def _has_source(key: store.Key) -> bool:
-    return key.get("kind") == "device" and key.get("source") == sources.digest(sources.DEVICE)
+    return key.get("kind") == "device" and key.get("source") == sources.hash_sources(sources.DEVICE)
 
 
 def _find_prebuilt(arch: int) -> store.Entry | None:
@@ -127,14 +127,16 @@ def _find_prebuilt(arch: int) -> store.Entry | None:
         archs = [int(one) for one in key.get("archs", "").split(",") if one.isdigit()]
         return _has_source(key) and any(one // 10 == arch // 10 and one <= arch for one in archs)
 
-    shipped = store.find(sources.folder() / sources.PREBUILT, wanted)
+    shipped = store.find_entry(sources.find_folder() / sources.PREBUILT, wanted)
     if shipped is not None:
         return shipped
-    return store.find(store.kernels_folder(), lambda key: wanted(key) and key.get("compiler", "").startswith("nvcc"))
+    return store.find_entry(
+        store.kernels_folder(), lambda key: wanted(key) and key.get("compiler", "").startswith("nvcc")
+    )
 
 
 def _make_key(compiler: str) -> dict[str, str]:
-    return {"kind": "device", "source": sources.digest(sources.DEVICE), "compiler": compiler}
+    return {"kind": "device", "source": sources.hash_sources(sources.DEVICE), "compiler": compiler}
 
 
 def _run(command: list[str]) -> str:

@@ -49,7 +49,7 @@ def build_host(place: Path | None = None, *, march: str = "native", force: bool 
     """
     compiler, version = _find_compiler()
     key = {
-        "kind": "host", "source": sources.digest(sources.HOST), "machine": platform.machine(), "march": march,
+        "kind": "host", "source": sources.hash_sources(sources.HOST), "machine": platform.machine(), "march": march,
         "cpu": _hash_cpu() if march == "native" else "", "compiler": version, "flags": " ".join(_choose_flags(march)),
     }  # fmt: skip
 
@@ -57,7 +57,7 @@ def build_host(place: Path | None = None, *, march: str = "native", force: bool 
         _compile_library(compiler, path, march)
         _load_library(path)  # a library that does not load is a failed build
 
-    return store.fetch(place or store.kernels_folder(), _NAME, key, build, force=force)
+    return store.fetch_entry(place or store.kernels_folder(), _NAME, key, build, force=force)
 
 
 @cache
@@ -68,8 +68,8 @@ def _find_library() -> tuple[Path | None, str]:
     except OnnxqError as error:
         reason = f"{error.subject}: {error.cause}"
     try:
-        left = store.find(store.kernels_folder(), lambda key: _has_source(key) and key.get("cpu") == _hash_cpu())
-        ready = left or store.find(sources.folder() / sources.PREBUILT, _runs_here)
+        left = store.find_entry(store.kernels_folder(), lambda key: _has_source(key) and key.get("cpu") == _hash_cpu())
+        ready = left or store.find_entry(sources.find_folder() / sources.PREBUILT, _runs_here)
         if ready is not None:
             _load_library(ready.path)
             return ready.path, ""
@@ -79,7 +79,7 @@ def _find_library() -> tuple[Path | None, str]:
 
 
 def _has_source(key: store.Key) -> bool:
-    return key.get("kind") == "host" and key.get("source") == sources.digest(sources.HOST)
+    return key.get("kind") == "host" and key.get("source") == sources.hash_sources(sources.HOST)
 
 
 def _runs_here(key: store.Key) -> bool:
@@ -109,7 +109,7 @@ def _choose_flags(march: str) -> tuple[str, ...]:
 
 
 def _compile_library(compiler: str, path: Path, march: str) -> None:
-    source = str(sources.folder() / sources.HOST[0])
+    source = str(sources.find_folder() / sources.HOST[0])
     command = [compiler, *_choose_flags(march), "-o", str(path), source]
     try:
         _run([*command, "-fopenmp"])

@@ -36,7 +36,7 @@ class Layout:
         return self.outer * self.blocks * self.inner if self.block else self.channels
 
 
-def layout_of(
+def find_layout(
     shape: Sequence[int], strides: Sequence[int], axis: int | None = None, block_size: int = 0
 ) -> Layout | None:
     """Find the layout of a tensor; None if it is not dense (gaps, overlaps, expanded dimensions) and must be copied.

@@ -17,7 +17,7 @@ PREBUILT = "prebuilt"
 
 
 @cache
-def folder() -> Path:
+def find_folder() -> Path:
     """Find the folder with the sources. Raises MissingDependencyError if the installation lacks them."""
     package = Path(__file__).parents[1]
     spec = PathFinder.find_spec("onnxq_cuda", [str(package.parent)])
@@ -30,14 +30,14 @@ def folder() -> Path:
     )
 
 
-def read(names: tuple[str, ...]) -> dict[str, str]:
+def read_sources(names: tuple[str, ...]) -> dict[str, str]:
     """Read sources; returns their texts by name."""
-    return {name: (folder() / name).read_text("utf-8") for name in names}
+    return {name: (find_folder() / name).read_text("utf-8") for name in names}
 
 
-def digest(names: tuple[str, ...]) -> str:
+def hash_sources(names: tuple[str, ...]) -> str:
     """Hash the names and texts of sources."""
     whole = hashlib.sha256()
-    for name, text in read(names).items():
+    for name, text in read_sources(names).items():
         whole.update(f"{name}\0{text}\0".encode())
     return whole.hexdigest()[:32]

@@ -12,45 +12,45 @@ blas       number of threads of matrix products
 from onnxq.numerics.bias import bias_qparams, floor_weight_scale
 from onnxq.numerics.packing import pack_int4, unpack_int4
 from onnxq.numerics.ranges import clip_bounds, qparams_from_range, scale_floor, symmetric_steps
-from onnxq.numerics.rounding import align, dequantize, fake_quant, levels, quantize, scale_as
+from onnxq.numerics.rounding import align_qparams, cast_scale, dequantize, fake_quant, list_quantized_values, quantize
 from onnxq.numerics.saturation import (
     SumOrder,
+    choose_widening,
     fake_quant_weight,
-    keep_sums,
-    nearest_within_sum,
+    find_partners,
+    find_saturating_sums,
+    limit_sums,
     needs_bound,
-    neighbours,
-    partners,
+    pair_neighbours,
     quantize_weight,
-    saturating_sums,
-    widening,
+    round_within_sum,
 )
 from onnxq.numerics.weights import weight_qparams
 
 __all__ = [
     "SumOrder",
-    "align",
+    "align_qparams",
     "bias_qparams",
+    "cast_scale",
+    "choose_widening",
     "clip_bounds",
     "dequantize",
     "fake_quant",
     "fake_quant_weight",
+    "find_partners",
+    "find_saturating_sums",
     "floor_weight_scale",
-    "keep_sums",
-    "levels",
-    "nearest_within_sum",
+    "limit_sums",
+    "list_quantized_values",
     "needs_bound",
-    "neighbours",
     "pack_int4",
-    "partners",
+    "pair_neighbours",
     "qparams_from_range",
     "quantize",
     "quantize_weight",
-    "saturating_sums",
-    "scale_as",
+    "round_within_sum",
     "scale_floor",
     "symmetric_steps",
     "unpack_int4",
     "weight_qparams",
-    "widening",
 ]

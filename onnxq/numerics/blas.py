@@ -15,14 +15,14 @@ from threadpoolctl import ThreadpoolController
 
 
 @contextmanager
-def one_blas_thread() -> Iterator[None]:
+def use_one_blas_thread() -> Iterator[None]:
     """Compute matrix products in one thread inside; as before afterwards."""
     with _find_libraries()[0].limit(limits=1):
         yield
 
 
 @contextmanager
-def all_blas_threads() -> Iterator[None]:
+def use_all_blas_threads() -> Iterator[None]:
     """Use as many threads as there were at first, for products large enough to gain by them."""
     controller, usual = _find_libraries()
     with controller.limit(limits=usual):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from onnxq.errors import CalibrationError
-from onnxq.numerics.rounding import quantize, scale_as
+from onnxq.numerics.rounding import cast_scale, quantize
 from onnxq.spec import PerTensor, QParams, QuantSpec
 
 # Least scale by storage bits. 0 and denormals give NaN, are flushed by some engines or refused (TensorRT), and
@@ -87,7 +87,7 @@ def clip_bounds(qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32
         raise CalibrationError(
             "clip bounds", "Clip has one pair of bounds, the scale has many", "quantize per tensor", code="Q504"
         )
-    scale = scale_as(qparams, dtype).astype(np.float32).reshape(())
+    scale = cast_scale(qparams, dtype).astype(np.float32).reshape(())
     zero = np.asarray(qparams.zero_point, np.int32).reshape(())
     with np.errstate(over="ignore"):
         ends = [((level - zero).astype(np.float32) * scale).astype(dtype)[()] for level in (spec.qmin, spec.qmax)]

@@ -47,7 +47,7 @@ def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> NDArray[Any]:
     cannot hold its values. Raises PlanError if the scale's shape does not fit x.
     """
     values = np.asarray(x)
-    scale, zero = align(qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32)
+    scale, zero = align_qparams(qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32)
     width = np.float64 if spec.bits == 32 else np.float32
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         # Both sides are cast: numpy 1 would divide by a scalar float64 scale in float32.
@@ -70,7 +70,7 @@ def dequantize(q: ArrayLike, qparams: QParams, spec: QuantSpec, dtype: DTypeLike
     Raises PlanError if the scale's shape does not fit q.
     """
     levels = np.asarray(q)
-    scale, zero = align(qparams, spec, levels.shape, dtype)
+    scale, zero = align_qparams(qparams, spec, levels.shape, dtype)
     with np.errstate(over="ignore", under="ignore"):
         steps = levels.astype(np.float32) if spec.is_float else (levels.astype(np.int32) - zero).astype(np.float32)
         values = steps * scale
@@ -93,7 +93,7 @@ _CHUNK = 1 << 15
 
 def _fake_quant_float(values: NDArray[np.float32], qparams: QParams, spec: QuantSpec) -> NDArray[np.float32]:
     """Compute fake_quant in float32, which holds 16-bit integers exactly."""
-    scale, zero = align(qparams, spec, values.shape, np.float32)
+    scale, zero = align_qparams(qparams, spec, values.shape, np.float32)
     low, high = ((level - zero).astype(np.float32) for level in (spec.qmin, spec.qmax))
     if scale.ndim:
         return _round_float(values, scale, low, high, np.empty(values.shape, np.float32))
@@ -123,7 +123,7 @@ def _round_float(
     return out
 
 
-def levels(spec: QuantSpec) -> NDArray[np.float64]:
+def list_quantized_values(spec: QuantSpec) -> NDArray[np.float64]:
     """List the quantized values of a spec in ascending order: integers, or the 253 uneven values of FP8."""
     if not spec.is_float:
         return np.arange(spec.qmin, spec.qmax + 1, dtype=np.float64)
@@ -131,7 +131,7 @@ def levels(spec: QuantSpec) -> NDArray[np.float64]:
     return np.unique(every[np.isfinite(every)])
 
 
-def scale_as(qparams: QParams, dtype: DTypeLike) -> NDArray[Any]:
+def cast_scale(qparams: QParams, dtype: DTypeLike) -> NDArray[Any]:
     """Cast the scale as a model of float type `dtype` stores it. Raises PlanError if float16 makes it 0 or inf."""
     with np.errstate(over="ignore", under="ignore"):
         scale = np.asarray(qparams.scale).astype(dtype)
@@ -145,12 +145,12 @@ def scale_as(qparams: QParams, dtype: DTypeLike) -> NDArray[Any]:
     return scale
 
 
-def align(qparams: QParams, spec: QuantSpec, shape: tuple[int, ...], dtype: DTypeLike) -> Aligned:
+def align_qparams(qparams: QParams, spec: QuantSpec, shape: tuple[int, ...], dtype: DTypeLike) -> Aligned:
     """Shape scale (float32, rounded through `dtype`) and zero point to broadcast over a tensor of `shape`.
 
     Raises PlanError if the granularity does not fit the shape.
     """
-    scale = scale_as(qparams, dtype).astype(np.float32, copy=False)
+    scale = cast_scale(qparams, dtype).astype(np.float32, copy=False)
     zero = np.asarray(qparams.zero_point, np.int32)
     return _shape_to_broadcast(scale, spec, shape), _shape_to_broadcast(zero, spec, shape)
 
@@ -177,7 +177,7 @@ def _shape_to_broadcast(array: NDArray[Any], spec: QuantSpec, shape: tuple[int, 
                 code="Q407",
             )
         return array.reshape([-1 if k == axis else 1 for k in range(len(shape))])
-    wanted = blocked_shape(shape, axis, grain.size)
+    wanted = compute_block_shape(shape, axis, grain.size)
     if array.shape != wanted:
         raise PlanError(
             "scale", f"shape {array.shape} where blocks of {grain.size} need {wanted}", "calibrate again", code="Q407"
@@ -186,6 +186,6 @@ def _shape_to_broadcast(array: NDArray[Any], spec: QuantSpec, shape: tuple[int, 
     return np.repeat(array, grain.size, axis=axis).take(np.arange(shape[axis]), axis=axis)
 
 
-def blocked_shape(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+def compute_block_shape(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
     """Compute the shape of scale and zero point of a tensor in blocks of `size` along `axis`."""
     return tuple(-(-dim // size) if k == axis else dim for k, dim in enumerate(shape))

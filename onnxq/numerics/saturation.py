@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxq.numerics.rounding import align, dequantize, fake_quant, quantize
+from onnxq.numerics.rounding import align_qparams, dequantize, fake_quant, quantize
 from onnxq.spec import QParams, QuantSpec
 
 SumOrder = tuple[int, ...]
@@ -35,7 +35,7 @@ _FACTORS = tuple(1.03**k for k in range(24))
 _INT8, _INT16 = np.iinfo(np.int8), np.iinfo(np.int16)
 
 
-def neighbours(values: ArrayLike, order: SumOrder) -> NDArray[Any]:
+def pair_neighbours(values: ArrayLike, order: SumOrder) -> NDArray[Any]:
     """Arrange weights as [rows, sums, 2], one entry per 16-bit sum; 0 beside the last of an odd number."""
     rows = _to_rows(np.asarray(values), order)
     if rows.shape[1] % 2:
@@ -43,15 +43,15 @@ def neighbours(values: ArrayLike, order: SumOrder) -> NDArray[Any]:
     return rows.reshape(len(rows), -1, 2)
 
 
-def saturating_sums(values: ArrayLike, order: SumOrder) -> NDArray[np.bool_]:
+def find_saturating_sums(values: ArrayLike, order: SumOrder) -> NDArray[np.bool_]:
     """Find the sums, [rows, sums], that overflow for some input. values: the stored int8 weights."""
-    two = neighbours(values, order).astype(np.int16)
+    two = pair_neighbours(values, order).astype(np.int16)
     # The worst input is 255 at weights of one sign and 0 at the others.
     most, least = np.maximum(two, 0).sum(axis=2), np.minimum(two, 0).sum(axis=2)
     return np.asarray((most > MOST) | (least < -MOST))
 
 
-def partners(shape: tuple[int, ...], order: SumOrder) -> NDArray[np.int64]:
+def find_partners(shape: tuple[int, ...], order: SumOrder) -> NDArray[np.int64]:
     """Find the flat index of each weight's neighbour in a tensor of `shape`; -1 for a weight without one."""
     flat = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
     rows = _to_rows(flat, order)
@@ -78,8 +78,8 @@ def quantize_weight(
     found = quantize(values, numbers, spec)
     if not orders or not needs_bound(spec):
         return found
-    scale, zero = align(numbers, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32)
-    return keep_sums(found, values.astype(np.float32) / scale + zero, orders)
+    scale, zero = align_qparams(numbers, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32)
+    return limit_sums(found, values.astype(np.float32) / scale + zero, orders)
 
 
 def fake_quant_weight(
@@ -93,7 +93,7 @@ def fake_quant_weight(
     return dequantize(quantize_weight(values, numbers, spec, orders), numbers, spec, dtype)
 
 
-def keep_sums(values: NDArray[Any], wanted: ArrayLike, orders: Sequence[SumOrder]) -> NDArray[Any]:
+def limit_sums(values: NDArray[Any], wanted: ArrayLike, orders: Sequence[SumOrder]) -> NDArray[Any]:
     """Change integers whose sum can overflow to the nearest ones whose sum cannot.
 
     values: int8. wanted: the unrounded values, of the same shape, in units of the scale. Of the integers that satisfy a
@@ -106,12 +106,12 @@ def keep_sums(values: NDArray[Any], wanted: ArrayLike, orders: Sequence[SumOrder
         rows, aims = _to_rows(found, order).copy(), _to_rows(np.asarray(wanted, np.float32), order)
         even = rows.shape[1] // 2 * 2
         first, second = rows[:, 0:even:2], rows[:, 1:even:2]
-        first[:], second[:] = nearest_within_sum(first, second, aims[:, 0:even:2], aims[:, 1:even:2])
+        first[:], second[:] = round_within_sum(first, second, aims[:, 0:even:2], aims[:, 1:even:2])
         found = _from_rows(rows, found.shape, order)
     return np.asarray(found)
 
 
-def widening(
+def choose_widening(
     first: NDArray[Any], second: NDArray[Any], scale: NDArray[Any], noise: ArrayLike, cost: ArrayLike
 ) -> NDArray[np.float32]:
     """Choose a factor of 1 to 2 for the scale of each row: wider steps round coarser and leave sums more room.
@@ -142,7 +142,7 @@ def widening(
     return factors
 
 
-def nearest_within_sum(
+def round_within_sum(
     first: NDArray[Any], second: NDArray[Any], aim: ArrayLike, other: ArrayLike
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Move both neighbours of every sum to the nearest integers that satisfy it; arrays of one shape.

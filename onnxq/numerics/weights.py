@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxq.errors import CalibrationError, ConfigError
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from onnxq.numerics.ranges import qparams_from_range
-from onnxq.numerics.rounding import blocked_shape, fake_quant
-from onnxq.numerics.saturation import SumOrder, needs_bound, neighbours, widening
+from onnxq.numerics.rounding import compute_block_shape, fake_quant
+from onnxq.numerics.saturation import SumOrder, choose_widening, needs_bound, pair_neighbours
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 # (low, high) of each group.
@@ -43,7 +43,7 @@ def weight_qparams(
     fit = _FITS.get(name)
     if fit is None:
         raise ConfigError(
-            f"weight observer {name!r}", "is not one that weights have", did_you_mean(name, _FITS), code="Q310"
+            f"weight observer {name!r}", "is not one that weights have", suggest_names(name, _FITS), code="Q310"
         )
     if observer is not None and observer.options:
         raise ConfigError(
@@ -71,13 +71,13 @@ def _widen_scales(
         return numbers
     factors = np.ones(numbers.scale.shape, np.float32)
     for order in orders:
-        two, scale = neighbours(values, order), numbers.scale
+        two, scale = pair_neighbours(values, order), numbers.scale
         if isinstance(grain, PerTensor):
             two, scale = two.reshape(1, -1, 2), scale.reshape(1)
         elif grain.axis % values.ndim != order[0]:
             continue  # a row of sums has no scale of its own
         # Both neighbours change by half the excess, so a sum costs half its square.
-        found = widening(two[..., 0], two[..., 1], scale, np.full(len(two), two[0].size), 0.5)
+        found = choose_widening(two[..., 0], two[..., 1], scale, np.full(len(two), two[0].size), 0.5)
         factors = np.maximum(factors, found.reshape(factors.shape))
     return replace(numbers, scale=np.asarray(numbers.scale * factors, np.float32))
 
@@ -98,7 +98,7 @@ def _group_values(values: NDArray[np.float32], spec: QuantSpec) -> tuple[NDArray
     if isinstance(grain, PerChannel):
         count = values.shape[axis]
         return np.moveaxis(values, axis, 0).reshape(count, values.size // max(count, 1)), (count,)
-    shape = blocked_shape(values.shape, axis, grain.size)
+    shape = compute_block_shape(values.shape, axis, grain.size)
     gap = [(0, shape[axis] * grain.size - dim if k == axis else 0) for k, dim in enumerate(values.shape)]
     filled = np.pad(values, gap).reshape(*shape[: axis + 1], grain.size, *shape[axis + 1 :])
     return np.moveaxis(filled, axis + 1, -1).reshape(-1, grain.size), shape

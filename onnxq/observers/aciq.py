@@ -19,17 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import ConfigError
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from onnxq.numerics import symmetric_steps
 from onnxq.observers.base import (
     Range,
     Values,
-    as_range,
-    checked,
-    even_steps,
-    nothing_seen,
+    check_same_kind,
+    flatten_values,
+    make_empty_error,
+    make_range,
     register_observer,
-    same_kind,
+    require_even_steps,
 )
 from onnxq.spec import QuantSpec
 
@@ -65,12 +65,12 @@ class Aciq:
     per_sample = False
 
     def __init__(self, quant: QuantSpec, *, distribution: str = "auto") -> None:
-        even_steps("aciq", quant)
+        require_even_steps("aciq", quant)
         if distribution not in DISTRIBUTIONS:
             raise ConfigError(
                 "observer 'aciq'",
                 f"distribution={distribution!r}",
-                did_you_mean(distribution, DISTRIBUTIONS),
+                suggest_names(distribution, DISTRIBUTIONS),
                 code="Q311",
             )
         self.quant, self.distribution = quant, distribution
@@ -84,21 +84,21 @@ class Aciq:
 
     def update(self, x: NDArray[Any]) -> None:
         """Observe an array. Raises CalibrationError on NaN or inf."""
-        values = checked(x)
+        values = flatten_values(x)
         if values is not None:
             self.minimum, self.maximum = min(self.minimum, values.low), max(self.maximum, values.high)
             self._moments.update(values)
 
     def merge(self, other: Aciq) -> None:
         """Add the values that `other` has observed."""
-        same_kind(self, other)
+        check_same_kind(self, other)
         self.minimum, self.maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
         self._moments.merge(other._moments)
 
     def range(self) -> Range:
         """Return lo, hi. Raises CalibrationError without values."""
         if not self.count:
-            raise nothing_seen("aciq")
+            raise make_empty_error("aciq")
         one_sided = self.minimum >= 0.0 or self.maximum <= 0.0
         center, mean_abs, sigma = self._moments.spread(one_sided)
         if self.quant.symmetric:
@@ -110,7 +110,7 @@ class Aciq:
         if kind == "auto":
             kind = "gaussian" if mean_abs > _BETWEEN * sigma else "laplace"
         reach = aciq_alpha(kind, steps) * (sigma if kind == "gaussian" else mean_abs)
-        return as_range(*np.clip((center - reach, center + reach), self.minimum, self.maximum))
+        return make_range(*np.clip((center - reach, center + reach), self.minimum, self.maximum))
 
 
 class Moments:

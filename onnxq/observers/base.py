@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxq.errors import CalibrationError, ConfigError
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from onnxq.spec import ObserverSpec, QuantSpec
 
 Range = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -69,19 +69,19 @@ def register_observer(name: str) -> Callable[[_Made], _Made]:
     return put
 
 
-def available() -> tuple[str, ...]:
+def list_observers() -> tuple[str, ...]:
     """List the names of all registered observers, sorted."""
     return tuple(sorted(_REGISTRY))
 
 
-def create(spec: ObserverSpec, quant: QuantSpec) -> Observer:
+def create_observer(spec: ObserverSpec, quant: QuantSpec) -> Observer:
     """Create an observer for a site that will be quantized as `quant`.
 
     Raises ConfigError for an unknown name, option, or option value.
     """
     factory = _REGISTRY.get(spec.name)
     if factory is None:
-        raise ConfigError(f"observer {spec.name!r}", "does not exist", did_you_mean(spec.name, _REGISTRY), code="Q310")
+        raise ConfigError(f"observer {spec.name!r}", "does not exist", suggest_names(spec.name, _REGISTRY), code="Q310")
     known = {
         name: parameter.default
         for name, parameter in inspect.signature(factory).parameters.items()
@@ -90,7 +90,7 @@ def create(spec: ObserverSpec, quant: QuantSpec) -> Observer:
     for key, value in spec.options:
         if key not in known:
             raise ConfigError(
-                f"observer {spec.name!r}", f"has no option {key!r}", did_you_mean(key, known), code="Q311"
+                f"observer {spec.name!r}", f"has no option {key!r}", suggest_names(key, known), code="Q311"
             )
         _check_type(spec.name, key, value, known[key])
     made: Observer = factory(quant, **dict(spec.options))
@@ -111,7 +111,7 @@ def _check_type(observer: str, key: str, value: object, default: object) -> None
         )
 
 
-def checked(x: ArrayLike) -> Values | None:
+def flatten_values(x: ArrayLike) -> Values | None:
     """Flatten an array to float32 and find its ends; None if it is empty. Raises CalibrationError on NaN or inf."""
     array = np.asarray(x)
     if array.size == 0:
@@ -135,7 +135,7 @@ def checked(x: ArrayLike) -> Values | None:
     return Values(flat, low, high)
 
 
-def even_steps(observer: str, quant: QuantSpec) -> None:
+def require_even_steps(observer: str, quant: QuantSpec) -> None:
     """Raise ConfigError for FP8, whose values are not evenly spaced as this observer's theory assumes."""
     if quant.is_float:
         raise ConfigError(
@@ -143,19 +143,19 @@ def even_steps(observer: str, quant: QuantSpec) -> None:
         )
 
 
-def nothing_seen(name: str) -> CalibrationError:
+def make_empty_error(name: str) -> CalibrationError:
     """Make the error for a range without observed values."""
     return CalibrationError(
         f"{name} observer", "saw no value", "feed samples that reach this tensor, or leave it float", code="Q502"
     )
 
 
-def same_kind(one: object, other: object) -> None:
+def check_same_kind(one: object, other: object) -> None:
     """Raise TypeError unless two observers may be merged."""
     if type(one) is not type(other):
         raise TypeError(f"cannot merge {type(other).__name__} into {type(one).__name__}")
 
 
-def as_range(low: float, high: float) -> Range:
+def make_range(low: float, high: float) -> Range:
     """Convert two floats to the arrays that `Observer.range` returns."""
     return np.asarray(low, np.float64), np.asarray(high, np.float64)

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.numerics import qparams_from_range, symmetric_steps
-from onnxq.observers.base import even_steps, register_observer
+from onnxq.observers.base import register_observer, require_even_steps
 from onnxq.observers.histogram import MIN_BINS, HistogramObserver, View
-from onnxq.observers.search import best_range
+from onnxq.observers.search import find_best_range
 from onnxq.spec import PerChannel, QuantSpec
 
 Array = NDArray[np.float64]
@@ -36,7 +36,7 @@ class Entropy(HistogramObserver):
     name = "entropy"
 
     def __init__(self, quant: QuantSpec, *, bins: int = 2 * MIN_BINS) -> None:
-        even_steps(self.name, quant)
+        require_even_steps(self.name, quant)
         super().__init__(quant, bins)
 
     def reference(self) -> View:
@@ -54,7 +54,7 @@ class Entropy(HistogramObserver):
         # With as many bins as levels no bins share a level: narrower ranges lose nothing to rounding.
         least = min(0.5, max(2.0**-10, levels / view.counts.size))
         ends = self.histogram.minimum, self.histogram.maximum
-        return best_range(*ends, self.quant.symmetric, divergence, least=least, coarse=61, fine=(9,))
+        return find_best_range(*ends, self.quant.symmetric, divergence, least=least, coarse=61, fine=(9,))
 
 
 class Divergence:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import ConfigError
-from onnxq.observers.base import Range, Values, as_range, checked, nothing_seen, same_kind
+from onnxq.observers.base import Range, Values, check_same_kind, flatten_values, make_empty_error, make_range
 from onnxq.spec import QuantSpec
 
 Counts = NDArray[np.int64]
@@ -225,21 +225,21 @@ class HistogramObserver:
 
     def update(self, x: NDArray[Any]) -> None:
         """Observe an array. Raises CalibrationError on NaN or inf."""
-        values = checked(x)
+        values = flatten_values(x)
         if values is not None:
             self.histogram.update(values)
 
     def merge(self, other: HistogramObserver) -> None:
         """Add the values observed by `other`, which must have the same kind and number of bins."""
-        same_kind(self, other)
+        check_same_kind(self, other)
         self.histogram.merge(other.histogram)
 
     def range(self) -> Range:
         """Return lo, hi, inside the range of the data. Raises CalibrationError without values."""
         if not self.count:
-            raise nothing_seen(self.name)
+            raise make_empty_error(self.name)
         low, high = self.choose_range()
-        return as_range(*np.clip((low, high), self.histogram.minimum, self.histogram.maximum))
+        return make_range(*np.clip((low, high), self.histogram.minimum, self.histogram.maximum))
 
     def choose_range(self) -> tuple[float, float]:
         """Choose lo, hi by the histogram, which holds values."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from onnxq.observers.base import Range, as_range, checked, nothing_seen, register_observer, same_kind
+from onnxq.observers.base import Range, check_same_kind, flatten_values, make_empty_error, make_range, register_observer
 from onnxq.spec import QuantSpec
 
 
@@ -24,22 +24,22 @@ class MinMax:
 
     def update(self, x: NDArray[Any]) -> None:
         """Observe an array. Raises CalibrationError on NaN or inf."""
-        values = checked(x)
+        values = flatten_values(x)
         if values is not None:
             self.count += values.flat.size
             self.minimum, self.maximum = min(self.minimum, values.low), max(self.maximum, values.high)
 
     def merge(self, other: MinMax) -> None:
         """Add the values that `other` has observed."""
-        same_kind(self, other)
+        check_same_kind(self, other)
         self.count += other.count
         self.minimum, self.maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
 
     def range(self) -> Range:
         """Return lo, hi. Raises CalibrationError without values."""
         if not self.count:
-            raise nothing_seen("minmax")
-        return as_range(self.minimum, self.maximum)
+            raise make_empty_error("minmax")
+        return make_range(self.minimum, self.maximum)
 
 
 @register_observer("moving_average")
@@ -59,7 +59,7 @@ class MovingAverage:
 
     def update(self, x: NDArray[Any]) -> None:
         """Observe one sample. Raises CalibrationError on NaN or inf."""
-        values = checked(x)
+        values = flatten_values(x)
         if values is not None:
             self.count += values.flat.size
             self._samples += 1
@@ -68,7 +68,7 @@ class MovingAverage:
 
     def merge(self, other: MovingAverage) -> None:
         """Add the values that `other` has observed."""
-        same_kind(self, other)
+        check_same_kind(self, other)
         self.count += other.count
         self._samples += other._samples
         self._low += other._low
@@ -77,5 +77,5 @@ class MovingAverage:
     def range(self) -> Range:
         """Return lo, hi. Raises CalibrationError without values."""
         if not self._samples:
-            raise nothing_seen("moving_average")
-        return as_range(float(self._low / self._samples), float(self._high / self._samples))
+            raise make_empty_error("moving_average")
+        return make_range(float(self._low / self._samples), float(self._high / self._samples))

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.numerics import levels, qparams_from_range
+from onnxq.numerics import list_quantized_values, qparams_from_range
 from onnxq.observers.base import register_observer
 from onnxq.observers.histogram import HistogramObserver, View
-from onnxq.observers.search import best_range
+from onnxq.observers.search import find_best_range
 from onnxq.spec import PerChannel, QuantSpec
 
 Array = NDArray[np.float64]
@@ -32,7 +32,7 @@ class Mse(HistogramObserver):
         """Choose the best range, to a quarter of a percent of its width."""
         error = SquaredError(self.histogram.view(), self.quant)
         ends = self.histogram.minimum, self.histogram.maximum
-        return best_range(*ends, self.quant.symmetric, error, least=2.0**-10, coarse=97, fine=(17, 9))
+        return find_best_range(*ends, self.quant.symmetric, error, least=2.0**-10, coarse=97, fine=(17, 9))
 
 
 class SquaredError:
@@ -50,7 +50,7 @@ class SquaredError:
 
     def __init__(self, view: View, spec: QuantSpec) -> None:
         self._spec = replace(spec, granularity=PerChannel(0))
-        self._levels = levels(spec)
+        self._levels = list_quantized_values(spec)
         edges = view.edges
         self._first, self._per_width = view.first, 2.0**-view.exponent
         self._least, self._most = edges[0], edges[-1]

@@ -11,7 +11,7 @@ Array = NDArray[np.float64]
 Cost = Callable[[Array, Array], Array]
 
 
-def best_range(
+def find_best_range(
     low: float, high: float, symmetric: bool, cost: Cost, *, least: float, coarse: int, fine: Sequence[int]
 ) -> tuple[float, float]:
     """Find the [lo, hi] of least cost inside [low, high] extended to contain 0; among equals the widest.

@@ -28,14 +28,14 @@ def scale_outputs(weight: NDArray[Any], factor: Array64, axis: int, groups: int 
     """
     wide = weight.astype(np.float64)
     if factor.ndim == 0:
-        return rounded(wide * factor, weight.dtype)
+        return round_to_type(wide * factor, weight.dtype)
     if groups > 1 and axis == 1:
         split = wide.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
         scaled = split * factor.reshape(groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
-        return rounded(scaled.reshape(weight.shape), weight.dtype)
+        return round_to_type(scaled.reshape(weight.shape), weight.dtype)
     shape = [1] * weight.ndim
     shape[axis] = -1
-    return rounded(wide * factor.reshape(shape), weight.dtype)
+    return round_to_type(wide * factor.reshape(shape), weight.dtype)
 
 
 def sum_inputs(weight: NDArray[Any], axis: int) -> Array64:
@@ -43,7 +43,7 @@ def sum_inputs(weight: NDArray[Any], axis: int) -> Array64:
     return np.asarray(weight.astype(np.float64).sum(axis=tuple(k for k in range(weight.ndim) if k != axis)))
 
 
-def batchnorm(
+def compute_batchnorm_scale(
     scale: NDArray[Any], bias: NDArray[Any], mean: NDArray[Any], var: NDArray[Any], epsilon: float
 ) -> tuple[Array64, Array64] | None:
     """(a, c) of a BatchNormalization in inference, a·y + c; [channels] each. None if a variance is -epsilon or less."""
@@ -70,7 +70,7 @@ def per_channel(value: NDArray[Any], rank: int, axis: int, channels: int) -> Arr
     return flat if flat.size == channels and channels > 1 else flat.reshape(())
 
 
-def rounded(value: Array64, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+def round_to_type(value: Array64, dtype: np.dtype[Any]) -> NDArray[Any] | None:
     """`value` in a float type; None if it overflows, or is so small there that it loses significant digits."""
     # float16 is subnormal below 6e-5: a weight times 1/255 may end there.
     with np.errstate(over="ignore", under="ignore"):

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from onnxq.config import Config
 from onnxq.evaluation.float_outputs import FloatOutputs
-from onnxq.graph import ModelLike, structural_ids
+from onnxq.graph import ModelLike, compute_structural_ids
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.mixed_precision.request import AccuracyRequest
 from onnxq.passes.samples import Samples
@@ -42,7 +42,7 @@ class FloatReference:
     @cached_property
     def ids(self) -> dict[TensorId, str]:
         """Structural identities of its tensors, by which a plan finds them in another export."""
-        return structural_ids(self.model)
+        return compute_structural_ids(self.model)
 
     @cached_property
     def validation(self) -> FloatOutputs:

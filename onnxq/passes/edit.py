@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from onnxq.graph import Editor, ModelLike, NodeRef
-from onnxq.graph.scopes import walk
+from onnxq.graph.scopes import walk_graphs
 from onnxq.passes.view import View
 from onnxq.sites import Edge, TensorId
 
@@ -102,7 +102,7 @@ class Edit:
 
 def _trim(proto: ModelLike, names: set[str]) -> None:
     """Drop the trailing empty inputs of rewritten nodes: an operator may take fewer inputs than the one it replaces."""
-    for _, graph in walk(proto.graph):
+    for _, graph in walk_graphs(proto.graph):
         for node in graph.node:
             while node.name in names and node.input and not node.input[-1]:
                 del node.input[-1]

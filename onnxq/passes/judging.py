@@ -10,18 +10,18 @@ from dataclasses import replace
 import numpy as np
 
 from onnxq.data import Dataset
-from onnxq.evaluation.accumulator import OutputError
+from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.graph import ModelLike
-from onnxq.graph.dequantized import weights_dequantized
-from onnxq.passes.assembly.model import paired, realise
+from onnxq.graph.dequantized import dequantize_weights
+from onnxq.passes.assembly.model import build_quantized, write_pairs
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.state import State
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from onnxq.targets import target
+from onnxq.targets import find_target
 
 # The errors of so many plans are kept, those judged last.
 _PLANS = 4
@@ -35,7 +35,7 @@ class Evaluator:
     def __init__(self, samples: Dataset) -> None:
         self.samples = samples
         self._floats: FloatOutputs | None = None
-        self._errors: OrderedDict[tuple[int, int], tuple[ModelLike, Plan, tuple[OutputError, ...]]] = OrderedDict()
+        self._errors: OrderedDict[tuple[int, int], tuple[ModelLike, Plan, tuple[OutputAccuracy, ...]]] = OrderedDict()
 
     def float_outputs(self, model: ModelLike) -> FloatOutputs:
         """The outputs of a float model; those of the last one asked for are kept."""
@@ -43,7 +43,7 @@ class Evaluator:
             self._floats = FloatOutputs(model, self.samples)
         return self._floats
 
-    def measure(self, state: State, plan: Plan, *, progress: Progress = silent) -> tuple[OutputError, ...]:
+    def measure(self, state: State, plan: Plan, *, progress: Progress = silent) -> tuple[OutputAccuracy, ...]:
         """Errors of the model that the plan gives, as `trial_session` runs it, against the float model."""
         key = (id(state.model), id(plan))
         if key not in self._errors:
@@ -55,7 +55,9 @@ class Evaluator:
                 self._errors.popitem(last=False)
         return self._errors[key][2]
 
-    def measure_each(self, state: State, plan: Plan, *, progress: Progress = silent) -> list[tuple[OutputError, ...]]:
+    def measure_each(
+        self, state: State, plan: Plan, *, progress: Progress = silent
+    ) -> list[tuple[OutputAccuracy, ...]]:
         """`measure` of each sample alone, in their order."""
         with progress("judging sample by sample", len(self.samples)) as task:
             session = trial_session(state, plan)
@@ -77,29 +79,29 @@ class Evaluator:
         return statistics.fmean(gains) < -error
 
 
-def _mean_db(found: Iterable[OutputError]) -> float:
+def _mean_db(found: Iterable[OutputAccuracy]) -> float:
     return float(np.mean([np.clip(one.sqnr_db, -_PERFECT_DB, _PERFECT_DB) for one in found] or [0.0]))
 
 
-def judged_as_run(plan: Plan) -> bool:
+def must_judge_as_run(plan: Plan) -> bool:
     """True where this machine may compute something else than the file says, so that only running it tells."""
-    engine = target(plan.target)
+    engine = find_target(plan.target)
     return plan.saturation == "allow" and engine.saturates and engine.times_itself
 
 
 def trial_session(state: State, plan: Plan) -> Session:
     """The model that the plan gives, to be run as the file says, or as users run it where the two may part."""
-    if judged_as_run(plan):
-        return Session(realise(state, plan))
-    return Session(weights_dequantized(paired(state, plan)), optimize=False)
+    if must_judge_as_run(plan):
+        return Session(build_quantized(state, plan))
+    return Session(dequantize_weights(write_pairs(state, plan)), optimize=False)
 
 
-def few_bits(plan: Plan) -> bool:
+def has_few_bits(plan: Plan) -> bool:
     """True where any weight has so few that everything hangs on its rounding."""
     return any(site.role is Role.WEIGHT and site.spec.bits <= NARROW_BITS for site in plan.sites)
 
 
-def before_rounding(plan: Plan) -> Plan:
+def ignore_rounding(plan: Plan) -> Plan:
     """What to judge scalings and ranges by, before the sweep has rounded the weights: of few bits, without them.
 
     Rounded to nearest these drown what activations lose: EfficientNet-Lite0 has -3 dB with weights of 4 bits whatever
@@ -108,7 +110,7 @@ def before_rounding(plan: Plan) -> Plan:
     smoothing gains (MiniLM: 19.5 dB in the end with them, 24.4 without).
     """
     activations = tuple(site for site in plan.sites if site.role not in (Role.WEIGHT, Role.BIAS))
-    if activations and few_bits(plan):
+    if activations and has_few_bits(plan):
         return replace(plan, sites=activations, biases=())
     if not any(site.sum_orders for site in plan.sites):
         return plan

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.graph import NodeRef
-from onnxq.passes.affine_core import Array64, batchnorm, per_channel
+from onnxq.passes.affine_core import Array64, compute_batchnorm_scale, per_channel
 from onnxq.passes.view import View, is_float
 from onnxq.sites import TensorId
 
@@ -38,7 +38,7 @@ class Linear:
     bias: Array64
 
 
-def linear(view: View, node: NodeRef) -> Linear | None:
+def find_linear(view: View, node: NodeRef) -> Linear | None:
     """The linear operator a node is, None when its weight or bias is computed at run time or has another form."""
     if node.domain or node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
         return None
@@ -99,7 +99,7 @@ class Affine:
     nodes: tuple[NodeRef, ...] = ()
 
 
-def followers(view: View, op: Linear, kinds: frozenset[str]) -> Affine:
+def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Affine:
     """The longest affine map of nodes of these kinds that alone read an operator's output."""
     found = Affine(np.ones(()), np.zeros(()))
     tensor = view.output(op.last)
@@ -142,7 +142,7 @@ def _batchnorm(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Array64, 
     if any(value is None or value.shape != (op.channels,) for value in held):
         return None
     scale, bias, mean, var = (value for value in held if value is not None)
-    return batchnorm(scale, bias, mean, var, float(node.attrs.get("epsilon", 1e-5)))
+    return compute_batchnorm_scale(scale, bias, mean, var, float(node.attrs.get("epsilon", 1e-5)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxq.config import Config
 from onnxq.errors import ConfigError
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from onnxq.passes.base import Pass
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.mixed_precision.attention import ATTENTION, ATTENTION_AGAIN
@@ -37,5 +37,5 @@ def check_skip(config: Config) -> None:
     for k, name in enumerate(config.skip):
         if name not in SKIPPABLE:
             raise ConfigError(
-                config.where(f"skip[{k}]"), f"no pass is called {name!r}", did_you_mean(name, SKIPPABLE), code="Q320"
+                config.where(f"skip[{k}]"), f"no pass is called {name!r}", suggest_names(name, SKIPPABLE), code="Q320"
             )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from onnxq.graph import GraphIndex, Model, ModelLike, index_of
+from onnxq.graph import GraphIndex, Model, ModelLike, get_index
 from onnxq.passes.journal import Promotion
 from onnxq.plan import Plan, Scaling
-from onnxq.planner import Draft
+from onnxq.planner import OnnxPlacement
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class State:
     rewrites: tuple[str, ...] = ()
     plan: Plan | None = None
     plain: Plan | None = None
-    problem: Draft | None = None
+    problem: OnnxPlacement | None = None
     unrounded: Plan | None = None
     rounded: frozenset[str] = frozenset()
     scalings: tuple[Scaling, ...] = ()
@@ -37,7 +37,7 @@ class State:
     @cached_property
     def before(self) -> GraphIndex:
         """The index of the model as loaded."""
-        return index_of(self.named)
+        return get_index(self.named)
 
     @property
     def planned(self) -> Plan:

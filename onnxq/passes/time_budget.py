@@ -82,7 +82,7 @@ class TimeBudget:
 
     def within(self, seconds: float, progress: Progress) -> Progress:
         """The progress, whose tasks raise OutOfTime once so many seconds have passed."""
-        return _timed(progress, self.clock, self.clock() + seconds) if self.limited else progress
+        return _watch_clock(progress, self.clock, self.clock() + seconds) if self.limited else progress
 
     def fitting(
         self, name: str, samples: Dataset, seed: int, progress: Progress, work: Callable[[Dataset, Progress], T]
@@ -97,7 +97,7 @@ class TimeBudget:
             if share < _USELESS or len(few) <= 1:
                 break
             try:
-                done_all = work(few, _timed(progress, self.clock, self.clock() + share, count))
+                done_all = work(few, _watch_clock(progress, self.clock, self.clock() + share, count))
                 self._note_samples(name, len(few), len(samples))
                 return done_all
             except OutOfTime:
@@ -125,7 +125,9 @@ class TimeBudget:
         self.shortened.append(Shortened(name, how, self.seconds or 0.0, seconds, samples))
 
 
-def _timed(progress: Progress, clock: Callable[[], float], deadline: float, count: list[int] | None = None) -> Progress:
+def _watch_clock(
+    progress: Progress, clock: Callable[[], float], deadline: float, count: list[int] | None = None
+) -> Progress:
     """A progress that watches the clock. count: [steps done, steps in all] so far, kept up to date."""
 
     @contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxq.graph import ModelLike, NodeRef, index_of
+from onnxq.graph import ModelLike, NodeRef, get_index
 from onnxq.sites import Edge, TensorId
 
 # ORT's CPU provider has most kernels for these only; a chain of double may run where its single node does not.
@@ -32,7 +32,7 @@ class View:
     """A GraphIndex with the vocabulary of patterns."""
 
     def __init__(self, proto: ModelLike) -> None:
-        self.index = index_of(proto)
+        self.index = get_index(proto)
 
     def tensor(self, node: NodeRef, k: int) -> TensorId | None:
         """Input k of a node, None when it is absent."""

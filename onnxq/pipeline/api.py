@@ -13,9 +13,9 @@ import onnx
 from onnxq import annotate
 from onnxq.annotate import Inspection
 from onnxq.config import Config
-from onnxq.files import guarding, write_text
+from onnxq.files import guard_outputs, write_text
 from onnxq.graph import save_model
-from onnxq.graph.save import check_data_name, data_file
+from onnxq.graph.save import check_data_name, name_data_file
 from onnxq.pipeline import apply_plan, quantize_model
 from onnxq.pipeline.quantize_model import Options
 from onnxq.pipeline.result import Result
@@ -88,7 +88,7 @@ def quantize(
     with _outputs(model, *_model_files(out, external_data), plan_out, force=force):
         result = quantize_model.quantize(model, data, config, target=target, options=options, progress=progress)
         with progress("writing"):
-            return _written(result, out, plan_out, force, external_data, bits_attribute)
+            return _write_result(result, out, plan_out, force, external_data, bits_attribute)
 
 
 def apply(
@@ -134,7 +134,7 @@ def apply(
             model, plan, data, new_weights=new_weights, config=config, options=options, progress=progress
         )
         with progress("writing"):
-            return _written(result, out, plan_out, force, external_data, bits_attribute)
+            return _write_result(result, out, plan_out, force, external_data, bits_attribute)
 
 
 def make_plan(
@@ -247,7 +247,7 @@ def annotate_bits(
 
 def _outputs(model: ModelSource, *outputs: str | Path | None, force: bool) -> AbstractContextManager[None]:
     """Refuse before the work begins what could not be written after it, and every output that is an input."""
-    return guarding("" if isinstance(model, onnx.ModelProto) else model, *outputs, force=force)
+    return guard_outputs("" if isinstance(model, onnx.ModelProto) else model, *outputs, force=force)
 
 
 def _model_files(out: str | Path | None, external_data: bool) -> tuple[str | Path | None, ...]:
@@ -255,10 +255,10 @@ def _model_files(out: str | Path | None, external_data: bool) -> tuple[str | Pat
     if not external_data or out is None:
         return (out,)
     check_data_name(Path(out))
-    return (out, data_file(out))
+    return (out, name_data_file(out))
 
 
-def _written(
+def _write_result(
     result: Result,
     out: str | Path | None,
     plan_out: str | Path | None,

@@ -11,24 +11,24 @@ from onnxq.annotate import find_existing
 from onnxq.config import Config
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.files import read_text
-from onnxq.graph import GraphIndex, fingerprint
-from onnxq.nearest import did_you_mean
-from onnxq.passes.assembly.model import realise
+from onnxq.graph import GraphIndex, compute_fingerprint
+from onnxq.nearest import suggest_names
+from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.replay import replay_scalings
 from onnxq.passes.state import State
 from onnxq.passes.timers import Timers
-from onnxq.pipeline.finalize import finish
-from onnxq.pipeline.prepared import REWRITE_NAMES, load
-from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, configured
+from onnxq.pipeline.finalize import finalize_run
+from onnxq.pipeline.prepared import REWRITE_NAMES, load_state
+from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, make_config
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.samples import read_data
 from onnxq.pipeline.stale_numbers import renew_numbers
 from onnxq.plan import Plan, from_json
 from onnxq.plan.limits import check_specs
-from onnxq.planner import Existing, rebase
+from onnxq.planner import Existing, fit_plan
 from onnxq.progress import Progress, silent
-from onnxq.runtime import operator_libraries
+from onnxq.runtime import use_libraries
 from onnxq.sites import Role
 
 # A plan has some 500 bytes for a site; one of a million sites is no plan.
@@ -76,8 +76,8 @@ def apply(
     """
     found = read_plan(plan)
     _check_prepare(found)
-    wished = configured(config, None, options)
-    with operator_libraries(wished.runtime.libraries):
+    wished = make_config(config, None, options)
+    with use_libraries(wished.runtime.libraries):
         return _apply(model, found, data, wished, new_weights, options, progress)
 
 
@@ -92,10 +92,10 @@ def _apply(
 ) -> Result:
     ctx = RunContext(config=wished, timers=Timers(progress), progress=progress, memory_limit=options.memory_limit)
     with ctx.timers.run("prepare", "preparing the model"):
-        state = load(model, only=found.prepare, target=found.target, journal=ctx.journal, progress=progress)
+        state = load_state(model, only=found.prepare, target=found.target, journal=ctx.journal, progress=progress)
         state = replay_scalings(state, found.scalings)
         index = GraphIndex(state.model)
-        found = rebase(found, index, fingerprint(state.model), new_weights=new_weights)
+        found = fit_plan(found, index, compute_fingerprint(state.model), new_weights=new_weights)
         check_specs(found, index)
         if found.existing:
             found = _with_own_numbers(found, find_existing(state.model))
@@ -106,8 +106,8 @@ def _apply(
     if samples is None and found.sites and all(site.role is Role.WEIGHT for site in found.sites):
         ctx = _make_samples(ctx, state)
     with ctx.timers.run("emit", "making the quantized model"):
-        quantized = realise(state, found)
-    done = finish(ctx, replace(state, plan=found), quantized, source=model)
+        quantized = build_quantized(state, found)
+    done = finalize_run(ctx, replace(state, plan=found), quantized, source=model)
     return replace(done, report=replace(done.report, warnings=(*done.report.warnings, *lines)))
 
 
@@ -126,5 +126,5 @@ def _check_prepare(plan: Plan) -> None:
     for name in plan.prepare:
         if name not in REWRITE_NAMES:
             raise PlanError(
-                f"prepare: {name[:60]!r}", "is no pass of this onnxq", did_you_mean(name, REWRITE_NAMES), code="Q403"
+                f"prepare: {name[:60]!r}", "is no pass of this onnxq", suggest_names(name, REWRITE_NAMES), code="Q403"
             )

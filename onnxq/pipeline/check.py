@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from onnxq.errors import ModelError
 from onnxq.evaluation.accumulator import Array
-from onnxq.evaluation.compare import compare
+from onnxq.evaluation.compare import compare_models
 from onnxq.graph import GraphIndex, ModelLike
 from onnxq.plan import Plan
 from onnxq.report import Latency, OpCount, OutputCheck
-from onnxq.runtime import Session, cpu_kind, latency
+from onnxq.runtime import Session, detect_cpu, time_models
 from onnxq.sites import Caution, Role
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class ModelCheck:
     """Float and quantized model side by side."""
 
     outputs: tuple[OutputCheck, ...]
@@ -25,14 +25,14 @@ class Trial:
     notes: tuple[Caution, ...] = ()
 
 
-def try_out(
+def check_model(
     before: ModelLike,
     after: ModelLike,
     samples: Iterable[Mapping[str, Array]],
     *,
     threads: int = 0,
     optimized: bool = True,
-) -> Trial:
+) -> ModelCheck:
     """Compare outputs with ORT's optimizations off and on; the two runs of `after` are also compared with each other.
 
     optimized: the file is for ORT, whose optimizations must take it. Else, where they refuse it (FP8), their columns
@@ -57,7 +57,7 @@ def try_out(
         count += 1
 
     pairs = {"off": (reference, plain), "on": (reference, fast), "agree": (plain, fast)}
-    found = compare(pairs, samples, on_sample=counted)
+    found = compare_models(pairs, samples, on_sample=counted)
     checks = tuple(
         OutputCheck(
             name=off.name,
@@ -70,10 +70,10 @@ def try_out(
         )
         for off, on, agree in zip(found["off"], found["on"], found["agree"], strict=True)
     )
-    return Trial(checks, count, (*notes, *_unchecked(reference, checks, count)))
+    return ModelCheck(checks, count, (*notes, *_note_unchecked(reference, checks, count)))
 
 
-def _unchecked(reference: Session, checks: Sequence[OutputCheck], samples: int) -> tuple[Caution, ...]:
+def _note_unchecked(reference: Session, checks: Sequence[OutputCheck], samples: int) -> tuple[Caution, ...]:
     """A note for each output in which no sample had a number to compare; none where nothing was run."""
     checked = {check.name for check in checks}
     return tuple(
@@ -88,7 +88,7 @@ def _unchecked(reference: Session, checks: Sequence[OutputCheck], samples: int) 
 
 def time_both(before: ModelLike, after: ModelLike, feeds: Mapping[str, Array], *, threads: int = 1) -> Latency:
     """Interleaved medians of float and int8 on one sample."""
-    found = latency({"float": before, "int8": after}, feeds, threads=threads)
+    found = time_models({"float": before, "int8": after}, feeds, threads=threads)
     slow, fast = found["float"], found["int8"]
     # The median of the ratios round by round: a busy moment hits both models of a round alike.
     ratio = fast.speedup(slow)
@@ -104,7 +104,7 @@ def time_both(before: ModelLike, after: ModelLike, feeds: Mapping[str, Array], *
         int8_ms=slow.median_ms / ratio,
         threads=threads,
         batch=batch,
-        cpu=cpu_kind(),
+        cpu=detect_cpu(),
         reason=reason,
     )
 
@@ -114,9 +114,9 @@ _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "Ma
 _ALWAYS_SHOWN = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU")
 
 
-def op_counts(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
+def count_ops(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
     """How many nodes of each operator read quantized inputs, of all in the prepared model."""
-    int8 = _quantized_nodes(index, plan)
+    int8 = _find_quantized_nodes(index, plan)
     rows = []
     for op in _HEAVY:
         nodes = [node.name for node in index.nodes if node.op_type == op]
@@ -126,7 +126,7 @@ def op_counts(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
     return tuple(rows)
 
 
-def _quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
+def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
     """Nodes whose float operands all come through a pair."""
     read: dict[str, set[int]] = {}
     for site in plan.all_sites:

@@ -12,18 +12,18 @@ import onnx
 
 from onnxq.config import Config, check_number
 from onnxq.data import load_data
-from onnxq.engines.diff.compare import DiffRequest, DiffResult, compare
+from onnxq.engines.diff.compare import DiffRequest, DiffResult, compare_models
 from onnxq.engines.diff.model import OFF, ON, TRT, Difference, Tolerances
 from onnxq.engines.diff.results import INPUTS, RESULTS, find_inputs_beside, load_results, save_feeds
 from onnxq.engines.diff.runs import ENGINES
 from onnxq.errors import ConfigError, OutputError
-from onnxq.files import saving_into, write_text
+from onnxq.files import prepare_folder, write_text
 from onnxq.graph import GraphIndex, load_model, name_nodes, save_model
-from onnxq.nearest import did_you_mean
-from onnxq.pipeline.quantize_model import Options, configured
+from onnxq.nearest import suggest_names
+from onnxq.pipeline.quantize_model import Options, make_config
 from onnxq.progress import Progress, silent
 from onnxq.report import difference_json
-from onnxq.runtime import operator_libraries
+from onnxq.runtime import use_libraries
 
 ModelSource = str | Path | onnx.ModelProto
 REPORT = "diff.json"
@@ -80,15 +80,15 @@ def diff(
         engines=tuple(engines), layers=layers, bisect=bisect, top_k=top_k, keep=keep if folder is not None else 0,
         threads=threads, memory_limit=memory_limit or DiffRequest.memory_limit, tolerances=tolerances,
     )  # fmt: skip
-    with nullcontext() if folder is None else saving_into(folder, _list_files(folder, force)):
-        chosen = configured(config, None, Options(samples=samples, seed=seed, ort_library=ort_library))
+    with nullcontext() if folder is None else prepare_folder(folder, _list_files(folder, force)):
+        chosen = make_config(config, None, Options(samples=samples, seed=seed, ort_library=ort_library))
         with progress("reading the models"):
             loaded = [run for path in load for run in load_results(path)]
             named, other = name_nodes(load_model(model).proto), load_model(quantized).proto
         data = find_inputs_beside(load[0]) if data is None and load else data
-        with operator_libraries(chosen.runtime.libraries):
+        with use_libraries(chosen.runtime.libraries):
             dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
-            result = compare(named, other, dataset, request, loaded=loaded, progress=progress)
+            result = compare_models(named, other, dataset, request, loaded=loaded, progress=progress)
         found = replace(result.difference, float_model=_path(model), quantized_model=_path(quantized))
         return found if folder is None else _save(found, result, folder, progress)
 
@@ -105,7 +105,7 @@ def _check_numbers(tolerances: Tolerances, memory_limit: int | None, **counts: t
 def _check_engines(engines: Sequence[str]) -> None:
     for name in engines:
         if name not in ENGINES:
-            raise ConfigError(f"engine {name!r}", "there is no such engine", did_you_mean(name, ENGINES), code="Q312")
+            raise ConfigError(f"engine {name!r}", "there is no such engine", suggest_names(name, ENGINES), code="Q312")
 
 
 def _path(source: ModelSource) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from onnxq import targets
 from onnxq.annotate import find_saturating
 from onnxq.evaluation.compare import check_interface
-from onnxq.graph import Model, ModelLike, attach_weights, index_of, name_nodes
+from onnxq.graph import Model, ModelLike, attach_weights, get_index, name_nodes
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import Promotion, Shortage
 from onnxq.passes.state import State
@@ -17,11 +17,11 @@ from onnxq.pipeline import check
 from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
 from onnxq.pipeline.result import Result
 from onnxq.plan import PlacementMethod, Plan
-from onnxq.progress import counted
-from onnxq.report import Report, placement_text, saturation_summary, site_line
+from onnxq.progress import count_items
+from onnxq.report import Report, make_site_line, placement_text, saturation_summary
 from onnxq.report.journal import describe_pass, describe_rewrite, describe_shortage
 from onnxq.report.model import DRIFT_DB
-from onnxq.runtime import cpu_kind
+from onnxq.runtime import detect_cpu
 from onnxq.sites import Caution
 
 # Timing both models takes about so long.
@@ -29,12 +29,12 @@ _TIMING_SECONDS = 4.0
 _UNCHECKED = "nothing was checked against the float model: no samples were given"
 
 
-def finish(ctx: RunContext, state: State, model: ModelLike, *, source: object) -> Result:
+def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: object) -> Result:
     """Check the finished model and write the account; the check decides whether a request is met."""
     assert state.source is not None
     plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
     check_interface(state.source.proto, model)
-    engine = targets.target(plan.target)
+    engine = targets.find_target(plan.target)
     trial, timing = None, None
     if samples is not None:
         with ctx.timers.run("check", "checking the quantized model"):
@@ -65,8 +65,8 @@ def finish(ctx: RunContext, state: State, model: ModelLike, *, source: object) -
         latency=timing,
         pairs=len(plan.sites),
         roles=tuple(sorted(plan.by_role().items())),
-        ops=check.op_counts(index_of(state.model), plan),
-        sites=tuple(site_line(site) for site in plan.sites),
+        ops=check.count_ops(get_index(state.model), plan),
+        sites=tuple(make_site_line(site) for site in plan.sites),
         refusals=plan.refusals,
         left_float=plan.left_float,
         rewrites=tuple(describe_rewrite(one) for one in ctx.journal if one.name in REWRITE_NAMES and one.changed),
@@ -77,27 +77,27 @@ def finish(ctx: RunContext, state: State, model: ModelLike, *, source: object) -
         promotion=None if state.promotion is None else _decide(state.promotion, trial, engine.times_itself),
         already=count_existing(state),
         kept=plan.kept,
-        saturating=_saturating(model, trial),
+        saturating=_explain_drift(model, trial),
         warnings=_gather_warnings(state.source, plan, trial),
         stages=tuple(ctx.timers.costs),
     )
     return Result(model, plan, account, state.source.files)
 
 
-def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) -> check.Trial:
+def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) -> check.ModelCheck:
     """Float and quantized model on the samples held back, as far as the budget goes."""
     held = ctx.data.test
     with ctx.progress("running float and quantized model", len(held)) as task:
-        samples = counted(ctx.budget.take_while_left("check", held), task)
-        return check.try_out(state.named, model, samples, threads=ctx.config.verify.threads, optimized=optimized)
+        samples = count_items(ctx.budget.take_while_left("check", held), task)
+        return check.check_model(state.named, model, samples, threads=ctx.config.verify.threads, optimized=optimized)
 
 
-def _gather_warnings(source: Model, plan: Plan, trial: check.Trial | None) -> tuple[Caution, ...]:
-    found = (*source.notes, *plan.warnings, *unmeasured_cpu(plan, cpu_kind()))
+def _gather_warnings(source: Model, plan: Plan, trial: check.ModelCheck | None) -> tuple[Caution, ...]:
+    found = (*source.notes, *plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()))
     return found if trial is None else (*found, *trial.notes)
 
 
-def unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
+def warn_unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
     """A warning where the plan was placed by costs of other kinds of CPU than this machine's, of `runtime.cpu_kind`."""
     how = plan.placement
     if kind != "arm64" or how is None or how.method is not PlacementMethod.RULES or not how.cpu:
@@ -109,13 +109,13 @@ def unmeasured_cpu(plan: Plan, kind: str) -> tuple[Caution, ...]:
     return (Caution("W115", warning),)
 
 
-def _saturating(model: ModelLike, trial: check.Trial | None) -> str:
+def _explain_drift(model: ModelLike, trial: check.ModelCheck | None) -> str:
     """Which weights can explain that ONNX Runtime's optimizations change the answers; "" where they do not."""
     drifted = any(one.sqnr_db[1] < one.sqnr_db[0] - DRIFT_DB for one in (trial.outputs if trial else ()))
-    return saturation_summary(find_saturating(index_of(name_nodes(model)))) if drifted else ""
+    return saturation_summary(find_saturating(get_index(name_nodes(model)))) if drifted else ""
 
 
-def _decide(promotion: Promotion, trial: check.Trial | None, optimized: bool) -> Promotion:
+def _decide(promotion: Promotion, trial: check.ModelCheck | None, optimized: bool) -> Promotion:
     """The account with what the finished model shows on samples that nothing was chosen on."""
     if promotion.unit != "dB":
         return promotion

@@ -10,19 +10,19 @@ from pathlib import Path
 import onnx
 
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, QuantWish, Rule, RuleSet, load_config
+from onnxq.config import Config, Rule, RuleSet, TensorConfig, load_config
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.graph import GraphIndex
-from onnxq.interop import Absent, Cache, Findings, Imported, consumers_of, match, read_cache, with_scales
-from onnxq.nearest import did_you_mean
+from onnxq.interop import Cache, Findings, Imported, MissingSite, list_consumers, match_cache, read_cache, set_scales
+from onnxq.nearest import suggest_names
 from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
-from onnxq.pipeline.prepared import load
-from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, configured, look
+from onnxq.pipeline.prepared import load_state
+from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, draft_placement, make_config
 from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
-from onnxq.runtime import operator_libraries
+from onnxq.runtime import use_libraries
 from onnxq.sites import Caution, Refusal
 
 _SHOWN = 4
@@ -43,8 +43,8 @@ def import_calibration(
 ) -> Imported:
     """Plan the model and give its activation sites the cache's scales; see `onnxq.import_calibration`."""
     scales = cache if isinstance(cache, Cache) else read_cache(cache)
-    wished = _symmetric(config, target, options)
-    with operator_libraries(wished.runtime.libraries):
+    wished = _demand_symmetric(config, target, options)
+    with use_libraries(wished.runtime.libraries):
         return _import(scales, model, data, wished, allow_missing, options, progress)
 
 
@@ -58,26 +58,26 @@ def _import(
     progress: Progress,
 ) -> Imported:
     name = Path(model).name if isinstance(model, (str, Path)) else "model"
-    state = load(model, skip=wished.skip, target=wished.target, progress=progress)
+    state = load_state(model, skip=wished.skip, target=wished.target, progress=progress)
     trial = _attempt(scales, state, read_data(state, data, wished, progress=progress), wished, name, progress)
     notes: tuple[Caution, ...] = ()
     made = sorted(frozenset(trial.state.rewrites) & _MAKES_TENSORS)
-    if made and _made_by_us(trial):
-        state = load(model, skip=(*wished.skip, *made), target=wished.target, progress=progress)
+    if made and _lacks_own_tensor(trial):
+        state = load_state(model, skip=(*wished.skip, *made), target=wished.target, progress=progress)
         other = _attempt(scales, state, trial.samples, wished, name, progress)
         if len(other.found.missing) < len(trial.found.missing):
             trial = other
             text = f"prepared without {', '.join(made)}, which makes tensors that TensorRT did not have"
             notes = (Caution("W114", text),)
     if trial.found.missing and data is None and not allow_missing:
-        raise _lacking(scales, trial.found)
+        raise _refuse_missing(scales, trial.found)
     absent = tuple(replace(one, done="calibrated on the samples") for one in trial.found.absent)
     if trial.found.missing and data is None:
-        trial, absent = _without(trial, wished, scales, name, progress)
+        trial, absent = _leave_missing_float(trial, wished, scales, name, progress)
     found, samples = trial.found, trial.samples
     plan = calibrate(
         trial.state.model,
-        with_scales(trial.plan, found.entries),
+        set_scales(trial.plan, found.entries),
         samples.calibration if data is not None else None,
         batch=wished.data.batch,
         memory_limit=options.memory_limit,
@@ -110,27 +110,27 @@ class _Trial:
 
 def _attempt(cache: Cache, state: State, samples: Samples, config: Config, name: str, progress: Progress) -> _Trial:
     with progress("planning"):
-        drafted = look(state, samples, config, name, progress=progress)
+        drafted = draft_placement(state, samples, config, name, progress=progress)
         plan = drafted.default(attention=config.attention == "quantized")
-        return _Trial(state, samples, plan, match(cache, plan, state.before, GraphIndex(state.model)))
+        return _Trial(state, samples, plan, match_cache(cache, plan, state.before, GraphIndex(state.model)))
 
 
-def _made_by_us(trial: _Trial) -> bool:
+def _lacks_own_tensor(trial: _Trial) -> bool:
     """Preparation made a tensor that lacks a scale: no cache can ever have one for it."""
     before = trial.state.before
     names = {output for node in before.nodes for output in node.outputs} | {value.name for value in before.inputs}
     return any(one.tensor not in names for one in trial.found.absent)
 
 
-def _symmetric(config: Config | str | Path | None, target: str | None, options: Options) -> Config:
+def _demand_symmetric(config: Config | str | Path | None, target: str | None, options: Options) -> Config:
     """The configuration, which must ask for what a cache has scales of: symmetric int8 activations."""
     asked = target or (None if config is not None else "trt")
     given = config
     if config is None and asked == "ort":
         # ORT's own preset is asymmetric uint8, of which TensorRT's scales say nothing.
         preset = load_config("ort-int8")
-        given = preset.model_copy(update={"activations": QuantWish(observer=preset.activations.observer)})
-    wished = configured(given, asked, options)
+        given = preset.model_copy(update={"activations": TensorConfig(observer=preset.activations.observer)})
+    wished = make_config(given, asked, options)
     wish = wished.activations
     if wished.mode != "static":
         raise ConfigError(
@@ -146,10 +146,10 @@ def _symmetric(config: Config | str | Path | None, target: str | None, options: 
     return wished
 
 
-def _lacking(cache: Cache, found: Findings) -> CalibrationError:
+def _refuse_missing(cache: Cache, found: Findings) -> CalibrationError:
     lines = []
     for one in found.absent[:_SHOWN]:
-        hint = f" ({did_you_mean(one.tensor, one.nearest)})" if one.nearest else ""
+        hint = f" ({suggest_names(one.tensor, one.nearest)})" if one.nearest else ""
         lines.append(f"{one.tensor}{hint}")
     more = f", and {len(found.absent) - _SHOWN} more" if len(found.absent) > _SHOWN else ""
     total = len(found.absent) + len(found.matched)
@@ -161,28 +161,28 @@ def _lacking(cache: Cache, found: Findings) -> CalibrationError:
     )
 
 
-def _without(
+def _leave_missing_float(
     trial: _Trial, config: Config, cache: Cache, name: str, progress: Progress
-) -> tuple[_Trial, tuple[Absent, ...]]:
+) -> tuple[_Trial, tuple[MissingSite, ...]]:
     """The plan with float in place of whatever reads a tensor without a scale, as TensorRT itself does.
 
     Leaving nodes float can move pairs to other tensors, so it is repeated; every round takes nodes out.
     """
     index = GraphIndex(trial.state.model)
     left: dict[str, str] = {}
-    absent: dict[str, Absent] = {}
+    absent: dict[str, MissingSite] = {}
     while trial.found.missing:
-        readers = consumers_of(trial.found.missing, index)
+        readers = list_consumers(trial.found.missing, index)
         if not set(readers) - set(left):
             subject = str(trial.found.missing[0].site)
             raise CalibrationError(
                 subject, "has no scale and cannot be left float", "calibrate it with `data=…`", code="Q507"
             )
         for one, site in zip(trial.found.absent, trial.found.missing, strict=True):
-            nodes = ", ".join(consumers_of((site,), index))
+            nodes = ", ".join(list_consumers((site,), index))
             absent.setdefault(one.site, replace(one, done=f"left float: {nodes}"))
         left |= {node: tensor for node, tensor in readers.items() if node not in left}
-        trial = _attempt(cache, trial.state, trial.samples, _floating(config, left), name, progress)
+        trial = _attempt(cache, trial.state, trial.samples, _add_float_rule(config, left), name, progress)
     refusals = tuple(Refusal(node, _REASON, "calibrate it with samples", "no-scale", "R106") for node in left)
     others = tuple(refusal for refusal in trial.plan.refusals if refusal.subject not in left)
     floats = tuple(one for one in trial.plan.left_float if one.subject not in left)
@@ -190,6 +190,6 @@ def _without(
     return replace(trial, plan=plan), tuple(absent.values())
 
 
-def _floating(config: Config, nodes: Mapping[str, str]) -> Config:
+def _add_float_rule(config: Config, nodes: Mapping[str, str]) -> Config:
     rule = Rule(node=tuple(f"/^{re.escape(node)}$/" for node in nodes), set=RuleSet(float=True))
     return config.model_copy(update={"rules": (rule, *config.rules)})

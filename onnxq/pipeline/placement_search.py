@@ -11,14 +11,14 @@ from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.accumulator import Array
-from onnxq.evaluation.compare import compare
+from onnxq.evaluation.compare import compare_models
 from onnxq.graph import ModelLike
-from onnxq.passes.assembly.model import realise
+from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.state import State
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
-from onnxq.planner import Choice, Draft
+from onnxq.planner import Choice, OnnxPlacement
 from onnxq.progress import Progress, silent
-from onnxq.runtime import Session, cpu_kind, latency
+from onnxq.runtime import Session, detect_cpu, time_models
 from onnxq.sites import LeftFloat
 
 # A placement must beat float by this in median and in minimum, or float is shipped.
@@ -38,7 +38,7 @@ class _Trial:
 
 
 def choose_measured(
-    draft: Draft,
+    draft: OnnxPlacement,
     state: State,
     samples: Dataset,
     feeds: Mapping[str, Array],
@@ -59,15 +59,15 @@ def choose_measured(
             if trial is not None:
                 trials.append(trial)
             task.advance()
-        first = _speeds(state, trials, feeds, threads, _ROUNDS)
+        first = _measure_speeds(state, trials, feeds, threads, _ROUNDS)
         task.advance()
         order = sorted(trials, key=lambda trial: -first[trial.name].median)[:_FINALISTS]
-        second = _speeds(state, order, feeds, threads, 2 * _ROUNDS)
+        second = _measure_speeds(state, order, feeds, threads, 2 * _ROUNDS)
         task.advance()
     speeds = {**first, **second}
     # Two decimals: the noise of a timing is larger.
     speedups = {trial.name: round(speeds[trial.name].median, 2) for trial in trials}
-    how = PlacementChoice(method=PlacementMethod.MEASURED, cpu=cpu_kind(), speedups=speedups)
+    how = PlacementChoice(method=PlacementMethod.MEASURED, cpu=detect_cpu(), speedups=speedups)
     fit = [trial for trial in order if min(speeds[trial.name].median, speeds[trial.name].best) > _PAYS]
     if not fit:
         left = LeftFloat("placement", "no placement ran faster than float on this machine", "measured", "F105")
@@ -76,10 +76,10 @@ def choose_measured(
     tied = [trial for trial in fit if speeds[trial.name].median * _TIE >= fastest]
     best = max(tied, key=lambda trial: (round(trial.sqnr_db, 1), -len(trial.chosen)))
     how = replace(how, candidate=best.name, threads=threads)
-    return draft.placed(Choice(best.chosen, _left(draft, best.chosen, best.name)), how)
+    return draft.placed(Choice(best.chosen, _list_left_float(draft, best.chosen, best.name)), how)
 
 
-def _build(draft: Draft, state: State, samples: Dataset, name: str, chosen: frozenset[str]) -> _Trial | None:
+def _build(draft: OnnxPlacement, state: State, samples: Dataset, name: str, chosen: frozenset[str]) -> _Trial | None:
     """The candidate with minmax ranges of a few samples; None when it cannot be made."""
     if not chosen:
         return None
@@ -87,9 +87,9 @@ def _build(draft: Draft, state: State, samples: Dataset, name: str, chosen: froz
     if not plan.sites:
         return None
     try:
-        model = realise(state, calibrate(state.model, plan, samples))
+        model = build_quantized(state, calibrate(state.model, plan, samples))
         pair = {"q": (Session(state.model), Session(model))}
-        found = compare(pair, samples.samples())["q"]
+        found = compare_models(pair, samples.samples())["q"]
     except OnnxqError:
         return None
     finite = [min(output.sqnr_db, 200.0) for output in found]
@@ -104,18 +104,18 @@ class _Speed:
     best: float
 
 
-def _speeds(
+def _measure_speeds(
     state: State, trials: Sequence[_Trial], feeds: Mapping[str, Array], threads: int, rounds: int
 ) -> dict[str, _Speed]:
     models = {"float": state.named, **{trial.name: trial.model for trial in trials}}
-    found = latency(models, feeds, threads=threads, rounds=rounds)
+    found = time_models(models, feeds, threads=threads, rounds=rounds)
     base = found["float"]
     return {
         trial.name: _Speed(found[trial.name].speedup(base), base.min_ms / found[trial.name].min_ms) for trial in trials
     }
 
 
-def _left(draft: Draft, chosen: frozenset[str], name: str) -> tuple[LeftFloat, ...]:
+def _list_left_float(draft: OnnxPlacement, chosen: frozenset[str], name: str) -> tuple[LeftFloat, ...]:
     return tuple(
         LeftFloat(unit.name, f"float was faster here: placement {name!r} won the timing", "measured", "F105")
         for unit in draft.units.units

@@ -7,21 +7,21 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from onnxq import targets
-from onnxq.annotate import already_quantized, find_operators
-from onnxq.annotate.find import chains
+from onnxq.annotate import describe_quantized, find_operators
+from onnxq.annotate.find import find_chains
 from onnxq.errors import VerificationError
-from onnxq.evaluation.accumulator import Array, OutputError
-from onnxq.evaluation.compare import compare
+from onnxq.evaluation.accumulator import Array, OutputAccuracy
+from onnxq.evaluation.compare import compare_models
 from onnxq.graph import (
     Model,
     ModelLike,
-    at_opset,
-    index_of,
+    ensure_opset,
+    find_opset,
+    get_index,
     infer_shapes,
     inline_functions,
     load_model,
     name_nodes,
-    opset_of,
     store_densely,
     strip_weights,
 )
@@ -30,7 +30,7 @@ from onnxq.passes.equalization.trial import EQUIVALENT_DB
 from onnxq.passes.journal import PassReport
 from onnxq.passes.rewrites.passes import REWRITES, rewrite_model
 from onnxq.passes.state import State
-from onnxq.progress import Progress, counted, silent
+from onnxq.progress import Progress, count_items, silent
 from onnxq.runtime import Session
 
 # DequantizeLinear has an axis from opset 13 on.
@@ -44,12 +44,12 @@ REWRITE_NAMES = frozenset((_DENSE, _OPSET, _WIDEN, *(entry.name for entry in REW
 
 def count_existing(state: State) -> str:
     """ "already quantized: N pairs kept", with the operators on integers; "" for a float model."""
-    index = index_of(state.model)
-    pairs = sum(chain.dequantize is not None for chain in chains(index))
-    return already_quantized(pairs, len(find_operators(index)))
+    index = get_index(state.model)
+    pairs = sum(chain.dequantize is not None for chain in find_chains(index))
+    return describe_quantized(pairs, len(find_operators(index)))
 
 
-def load(
+def load_state(
     source: object,
     *,
     skip: Iterable[str] = (),
@@ -79,7 +79,7 @@ def _rewrite(
 ) -> State:
     proto = inline_functions(named) if named.functions else named
     dense = store_densely(proto)
-    upgraded = at_opset(dense, _MINIMUM_OPSET)
+    upgraded = ensure_opset(dense, _MINIMUM_OPSET)
     names = frozenset(entry.name for entry in REWRITES)
     left_out = frozenset(skip)
     if only is not None:
@@ -88,9 +88,9 @@ def _rewrite(
     if dense is not proto:
         reports.append(PassReport(_DENSE, ("sparse weights are stored densely",), ()))
     if upgraded is not dense:
-        reports.append(PassReport(_OPSET, (f"{opset_of(proto)} -> {opset_of(upgraded)}",), ()))
+        reports.append(PassReport(_OPSET, (f"{find_opset(proto)} -> {find_opset(upgraded)}",), ()))
     typed = infer_shapes(upgraded)
-    if _WIDEN not in left_out and not targets.target(target).half and computes_in_half(typed):
+    if _WIDEN not in left_out and not targets.find_target(target).half and computes_in_half(typed):
         typed = infer_shapes(widen_half(upgraded))
         reports.append(PassReport(_WIDEN, ("float16 is computed in float32",), ()))
     proto, more = rewrite_model(typed, skip=left_out & names, target=target)
@@ -102,12 +102,12 @@ def _rewrite(
 
 def prove_equal(
     state: State, samples: Iterable[Mapping[str, Array]], *, progress: Progress = silent
-) -> tuple[OutputError, ...]:
+) -> tuple[OutputAccuracy, ...]:
     """Run the model before and after preparation; VerificationError when a rewrite changed its function."""
     with progress("comparing the simplified model with the original") as task:
         before = Session(state.named, optimize=False)
         after = Session(state.model, optimize=False)
-        found = compare({"prepare": (before, after)}, counted(samples, task))["prepare"]
+        found = compare_models({"prepare": (before, after)}, count_items(samples, task))["prepare"]
     half = _WIDEN in state.rewrites or computes_in_half(state.model)
     enough = _EQUIVALENT_HALF_DB if half else EQUIVALENT_DB
     for output in found:

@@ -14,20 +14,20 @@ from onnxq.data import load_data
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import ConfigError, PlanError
 from onnxq.evaluation.profile import KINDS, Profile
-from onnxq.evaluation.sensitivity import profile_pairs
-from onnxq.graph import GraphIndex, ModelLike, fingerprint, name_nodes
-from onnxq.passes.assembly.model import realise
+from onnxq.evaluation.sensitivity import measure_sensitivity
+from onnxq.graph import GraphIndex, ModelLike, compute_fingerprint, name_nodes
+from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.replay import replay_scalings
 from onnxq.passes.state import State
 from onnxq.pipeline.apply_plan import read_plan
-from onnxq.pipeline.prepared import load
-from onnxq.pipeline.quantize_model import Options, configured, quantize
+from onnxq.pipeline.prepared import load_state
+from onnxq.pipeline.quantize_model import Options, make_config, quantize
 from onnxq.pipeline.stale_numbers import renew_numbers
 from onnxq.plan import Plan, from_json
-from onnxq.planner import rebase
+from onnxq.planner import fit_plan
 from onnxq.progress import Progress, silent
-from onnxq.runtime import operator_libraries
+from onnxq.runtime import use_libraries
 
 ModelSource = str | Path | onnx.ModelProto
 # A cost is a matter of decibels, which few samples settle.
@@ -63,8 +63,8 @@ def profile_model(
         raise ConfigError("plan", "a plan and a quantized model were given", "give one of them", code="Q317")
     check_number("samples", samples, low=1, whole=True)
     count = _SAMPLES if samples is None else samples
-    settings = configured(config, target, Options(seed=seed, latency=False, threads=threads, ort_library=ort_library))
-    with operator_libraries(settings.runtime.libraries):
+    settings = make_config(config, target, Options(seed=seed, latency=False, threads=threads, ort_library=ort_library))
+    with use_libraries(settings.runtime.libraries):
         return _profile(
             model, quantized, data, settings, plan=plan, count=count, by=by, threads=threads, progress=progress
         )
@@ -88,10 +88,10 @@ def _profile(
     else:
         what = str(plan if quantized is None else quantized)
     with progress("reading the models"):
-        state, proto = _both(model, quantized, plan, progress)
+        state, proto = _load_both(model, quantized, plan, progress)
     given = load_data(data, state.before.inputs, settings.data, state.named, progress=progress)
     dataset = given.take(count, settings.data.seed)
-    found = profile_pairs(state.model, proto, dataset, kinds=by, threads=threads, progress=progress)
+    found = measure_sensitivity(state.model, proto, dataset, kinds=by, threads=threads, progress=progress)
     return replace(
         found,
         source=str(model) if isinstance(model, (str, Path)) else "",
@@ -101,7 +101,7 @@ def _profile(
     )
 
 
-def _both(
+def _load_both(
     model: ModelSource, quantized: ModelSource | None, plan: Plan | str | Path | None, progress: Progress
 ) -> tuple[State, ModelLike]:
     """The float model as the quantized one was made from it, and the quantized one."""
@@ -109,15 +109,17 @@ def _both(
         given = read_plan(plan) if plan is not None else None
         if given is None or not given.calibrated:
             raise PlanError("plan", "it has no numbers yet", "use one that `onnxq quantize` wrote", code="Q405")
-        state = replay_scalings(load(model, only=given.prepare, target=given.target, progress=progress), given.scalings)
-        rebased = rebase(given, GraphIndex(state.model), fingerprint(state.model))
+        state = replay_scalings(
+            load_state(model, only=given.prepare, target=given.target, progress=progress), given.scalings
+        )
+        rebased = fit_plan(given, GraphIndex(state.model), compute_fingerprint(state.model))
         renewed, _ = renew_numbers(RunContext(), state, rebased)
-        return state, realise(state, renewed)
+        return state, build_quantized(state, renewed)
     proto = name_nodes(read_model(quantized).proto)
     held = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
     if not held:
         # Another tool's: what it did to the model first is not known, so nodes are compared as they are in the file.
-        return load(model, only=(), progress=progress), proto
+        return load_state(model, only=(), progress=progress), proto
     noted = from_json(held, source=PLAN_KEY)
-    state = load(model, only=noted.prepare, target=noted.target, progress=progress)
+    state = load_state(model, only=noted.prepare, target=noted.target, progress=progress)
     return replay_scalings(state, noted.scalings), proto

@@ -12,13 +12,13 @@ from onnxq.config import Config, check_number
 from onnxq.data import Dataset, load_data
 from onnxq.engines.builder.library import ORT
 from onnxq.engines.prove.proof import Proof
-from onnxq.engines.prove.prove import TIMEOUT, Wish, open_output_folder
-from onnxq.engines.prove.prove import prove as _prove
+from onnxq.engines.prove.prove import TIMEOUT, ProveRequest, open_output_folder
+from onnxq.engines.prove.prove import prove_model as _prove
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
-from onnxq.pipeline.quantize_model import Options, configured
+from onnxq.pipeline.quantize_model import Options, make_config
 from onnxq.progress import Progress, silent
-from onnxq.runtime import operator_libraries
+from onnxq.runtime import use_libraries
 
 # Decibels and shares settle within few samples.
 _SAMPLES = 8
@@ -67,15 +67,15 @@ def prove(
     check_number("timeout", timeout, low=0, above=True)
     check_number("samples", samples, low=1, whole=True)
     check_number("threads", threads, low=0, whole=True)
-    chosen = configured(config, None, Options(seed=seed, ort_library=ort_library))
+    chosen = make_config(config, None, Options(seed=seed, ort_library=ort_library))
     if ort_library and engine not in (ORT, None):
         raise ConfigError(
             "ort_library", "is for ONNX Runtime, and another engine was asked for", "leave it out", code="Q317"
         )
     folder = None if save is None else Path(save)
-    with open_output_folder(folder, engine, force=force), operator_libraries(chosen.runtime.libraries):
+    with open_output_folder(folder, engine, force=force), use_libraries(chosen.runtime.libraries):
         dataset = None if data is None else _load_samples(model, data, chosen, samples, progress)
-        request = Wish(
+        request = ProveRequest(
             engine=engine, capability=compute_capability, require_int8=tuple(require_int8), require_exact=require_exact,
             dataset=dataset, threads=threads, shapes=dict(shapes or {}), compare=compare, save=folder, force=force,
             reduce=reduce, timeout=timeout, progress=progress,

@@ -16,10 +16,10 @@ from onnxq.config import Config, check_limits, check_number, load_config, set_op
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError, ModelError
 from onnxq.evaluation.metric import load_metric, parse_drop
-from onnxq.files import readable
-from onnxq.graph import GraphIndex, index_of
-from onnxq.numerics.blas import one_blas_thread
-from onnxq.passes.assembly.model import realise
+from onnxq.files import replace_surrogates
+from onnxq.graph import GraphIndex, get_index
+from onnxq.numerics.blas import use_one_blas_thread
+from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.base import FloatReference, RunContext, Stage
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
 from onnxq.passes.mixed_precision.request import FLOAT, UINT16, AccuracyRequest
@@ -30,17 +30,17 @@ from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
 from onnxq.passes.time_budget import TimeBudget
 from onnxq.passes.timers import Timers
-from onnxq.pipeline.finalize import finish, unmeasured_cpu
+from onnxq.pipeline.finalize import finalize_run, warn_unmeasured_cpu
 from onnxq.pipeline.placement_search import choose_measured
-from onnxq.pipeline.prepared import count_existing, load, prove_equal
+from onnxq.pipeline.prepared import count_existing, load_state, prove_equal
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.samples import read_data
 from onnxq.pipeline.unrunnable import find_obstacle, plan_unrun, quantize_unrun
 from onnxq.plan import Plan
-from onnxq.planner import Draft, draft
-from onnxq.progress import Progress, counted, silent
+from onnxq.planner import OnnxPlacement, state_placement
+from onnxq.progress import Progress, count_items, silent
 from onnxq.report.synthetic import SYNTHETIC
-from onnxq.runtime import cpu_kind, observe_shapes, operator_libraries
+from onnxq.runtime import detect_cpu, observe_shapes, use_libraries
 from onnxq.sites import Caution, Role
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
@@ -105,7 +105,7 @@ class Options:
 DEFAULT_OPTIONS = Options()
 
 
-def configured(config: Config | str | Path | None, target: str | None, options: Options) -> Config:
+def make_config(config: Config | str | Path | None, target: str | None, options: Options) -> Config:
     """The configuration with the caller's options on top."""
     if config is None and target is not None:
         config = f"{target}-int8"
@@ -130,7 +130,7 @@ def configured(config: Config | str | Path | None, target: str | None, options: 
     return check_limits(wished)
 
 
-def look(
+def draft_placement(
     state: State,
     samples: Samples,
     config: Config,
@@ -138,18 +138,18 @@ def look(
     *,
     identified: bool = True,
     progress: Progress = silent,
-) -> Draft:
+) -> OnnxPlacement:
     """Observe shapes and which bodies run, then draft the placement."""
-    index = index_of(state.model)
+    index = get_index(state.model)
     enough = _BRANCH_SAMPLES if len(index.scopes) > 1 else _SHAPE_SAMPLES
     with progress("observing shapes", min(enough, len(samples.calibration))) as task:
-        shapes = observe_shapes(state.model, counted(islice(samples.calibration.samples(), enough), task))
+        shapes = observe_shapes(state.model, count_items(islice(samples.calibration.samples(), enough), task))
     reached = {""} | {tensor.scope for tensor in shapes}
-    return draft(
+    return state_placement(
         state.model,
         config,
         shapes=shapes,
-        closed=_closed(index, reached),
+        closed=_list_closed_scopes(index, reached),
         before=state.before,
         prepare=state.rewrites,
         name=name,
@@ -158,7 +158,7 @@ def look(
     )
 
 
-def _closed(index: GraphIndex, reached: set[str]) -> dict[str, str]:
+def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, str]:
     """Bodies that hold compute nodes but gave no tensors, with the reason."""
     working = {node.scope for node in index.nodes if node.op_type in ("Conv", "Gemm", "MatMul")}
     closed = {}
@@ -175,7 +175,7 @@ def _closed(index: GraphIndex, reached: set[str]) -> dict[str, str]:
     return closed
 
 
-@one_blas_thread()
+@use_one_blas_thread()
 def quantize(
     model: str | Path | onnx.ModelProto,
     data: object = None,
@@ -191,8 +191,8 @@ def quantize(
     seeded synthetic inputs and a warning. config: preset name, YAML file or Config.
     Raises an OnnxqError subclass for everything the caller can mend.
     """
-    wished, request = configured(config, target, options), options.request()
-    with operator_libraries(wished.runtime.libraries):
+    wished, request = make_config(config, target, options), options.request()
+    with use_libraries(wished.runtime.libraries):
         return _quantize(model, data, wished, request, options, progress)
 
 
@@ -204,14 +204,17 @@ def _quantize(
     options: Options,
     progress: Progress,
 ) -> Result:
-    ctx, name = _start(config, request, options, progress), _name(model)
+    ctx, name = _make_context(config, request, options, progress), _read_name(model)
     with ctx.timers.run("prepare", "preparing the model"):
-        state = load(model, skip=config.skip, target=config.target, journal=ctx.journal, progress=progress)
+        state = load_state(model, skip=config.skip, target=config.target, journal=ctx.journal, progress=progress)
         obstacle = find_obstacle(state, config, measuring=data is not None or request.asked)
         if obstacle is None:
             samples = _read_samples(state, data, ctx)
             ctx = replace(
-                ctx, samples=samples, reference=FloatReference(state.model, samples), place=_planner(samples, config)
+                ctx,
+                samples=samples,
+                reference=FloatReference(state.model, samples),
+                place=_make_planner(samples, config),
             )
     if obstacle is not None:
         return quantize_unrun(ctx, state, source=model, name=name, obstacle=obstacle)
@@ -224,11 +227,11 @@ def _quantize(
         state = _calibrate(ctx, state)
     state = run_stage(PASSES, Stage.REFINE, ctx, state)
     with ctx.timers.run("emit", "making the quantized model"):
-        quantized = realise(state, state.planned)
-    return finish(ctx, state, quantized, source=model)
+        quantized = build_quantized(state, state.planned)
+    return finalize_run(ctx, state, quantized, source=model)
 
 
-def _start(config: Config, request: AccuracyRequest, options: Options, progress: Progress) -> RunContext:
+def _make_context(config: Config, request: AccuracyRequest, options: Options, progress: Progress) -> RunContext:
     """The context of a run, before there are samples."""
     # A request is carried out whatever the configuration leaves out.
     skip = frozenset(config.skip) - ({PROMOTION} if request.asked else frozenset())
@@ -239,11 +242,11 @@ def _start(config: Config, request: AccuracyRequest, options: Options, progress:
     )  # fmt: skip
 
 
-def _planner(samples: Samples, config: Config) -> Callable[[State, Progress], Plan]:
+def _make_planner(samples: Samples, config: Config) -> Callable[[State, Progress], Plan]:
     """The planner that equalization asks where pairs would go."""
 
     def place(state: State, shown: Progress) -> Plan:
-        return look(state, samples, config, "", identified=False, progress=shown).default()
+        return draft_placement(state, samples, config, "", identified=False, progress=shown).default()
 
     return place
 
@@ -296,7 +299,7 @@ def _place(ctx: RunContext, state: State, name: str) -> State:
     With `attention: auto` the plan quantizes attention and `plain` does not.
     """
     config, samples = ctx.config, ctx.data
-    problem = look(state, samples, config, name, progress=ctx.progress)
+    problem = draft_placement(state, samples, config, name, progress=ctx.progress)
     plain: Plan | None = None
     if config.placement != "measured" or config.mode != "static":
         without = problem.default()
@@ -313,8 +316,8 @@ def _place(ctx: RunContext, state: State, name: str) -> State:
     return replace(state, problem=problem, plan=plan, plain=plain)
 
 
-def _name(model: object) -> str:
-    return readable(Path(model).name) if isinstance(model, (str, Path)) else "model"
+def _read_name(model: object) -> str:
+    return replace_surrogates(Path(model).name) if isinstance(model, (str, Path)) else "model"
 
 
 def make_plan(
@@ -327,26 +330,28 @@ def make_plan(
     progress: Progress = silent,
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
-    wished = configured(config, target, options)
-    with operator_libraries(wished.runtime.libraries):
+    wished = make_config(config, target, options)
+    with use_libraries(wished.runtime.libraries):
         return _make_plan(model, data, wished, progress)
 
 
 def _make_plan(model: str | Path | onnx.ModelProto, data: object, config: Config, progress: Progress) -> Plan:
-    state = load(model, skip=config.skip, target=config.target, progress=progress)
+    state = load_state(model, skip=config.skip, target=config.target, progress=progress)
     if (obstacle := find_obstacle(state, config, measuring=data is not None)) is not None:
-        return plan_unrun(state, config, _name(model), obstacle)
+        return plan_unrun(state, config, _read_name(model), obstacle)
     samples = read_data(state, data, config, progress=progress)
     with progress("planning"):
-        state = _place(RunContext(config=config, samples=samples, progress=progress), state, _name(model))
+        state = _place(RunContext(config=config, samples=samples, progress=progress), state, _read_name(model))
     plan = state.planned if state.plain is None else state.plain
-    told = (_left_out(config.effort),) if config.effort != "fast" else ()
+    told = (_warn_left_out(config.effort),) if config.effort != "fast" else ()
     # Made-up inputs only gave shapes here: there are no ranges yet that could be wrong.
     warnings = tuple(one for one in plan.warnings if one is not SYNTHETIC)
-    return replace(plan, data=samples.description, warnings=(*warnings, *unmeasured_cpu(plan, cpu_kind()), *told))
+    return replace(
+        plan, data=samples.description, warnings=(*warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *told)
+    )
 
 
-def _left_out(effort: str) -> Caution:
+def _warn_left_out(effort: str) -> Caution:
     text = (
         f"effort {effort!r} is not in this plan: equalization, rounding and promotion need a calibrated model. "
         "`onnxq quantize` runs them and gives a plan with what they did; `onnxq apply` only calibrates"

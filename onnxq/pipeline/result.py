@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 
 from onnxq.graph import save_model
-from onnxq.graph.save import data_file
+from onnxq.graph.save import name_data_file
 from onnxq.plan import Plan, to_json
 from onnxq.report import Report
 
@@ -38,5 +38,5 @@ class Result:
 
 def model_files(path: Path) -> tuple[Path, ...]:
     """The model file and, when there is one, the external data file written beside it."""
-    data = data_file(path)
+    data = name_data_file(path)
     return (path, data) if data.exists() else (path,)

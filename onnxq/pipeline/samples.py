@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from onnxq.config import Config
-from onnxq.data import extremes, load_data
+from onnxq.data import find_extremes, load_data
 from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
-from onnxq.progress import Progress, counted, silent
+from onnxq.progress import Progress, count_items, silent
 
 _MOST_HELD = 16
 # Of more samples than these, others are nearly as extreme as the most extreme one, and looking takes time.
@@ -35,7 +35,7 @@ def read_data(
     keep: Collection[int] = ()
     if dataset.spare < wanted and count <= _FEW and not dataset.synthetic:
         with progress("looking for the extreme samples", count) as task:
-            keep = extremes(counted(dataset.samples(), task))
+            keep = find_extremes(count_items(dataset.samples(), task))
     calibration, held = dataset.split(wanted, seed, keep)
     trial = held
     if choice and len(held) > 1:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from onnxq.calibrate import calibrate
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, index_of
+from onnxq.graph import GraphIndex, get_index
 from onnxq.passes.base import RunContext
 from onnxq.passes.mixed_precision.candidates import find_owners
 from onnxq.passes.state import State
@@ -23,7 +23,7 @@ def renew_numbers(ctx: RunContext, state: State, plan: Plan) -> tuple[Plan, tupl
     Raises PlanError naming the activation that needs samples where there are none.
     """
     plan, stale = drop_stale(plan)
-    plan, lines = _drop_biases(plan, index_of(state.model), stale)
+    plan, lines = _drop_biases(plan, get_index(state.model), stale)
     missing = [site for site in plan.sites if site.qparams is None]
     for site in missing:
         if site.role in _MEASURED and ctx.samples is None:

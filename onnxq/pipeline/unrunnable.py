@@ -7,14 +7,14 @@ from dataclasses import replace
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.graph import ModelLike
-from onnxq.graph.scopes import walk
-from onnxq.passes.assembly.model import realise
+from onnxq.graph.scopes import walk_graphs
+from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.base import RunContext
 from onnxq.passes.state import State
-from onnxq.pipeline.finalize import finish
+from onnxq.pipeline.finalize import finalize_run
 from onnxq.pipeline.result import Result
 from onnxq.plan import Plan
-from onnxq.planner import draft
+from onnxq.planner import state_placement
 from onnxq.runtime import Session, UnknownOperatorError
 from onnxq.sites import Caution
 
@@ -39,12 +39,14 @@ def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOp
 
 
 def _names_other_domains(proto: ModelLike) -> bool:
-    return any(node.domain not in _USUAL_DOMAINS for _, graph in walk(proto.graph) for node in graph.node)
+    return any(node.domain not in _USUAL_DOMAINS for _, graph in walk_graphs(proto.graph) for node in graph.node)
 
 
 def plan_unrun(state: State, config: Config, name: str, obstacle: UnknownOperatorError) -> Plan:
     """The plan of the weights, by shapes that stand in the model alone."""
-    drafted = draft(state.model, config, shapes={}, closed={}, before=state.before, prepare=state.rewrites, name=name)
+    drafted = state_placement(
+        state.model, config, shapes={}, closed={}, before=state.before, prepare=state.rewrites, name=name
+    )
     plan = drafted.default()
     return replace(plan, data=f"none: nothing was run, ONNX Runtime does not have {obstacle.subject}")
 
@@ -58,8 +60,8 @@ def quantize_unrun(
     with ctx.timers.run("calibrate", "calibrating"):
         plan = calibrate(state.model, plan, None)
     with ctx.timers.run("emit", "making the quantized model"):
-        quantized = realise(state, plan)
-    result = finish(ctx, replace(state, plan=plan), quantized, source=source)
+        quantized = build_quantized(state, plan)
+    result = finalize_run(ctx, replace(state, plan=plan), quantized, source=source)
     return replace(result, report=replace(result.report, warnings=(_explain(obstacle), *result.report.warnings)))
 
 

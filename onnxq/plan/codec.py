@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.config.schema import JsonText, Path, shorten
+from onnxq.config.schema import JsonText, Path, shorten_value
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.files import readable
+from onnxq.files import replace_surrogates
 from onnxq.plan.arrays import read_array, read_mark, write_array, write_mark
 from onnxq.plan.choice import AttentionChoice, AttentionKind, PlacementChoice, PlacementMethod
 from onnxq.plan.model import SCHEMA, BiasPlan, Plan, SitePlan
@@ -36,7 +36,7 @@ from onnxq.spec import (
 
 def to_json(plan: Plan) -> str:
     """The plan as JSON text; equal plans give equal bytes."""
-    return readable(json.dumps(_plan_dict(plan), indent=1, ensure_ascii=False)) + "\n"
+    return replace_surrogates(json.dumps(_plan_dict(plan), indent=1, ensure_ascii=False)) + "\n"
 
 
 def from_json(text: str, *, source: str | FilePath = "plan") -> Plan:
@@ -61,7 +61,7 @@ def _read_plan(text: str, source: str) -> Plan:
         raise PlanError(source, "not a plan: no `schema`", _WRITE, code="Q401")
     # Before the rest: a file of another version has other keys, and telling of those would mislead.
     if raw["schema"] != SCHEMA:
-        cause = f"plan schema {shorten(raw['schema'])}, this onnxq reads {SCHEMA}"
+        cause = f"plan schema {shorten_value(raw['schema'])}, this onnxq reads {SCHEMA}"
         raise PlanError(source, cause, "plan the model again", code="Q401")
     row = read.read(PlanFile, PlanError, _FRESH, code="Q403")
     return Plan(

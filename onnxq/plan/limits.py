@@ -16,7 +16,7 @@ from onnxq.graph import GraphIndex
 from onnxq.plan.model import Plan, SitePlan
 from onnxq.sites import Role
 from onnxq.spec import PerTensor
-from onnxq.targets import TARGETS, Target, describe
+from onnxq.targets import TARGETS, Target, describe_spec
 
 
 def check_specs(plan: Plan, index: GraphIndex) -> None:
@@ -28,7 +28,7 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
     for site in plan.sites:
         if site.role is Role.BIAS:
             if site.spec.storage != "int32" or site.spec.bits != 32 or not site.spec.symmetric:
-                cause = f"a bias is 32 bits in int32, symmetric, not {describe(site.spec)}"
+                cause = f"a bias is 32 bits in int32, symmetric, not {describe_spec(site.spec)}"
                 raise PlanError(str(site.site), cause, "write it so, or take this site out of the plan", code="Q403")
             if engines and not any(engine.int32_bias for engine in engines):
                 raise PlanError(
@@ -41,7 +41,7 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
         edge = site.consumers[0] if site.consumers else None
         op_type = index.node(edge.node).op_type if edge is not None else ""
         if engines and not any(engine.capability(site.spec, site.role, op_type) is not None for engine in engines):
-            what = f"{describe(site.spec)} {site.role}s" + (f" of {op_type}" if op_type else "")
+            what = f"{describe_spec(site.spec)} {site.role}s" + (f" of {op_type}" if op_type else "")
             raise PlanError(
                 str(site.site),
                 f"{plan.target} has no kernel for {what}",

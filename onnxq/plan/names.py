@@ -33,6 +33,6 @@ PARTS: dict[str, str] = {
 }
 
 
-def part(site: Site, name: str) -> str:
-    """The name of one part of a site's pair, e.g. part(TensorId("x"), "scale") == "x/scale"."""
+def name_part(site: Site, name: str) -> str:
+    """The name of one part of a site's pair, e.g. name_part(TensorId("x"), "scale") == "x/scale"."""
     return site_base(site) + PARTS[name]

@@ -1,10 +1,10 @@
 """Decides: graph, target and configuration in, plan out."""
 
-from onnxq.planner.build import Draft, anchored, draft, float_nodes
+from onnxq.planner.build import OnnxPlacement, anchor_sites, find_float_nodes, state_placement
 from onnxq.planner.choose import Choice
-from onnxq.planner.edited import needed_opset, site_weights
+from onnxq.planner.edited import digest_weights, find_needed_opset
 from onnxq.planner.existing import NOTHING, Existing
-from onnxq.planner.match import rebase
+from onnxq.planner.match import fit_plan
 from onnxq.planner.operators import KEPT
 from onnxq.planner.sums import bind_sums, count_saturating, mend_sums
 
@@ -12,15 +12,15 @@ __all__ = [
     "KEPT",
     "NOTHING",
     "Choice",
-    "Draft",
     "Existing",
-    "anchored",
+    "OnnxPlacement",
+    "anchor_sites",
     "bind_sums",
     "count_saturating",
-    "draft",
-    "float_nodes",
+    "digest_weights",
+    "find_float_nodes",
+    "find_needed_opset",
+    "fit_plan",
     "mend_sums",
-    "needed_opset",
-    "rebase",
-    "site_weights",
+    "state_placement",
 ]

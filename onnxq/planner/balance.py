@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from onnxq.planner.cut import CutProblem, PlacementCosts, weighted_sum
+from onnxq.planner.cut import CutProblem, PlacementCosts, add_costs
 from onnxq.sites import Caution
 from onnxq.targets.costs import CPU_COSTS, Cost
 
@@ -54,10 +54,10 @@ class Balance:
 
     def warnings(self) -> tuple[Caution, ...]:
         """A line for each kind of CPU that could be better served."""
-        return tuple(_unserved(one) for one in self.forecasts if one.loss > TOLERATED)
+        return tuple(_warn_of_kind(one) for one in self.forecasts if one.loss > TOLERATED)
 
 
-def place(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY) -> Balance:
+def find_balance(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY) -> Balance:
     """The placement for one kind of CPU, or for all that have a table.
 
     fixed: operators whose side is given. What is forced into integers counts as part of the float model.
@@ -65,22 +65,22 @@ def place(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY) -> Bal
     costs = {name: problem.costs(table) for name, table in CPU_COSTS.items()}
     own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}
     if cpu != ANY:
-        return Balance(own[cpu], costs[cpu], _forecasts(problem, costs, own, own[cpu]))
-    found = _candidates(problem, costs, own, fixed)
-    least = _forced(problem, found[0].costs, fixed)
+        return Balance(own[cpu], costs[cpu], _forecast_times(problem, costs, own, own[cpu]))
+    found = _find_candidates(problem, costs, own, fixed)
+    least = _find_smallest(problem, found[0].costs, fixed)
     bounds = {name: problem.time_us(one, least) + _EQUAL for name, one in costs.items()}
-    found.append(Balance(least, found[0].costs, _forecasts(problem, costs, own, least)))
+    found.append(Balance(least, found[0].costs, _forecast_times(problem, costs, own, least)))
     allowed = [one for one in found if all(each.placed_us <= bounds[each.cpu] for each in one.forecasts)]
-    return min(allowed, key=_worst)
+    return min(allowed, key=_rank_losses)
 
 
-def _forced(problem: CutProblem, costs: PlacementCosts, fixed: Mapping[str, bool]) -> frozenset[str]:
+def _find_smallest(problem: CutProblem, costs: PlacementCosts, fixed: Mapping[str, bool]) -> frozenset[str]:
     """The smallest placement: what the person forces and what that cannot do without."""
     dear = {name: Cost(cost.float_us, cost.float_us + _PROHIBITIVE_US) for name, cost in costs.units.items()}
     return problem.minimum_cut(replace(costs, units=dear), fixed)
 
 
-def _unserved(one: Forecast) -> Caution:
+def _warn_of_kind(one: Forecast) -> Caution:
     own = one.float_us / one.own_us
     text = (
         f"on CPUs of kind {one.cpu} this placement is predicted {one.loss - 1:.0%} slower than one made for them "
@@ -90,12 +90,12 @@ def _unserved(one: Forecast) -> Caution:
     return Caution("W103", text)
 
 
-def _worst(balance: Balance) -> tuple[float, float]:
+def _rank_losses(balance: Balance) -> tuple[float, float]:
     losses = [one.loss for one in balance.forecasts]
     return round(max(losses), 9), round(sum(losses), 9)
 
 
-def _candidates(
+def _find_candidates(
     problem: CutProblem,
     costs: Mapping[str, PlacementCosts],
     own: Mapping[str, frozenset[str]],
@@ -110,9 +110,9 @@ def _candidates(
         total = sum(math.exp(log) for log in logs.values())
         scale = max(own_us.values())
         parts = [(costs[name], math.exp(logs[name]) / total * scale / (own_us[name] or 1.0)) for name in costs]
-        blend = weighted_sum(parts)
+        blend = add_costs(parts)
         chosen = problem.minimum_cut(blend, fixed)
-        found.append(Balance(chosen, blend, _forecasts(problem, costs, own, chosen)))
+        found.append(Balance(chosen, blend, _forecast_times(problem, costs, own, chosen)))
         losses = {one.cpu: one.loss for one in found[-1].forecasts}
         spread = max(losses.values()) - min(losses.values())
         if spread < _EQUAL or max(losses.values()) <= 1 + _EQUAL:
@@ -120,10 +120,10 @@ def _candidates(
         middle = (max(losses.values()) + min(losses.values())) / 2
         logs = {name: logs[name] + step * 2 * (losses[name] - middle) / spread for name in logs}
     blend = found[0].costs
-    return [*found, *(Balance(chosen, blend, _forecasts(problem, costs, own, chosen)) for chosen in own.values())]
+    return [*found, *(Balance(chosen, blend, _forecast_times(problem, costs, own, chosen)) for chosen in own.values())]
 
 
-def _forecasts(
+def _forecast_times(
     problem: CutProblem,
     costs: Mapping[str, PlacementCosts],
     own: Mapping[str, frozenset[str]],

@@ -9,21 +9,21 @@ from functools import cached_property
 import onnx
 
 from onnxq.config import Config
-from onnxq.graph import Fingerprint, GraphIndex, ModelLike, fingerprint, index_of, structural_ids
+from onnxq.graph import Fingerprint, GraphIndex, ModelLike, compute_fingerprint, compute_structural_ids, get_index
 from onnxq.plan import PlacementChoice, Plan, SitePlan
 from onnxq.planner.choose import Choice, choose_ops
-from onnxq.planner.existing import NOTHING, Existing, stands_between
+from onnxq.planner.existing import NOTHING, Existing, is_between_pairs
 from onnxq.planner.place import Placer
 from onnxq.planner.problem import PlacementProblem, state_problem
 from onnxq.planner.requests import Requests
 from onnxq.planner.strategies import list_strategies
 from onnxq.planner.sums import ALLOWED, bind_sums
 from onnxq.sites import Caution, Edge, Refusal, Role, TensorId, Unquantized, split_unquantized
-from onnxq.targets import Shapes, Target, describe, target
+from onnxq.targets import Shapes, Target, describe_spec, find_target
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Draft(PlacementProblem):
+class OnnxPlacement(PlacementProblem):
     """The placement problem of an ONNX model; `placed` turns any choice of operators into a plan.
 
     index: of `proto`; `units.index` is of the same model without the pairs it came with. base: the plan without sites.
@@ -36,7 +36,7 @@ class Draft(PlacementProblem):
     @cached_property
     def ids(self) -> Mapping[TensorId, str]:
         """Structural ids: the same for every choice of units."""
-        return structural_ids(self.proto)
+        return compute_structural_ids(self.proto)
 
     def default(self, *, attention: bool = False) -> Plan:
         """The plan of the deterministic rules; `attention`: with the rules for it, where the target has them."""
@@ -53,16 +53,18 @@ class Draft(PlacementProblem):
         placement = Placer(self).place(choice.chosen)
         ids = self.ids
         existing = self.units.existing
-        floats = float_nodes(self.index, (*existing.constants, *placement.sites)) if self.engine.quantizes_alone else ()
-        floats = tuple(name for name in floats if not stands_between(self.units.index, existing, name))
-        sites, nodes = anchored(self.index, (*placement.existing, *placement.sites), floats, ids)
+        floats = (
+            find_float_nodes(self.index, (*existing.constants, *placement.sites)) if self.engine.quantizes_alone else ()
+        )
+        floats = tuple(name for name in floats if not is_between_pairs(self.units.index, existing, name))
+        sites, nodes = anchor_sites(self.index, (*placement.existing, *placement.sites), floats, ids)
         kept, sites = sites[: len(placement.existing)], sites[len(placement.existing) :]
         refusals, left_float = split_unquantized((*choice.reasons, *self.base.refusals, *self.base.left_float))
         plan = replace(
             self.base,
             sites=sites,
             existing=kept,
-            opset=max(self.base.opset, placement.opset, _HALF_OPSET if _in_half(self.index, sites) else 0),
+            opset=max(self.base.opset, placement.opset, _HALF_OPSET if _is_half(self.index, sites) else 0),
             refusals=refusals,
             left_float=left_float,
             warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
@@ -73,7 +75,7 @@ class Draft(PlacementProblem):
         return bind_sums(plan, self.index)
 
 
-def draft(
+def state_placement(
     proto: ModelLike,
     config: Config,
     *,
@@ -84,7 +86,7 @@ def draft(
     name: str = "",
     identified: bool = True,
     existing: Existing = NOTHING,
-) -> Draft:
+) -> OnnxPlacement:
     """Look at a prepared model and state its placement problem.
 
     shapes: observed shapes, which the size rules need where the model's are symbolic.
@@ -94,18 +96,18 @@ def draft(
     identified: False leaves out the fingerprint of the model, for plans that nobody keeps.
     Raises ConfigError for a rule that matches nothing.
     """
-    index = index_of(proto)
+    index = get_index(proto)
     closed = dict(closed or {})
-    config, told = _config_like(existing, config)
+    config, told = _match_signs(existing, config)
     requests = Requests(config, index)
     requests.check_used(before or index)
-    engine = target(config.target, config.mode)
-    bare = index if existing.view is None else index_of(existing.view)
+    engine = find_target(config.target, config.mode)
+    bare = index if existing.view is None else get_index(existing.view)
     problem = state_problem(
         bare, requests, engine, shapes=shapes or {}, closed=lambda node: _is_inside(node.scope, closed),
         existing=existing,
     )  # fmt: skip
-    print_of = fingerprint(proto) if identified else Fingerprint("", "")
+    print_of = compute_fingerprint(proto) if identified else Fingerprint("", "")
     reasons: list[Unquantized] = []
     for scope, reason in closed.items():
         reasons.append(Refusal(scope, reason, "give samples that reach it", "scope", "R104"))
@@ -122,7 +124,7 @@ def draft(
         saturation=config.saturation,
         warnings=(
             *told,
-            *_unreadable(existing, engine, bare),
+            *_find_unreadable(existing, engine, bare),
             *((ALLOWED,) if config.saturation == "allow" and engine.saturates else ()),
         ),
         existing=existing.sites,
@@ -130,14 +132,14 @@ def draft(
         left_float=left_float,
         kept=tuple(node.name for node in index.nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear")),
     )
-    return Draft(**vars(problem), proto=proto, index=index, base=base)
+    return OnnxPlacement(**vars(problem), proto=proto, index=index, base=base)
 
 
 def _is_inside(scope: str, closed: Iterable[str]) -> bool:
     return any(scope == one or scope.startswith(one + "/") for one in closed)
 
 
-def _unreadable(existing: Existing, engine: Target, index: GraphIndex) -> tuple[Caution, ...]:
+def _find_unreadable(existing: Existing, engine: Target, index: GraphIndex) -> tuple[Caution, ...]:
     """A warning where a strict target's engine refuses pairs that the model came with. index: of the view."""
     if not engine.strict:
         return ()
@@ -148,14 +150,14 @@ def _unreadable(existing: Existing, engine: Target, index: GraphIndex) -> tuple[
         role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role
         wrong = any(engine.refuse(site.spec, role, node) is not None for node in readers)
         if zero or (wrong if role is not Role.BIAS else not engine.int32_bias):
-            found.append(f"{site.site} ({describe(site.spec)})")
+            found.append(f"{site.site} ({describe_spec(site.spec)})")
     if not found:
         return ()
     line = f"{len(found)} of the pairs that the model came with are kept, though {engine.name} does not read them"
     return (Caution("W125", f"{line}, e.g. {found[0]}: quantize the float model for {engine.name}"),)
 
 
-def _config_like(existing: Existing, config: Config) -> tuple[Config, tuple[Caution, ...]]:
+def _match_signs(existing: Existing, config: Config) -> tuple[Config, tuple[Caution, ...]]:
     """The configuration with the sign of the model's own activation pairs, and a line that says so.
 
     Kernels read and write one type, so a region that goes on from a pair of another sign would not fuse.
@@ -165,7 +167,7 @@ def _config_like(existing: Existing, config: Config) -> tuple[Config, tuple[Caut
     if config.mode != "static" or wish.bits > 8 or wish.storage not in ("", "int8", "uint8") or not signs:
         return config, ()
     signed = 2 * sum(signs) > len(signs)
-    if signed == wish.is_signed or not target(config.target, config.mode).zero_points:
+    if signed == wish.is_signed or not find_target(config.target, config.mode).zero_points:
         return config, ()
     names = ("uint8", "int8")
     update = {"signed": signed, "storage": "", "narrow_range": wish.narrow_range and signed}
@@ -177,31 +179,31 @@ def _config_like(existing: Existing, config: Config) -> tuple[Config, tuple[Caut
 _HALF_OPSET = 19
 
 
-def _in_half(index: GraphIndex, sites: tuple[SitePlan, ...]) -> bool:
+def _is_half(index: GraphIndex, sites: tuple[SitePlan, ...]) -> bool:
     tensors = [site.site for site in sites if isinstance(site.site, TensorId)]
     return any(index.dtype(tensor) == onnx.TensorProto.FLOAT16 for tensor in tensors)
 
 
-def anchored(
+def anchor_sites(
     index: GraphIndex, sites: Iterable[SitePlan], floats: Iterable[str], ids: Mapping[TensorId, str]
 ) -> tuple[tuple[SitePlan, ...], dict[str, str]]:
     """The sites with their anchors, and the structural ids of the nodes that they and `floats` name."""
-    done = tuple(replace(site, anchor=_anchor(index, site, ids)) for site in sites)
+    done = tuple(replace(site, anchor=_find_anchor(index, site, ids)) for site in sites)
     named = dict.fromkeys([edge.node for site in done for edge in site.consumers or ()] + list(floats))
-    return done, {name: _node_id(index, name, ids) for name in named}
+    return done, {name: _find_node_id(index, name, ids) for name in named}
 
 
-def _anchor(index: GraphIndex, site: SitePlan, ids: Mapping[TensorId, str]) -> str:
+def _find_anchor(index: GraphIndex, site: SitePlan, ids: Mapping[TensorId, str]) -> str:
     """Structural id of the tensor; of the reading node and its input for edges, weights and biases."""
     edge = site.site if isinstance(site.site, Edge) else None
     if site.role in (Role.WEIGHT, Role.BIAS) and site.consumers:
         edge = site.consumers[0]
     if edge is None:
         return ids.get(site.site, "") if isinstance(site.site, TensorId) else ""
-    return f"{_node_id(index, edge.node, ids)}/{edge.index}"
+    return f"{_find_node_id(index, edge.node, ids)}/{edge.index}"
 
 
-def _node_id(index: GraphIndex, name: str, ids: Mapping[TensorId, str]) -> str:
+def _find_node_id(index: GraphIndex, name: str, ids: Mapping[TensorId, str]) -> str:
     node = index.node(name)
     return ids.get(TensorId(node.outputs[0], node.scope), "")
 
@@ -210,7 +212,7 @@ def _node_id(index: GraphIndex, name: str, ids: Mapping[TensorId, str]) -> str:
 _GUARDED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "AveragePool", "Softmax")
 
 
-def float_nodes(index: GraphIndex, sites: Iterable[SitePlan]) -> tuple[str, ...]:
+def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan]) -> tuple[str, ...]:
     """Nodes the plan leaves float though ORT might not."""
     int8 = {edge.node for site in sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     return tuple(node.name for node in index.nodes if node.op_type in _GUARDED and node.name not in int8)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onnxq.config import Rule
-from onnxq.planner.balance import ANY, place
+from onnxq.planner.balance import ANY, find_balance
 from onnxq.planner.cut import CutProblem
 from onnxq.planner.exclusions import find_excluded
 from onnxq.planner.operators import KEPT, QuantizableOp, QuantizableOps, list_roles
@@ -44,7 +44,7 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool = True) -> Choice:
     sides, reasons = decide_sides(problem)
     if not sized:
         sides = {**{unit.name: True for unit in units.units if unit.rule.compute}, **sides}
-    balance = place(CutProblem(units), sides, cpu)
+    balance = find_balance(CutProblem(units), sides, cpu)
     for unit in units.units:
         if unit.rule.compute and unit.name not in balance.chosen and unit.name not in reasons:
             reasons[unit.name] = _explain_size(unit, balance.costs.units[unit.name])

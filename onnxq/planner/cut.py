@@ -36,7 +36,7 @@ class PlacementCosts:
     margin_us: float = _MARGIN_US
 
 
-def weighted_sum(parts: Sequence[tuple[PlacementCosts, float]]) -> PlacementCosts:
+def add_costs(parts: Sequence[tuple[PlacementCosts, float]]) -> PlacementCosts:
     """The sum of costs of the same units, each times its weight."""
 
     def total(tables: Sequence[Mapping[TensorId, float]]) -> dict[TensorId, float]:

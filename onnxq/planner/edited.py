@@ -12,7 +12,7 @@ import onnx
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
 from onnxq.plan import SitePlan
-from onnxq.planner.sums import constant_at
+from onnxq.planner.sums import read_constant
 from onnxq.sites import Caution, Role, Site, TensorId
 from onnxq.spec import PerBlock, PerTensor
 
@@ -82,7 +82,7 @@ def _tensor_of(site: Site, index: GraphIndex) -> TensorId | None:
     return index.resolve(inputs[site.index], site.scope) if site.index < len(inputs) else None
 
 
-def needed_opset(sites: Iterable[SitePlan], index: GraphIndex) -> int:
+def find_needed_opset(sites: Iterable[SitePlan], index: GraphIndex) -> int:
     """The lowest opset in which all these pairs can be written."""
     return max((_site_opset(site, index) for site in sites), default=13)
 
@@ -95,13 +95,13 @@ def _site_opset(site: SitePlan, index: GraphIndex) -> int:
     return _HALF_OPSET if half or site.spec.is_float else 13
 
 
-def site_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:
+def digest_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:
     """sha256 of the weights at these sites, in their order: the same however the graph around them is written."""
     digest = hashlib.sha256()
     for site in sites:
         if site.role is not Role.WEIGHT:
             continue
-        value = constant_at(index, site.site)
+        value = read_constant(index, site.site)
         if value is not None:
             digest.update(f"{value.dtype.str}{value.shape}".encode())
             digest.update(np.ascontiguousarray(value).tobytes())

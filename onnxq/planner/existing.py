@@ -54,7 +54,7 @@ class Existing:
 NOTHING = Existing()
 
 
-def stands_between(index: Graph, existing: Existing, name: str) -> bool:
+def is_between_pairs(index: Graph, existing: Existing, name: str) -> bool:
     """True when the engine quantizes this node as the model came: by its pairs, or on its own between them.
 
     index: of `existing.view`.
@@ -67,7 +67,9 @@ def stands_between(index: Graph, existing: Existing, name: str) -> bool:
     tensors = [(Edge(name, k, node.scope), index.resolve(read, node.scope)) for k, read in enumerate(node.inputs)]
     edges = [edge for edge, tensor in tensors if tensor is not None and not index.is_constant(tensor)]
     return (
-        bool(edges) and all(_reads_pair(index, existing, edge) for edge in edges) and _is_paired(index, existing, node)
+        bool(edges)
+        and all(_reads_pair(index, existing, edge) for edge in edges)
+        and _has_pair_behind(index, existing, node)
     )
 
 
@@ -85,7 +87,7 @@ def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
     return False
 
 
-def _is_paired(index: Graph, existing: Existing, node: NodeRef) -> bool:
+def _has_pair_behind(index: Graph, existing: Existing, node: NodeRef) -> bool:
     """True when a pair of the model's own stands behind the node, or behind what moves or clips its values."""
     for _ in range(_REACH):
         made = TensorId(node.outputs[0], node.scope)

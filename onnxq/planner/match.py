@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from onnxq.errors import PlanError
-from onnxq.graph import Fingerprint, GraphIndex, NodeRef, structural_ids
-from onnxq.nearest import did_you_mean
+from onnxq.graph import Fingerprint, GraphIndex, NodeRef, compute_structural_ids
+from onnxq.nearest import suggest_names
 from onnxq.plan import Plan, SitePlan
-from onnxq.planner.edited import check_sites, drop_orphans, needed_opset, site_weights
+from onnxq.planner.edited import check_sites, digest_weights, drop_orphans, find_needed_opset
 from onnxq.planner.sums import bind_sums, mend_sums
 from onnxq.sites import Edge, Role, Site, TensorId
 
@@ -17,7 +17,7 @@ from onnxq.sites import Edge, Role, Site, TensorId
 _DIGITS = 7
 
 
-def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool = False) -> Plan:
+def fit_plan(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool = False) -> Plan:
     """The plan with every site named as in this model.
 
     A site is found by its names, else by its anchor (the structural id of its tensor) when exactly one
@@ -31,14 +31,14 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
     Raises PlanError naming the first site that is not there, stands twice, or does not fit what it names; or when the
     weights changed unasked.
     """
-    anchors = _Anchors(index, structural_ids(index), plan.lasting)
+    anchors = _Anchors(index, compute_structural_ids(index), plan.lasting)
     found, moved = _find_sites(plan, index, anchors)
     moved |= {site.site: site.site for site in plan.existing}
     edges = _EdgeMap(index, anchors, plan)
-    existing = tuple(_moved(site, site.site, moved, edges) for site in plan.existing)
-    sites, orphans = drop_orphans(tuple(_moved(site, where, moved, edges) for site, where in found), existing)
+    existing = tuple(_move_site(site, site.site, moved, edges) for site in plan.existing)
+    sites, orphans = drop_orphans(tuple(_move_site(site, where, moved, edges) for site, where in found), existing)
     sites = check_sites(sites, index)
-    weights = site_weights(sites, index) if plan.lasting else now.weights
+    weights = digest_weights(sites, index) if plan.lasting else now.weights
     biases = tuple(replace(bias, edge=edges.edge(bias.edge)) for bias in plan.biases)
     if plan.weights != weights:
         if not new_weights:
@@ -56,7 +56,7 @@ def rebase(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bool
     floats = tuple(edges.node(name) for name in plan.float_nodes)
     done = replace(
         plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, topology=now.topology, weights=weights,
-        opset=max(plan.opset, needed_opset(sites, index)),
+        opset=max(plan.opset, find_needed_opset(sites, index)),
     )  # fmt: skip
     done, lines = mend_sums(bind_sums(done, index), index)
     return replace(done, warnings=tuple(dict.fromkeys((*done.warnings, *orphans, *lines))))
@@ -76,7 +76,9 @@ def _find_sites(
             )
         where = anchors.site(site)
         if where is None:
-            raise PlanError(str(site.site), "is in the plan but not in this model", _hint(site, index), code="Q404")
+            raise PlanError(
+                str(site.site), "is in the plan but not in this model", _suggest_names(site, index), code="Q404"
+            )
         twice = taken.setdefault(where, site)
         if twice is not site or site.site in moved:
             other = f", once as {twice.site}" if twice.site != site.site else ""
@@ -141,7 +143,7 @@ class _EdgeMap:
             raise PlanError(
                 name or "a node without a name",
                 "this node is in the plan but not in this model",
-                did_you_mean(name, self.anchors.nodes),
+                suggest_names(name, self.anchors.nodes),
                 code="Q404",
             )
         return node.name
@@ -151,7 +153,7 @@ class _EdgeMap:
         return Edge(name, edge.index, self.index.node(name).scope)
 
 
-def _moved(site: SitePlan, where: Site, moved: Mapping[Site, Site], edges: _EdgeMap) -> SitePlan:
+def _move_site(site: SitePlan, where: Site, moved: Mapping[Site, Site], edges: _EdgeMap) -> SitePlan:
     """The site in this model's names. What a bias derives from may stand there under its name here already."""
     derived = site.derived
     return replace(
@@ -162,11 +164,11 @@ def _moved(site: SitePlan, where: Site, moved: Mapping[Site, Site], edges: _Edge
     )
 
 
-def _hint(site: SitePlan, index: GraphIndex) -> str:
+def _suggest_names(site: SitePlan, index: GraphIndex) -> str:
     if isinstance(site.site, Edge):
-        return did_you_mean(site.site.node, {node.name for node in index.nodes})
+        return suggest_names(site.site.node, {node.name for node in index.nodes})
     name = site.site.name
     known = {one for node in index.nodes for one in (*node.inputs, *node.outputs) if one}
     if name in known:
         return f"a tensor {name!r} is there, but made otherwise: take `anchor` out of this site to go by its name alone"
-    return did_you_mean(name, known)
+    return suggest_names(name, known)

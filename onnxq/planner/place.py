@@ -13,7 +13,7 @@ from onnxq.planner.problem import PlacementProblem
 from onnxq.planner.requests import Match
 from onnxq.sites import Caution, Edge, Role, Site, TensorId
 from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec
-from onnxq.targets import Output, describe
+from onnxq.targets import Output, describe_spec
 
 
 @dataclass
@@ -209,7 +209,7 @@ def _find_bias_granularity(weight: QuantSpec) -> Granularity:
 
 
 def _explain_rule(why: str, match: Match, spec: QuantSpec) -> str:
-    return f"{why}; {match.rule.describe()}: {describe(spec)}" if match.rule is not None else why
+    return f"{why}; {match.rule.describe()}: {describe_spec(spec)}" if match.rule is not None else why
 
 
 def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list[SitePlan]:

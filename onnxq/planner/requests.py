@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from onnxq.config import Config, QuantWish, Rule, did_you_mean, matches
+from onnxq.config import Config, Rule, TensorConfig, matches_any, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.graph import Graph, NodeRef
 from onnxq.sites import Role, TensorId
@@ -21,7 +21,7 @@ _BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0}
 class Match:
     """The request for one tensor, and the rule that made it (None: the defaults)."""
 
-    request: QuantWish
+    request: TensorConfig
     rule: Rule | None = None
 
     @property
@@ -117,8 +117,8 @@ class Requests:
         }
         for key, names in known.items():
             patterns = getattr(rule, key)
-            if patterns and not any(matches(patterns, name) for name in names):
-                return f"{key} {patterns[0]!r}: {did_you_mean(patterns[0].strip('/*'), names)}"
+            if patterns and not any(matches_any(patterns, name) for name in names):
+                return f"{key} {patterns[0]!r}: {suggest_names(patterns[0].strip('/*'), names)}"
         return "each selector matches something, but never on one node: loosen one of them"
 
     def _find_nodes_between(self, first: str, last: str, *, rule: Rule) -> frozenset[str]:
@@ -138,7 +138,7 @@ class Requests:
         found = found or [node for node in nodes if name in node.inputs]
         if not found:
             names = {self.words(node)[0] for node in nodes} | {out for node in nodes for out in node.outputs}
-            raise _make_error(rule, f"no node or tensor is called {name!r}", did_you_mean(name, names), code="Q314")
+            raise _make_error(rule, f"no node or tensor is called {name!r}", suggest_names(name, names), code="Q314")
         return found
 
     def _readers(self, node: NodeRef) -> list[NodeRef]:

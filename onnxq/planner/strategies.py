@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from onnxq.planner.balance import place
+from onnxq.planner.balance import find_balance
 from onnxq.planner.choose import decide_sides
 from onnxq.planner.cut import CutProblem
 from onnxq.planner.operators import KEPT, QuantizableOp, QuantizableOps
 from onnxq.planner.problem import PlacementProblem
 
 
-def _large_pointwise(units: QuantizableOps, unit: QuantizableOp) -> bool:
+def _is_large_pointwise(units: QuantizableOps, unit: QuantizableOp) -> bool:
     weight = units.candidate(unit.node).shape(1)
     if unit.node.op_type != "Conv":
         return True
     return weight is not None and all(k == 1 for k in weight[2:]) and weight[0] >= 64 and weight[1] >= 64
 
 
-def _grouped(units: QuantizableOps, unit: QuantizableOp) -> bool:
+def _is_grouped(units: QuantizableOps, unit: QuantizableOp) -> bool:
     return unit.node.op_type == "Conv" and int(unit.node.attrs.get("group", 1)) > 1
 
 
-def _one_channel(units: QuantizableOps, unit: QuantizableOp) -> bool:
+def _has_one_channel(units: QuantizableOps, unit: QuantizableOp) -> bool:
     weight = units.candidate(unit.node).shape(1)
     return unit.node.op_type == "Conv" and weight is not None and weight[1] == 1
 
 
-def _tiny_map(units: QuantizableOps, unit: QuantizableOp) -> bool:
+def _has_tiny_map(units: QuantizableOps, unit: QuantizableOp) -> bool:
     shape = units.candidate(unit.node).output_shape()
     return unit.node.op_type == "Conv" and shape is not None and all(dim == 1 for dim in shape[2:])
 
 
-def _first(count: int) -> Callable[[QuantizableOps, QuantizableOp], bool]:
+def _is_among_first(count: int) -> Callable[[QuantizableOps, QuantizableOp], bool]:
     def test(units: QuantizableOps, unit: QuantizableOp) -> bool:
         compute = [other.name for other in units.units if other.rule.compute]
         return unit.name in compute[:count]
@@ -53,7 +53,7 @@ def _any(*tests: Callable[[QuantizableOps, QuantizableOp], bool]) -> Callable[[Q
     return lambda units, unit: any(test(units, unit) for test in tests)
 
 
-def _matmul(_: QuantizableOps, unit: QuantizableOp) -> bool:
+def _is_matmul(_: QuantizableOps, unit: QuantizableOp) -> bool:
     return unit.node.op_type in ("MatMul", "Gemm")
 
 
@@ -68,13 +68,13 @@ class Strategy:
 
 STRATEGIES: tuple[Strategy, ...] = (
     Strategy("all", _always),
-    Strategy("all-but-stem", _always, _first(1)),
-    Strategy("all-but-first-two", _always, _first(2)),
-    Strategy("all-but-first-three", _always, _first(3)),
-    Strategy("no-one-channel-input", _always, _one_channel),
-    Strategy("no-grouped-no-gates", _always, _any(_grouped, _tiny_map)),
-    Strategy("large-pointwise-and-linear", _large_pointwise, _tiny_map),
-    Strategy("linear-only", _matmul),
+    Strategy("all-but-stem", _always, _is_among_first(1)),
+    Strategy("all-but-first-two", _always, _is_among_first(2)),
+    Strategy("all-but-first-three", _always, _is_among_first(3)),
+    Strategy("no-one-channel-input", _always, _has_one_channel),
+    Strategy("no-grouped-no-gates", _always, _any(_is_grouped, _has_tiny_map)),
+    Strategy("large-pointwise-and-linear", _is_large_pointwise, _has_tiny_map),
+    Strategy("linear-only", _is_matmul),
 )
 
 
@@ -86,7 +86,7 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
     units, refused = problem.units, problem.refused
     sides, reasons = decide_sides(problem)
     cut = CutProblem(units)
-    rules = place(cut, sides, problem.config.cpu)
+    rules = find_balance(cut, sides, problem.config.cpu)
     found: dict[str, frozenset[str]] = {"rules": rules.chosen, "none": frozenset()}
     asked = {
         name: side

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.graph import GraphIndex
-from onnxq.numerics import SumOrder, align, keep_sums, needs_bound, saturating_sums
+from onnxq.numerics import SumOrder, align_qparams, find_saturating_sums, limit_sums, needs_bound
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Caution, Edge, Role, Site, TensorId
-from onnxq.targets import target
+from onnxq.targets import find_target
 
 ALLOWED = Caution(
     "W102",
@@ -27,13 +27,13 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
 
     Integers stay as they are: `mend_sums` checks them. Nothing is bound where the plan allows saturation.
     """
-    engine = target(plan.target)
+    engine = find_target(plan.target)
     read = _reads_bytes(plan, index)
 
     def orders(site: SitePlan) -> tuple[SumOrder, ...]:
         if plan.saturation == "allow" or site.role is not Role.WEIGHT or not needs_bound(site.spec):
             return ()
-        value = constant_at(index, site.site)
+        value = read_constant(index, site.site)
         if value is None:
             return ()
         nodes = [index.node(edge.node) for edge in site.consumers or () if edge.node in read]
@@ -55,12 +55,12 @@ def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, tuple[Caution, ...]]
         if values is not None and numbers is not None and site.sum_orders:
             rows, sums = count_saturating(values, site.sum_orders)
             if sums:
-                scale, zero = align(numbers, site.spec, values.shape, np.float32)
-                weight = constant_at(index, site.site)
+                scale, zero = align_qparams(numbers, site.spec, values.shape, np.float32)
+                weight = read_constant(index, site.site)
                 near = values if weight is None else np.asarray(weight, np.float32) / scale + zero
                 # Rounding may have had its reasons: what it chose is what to stay near to, not the float weight.
                 wanted = np.where(abs(near - values) < 1, near, values)
-                site = replace(site, values=keep_sums(values, wanted, site.sum_orders))
+                site = replace(site, values=limit_sums(values, wanted, site.sum_orders))
                 text = (
                     f"{site.site}: {sums} sums in {rows} rows of its integers would overflow 16 bits on CPUs without "
                     "VNNI: moved to the nearest that do not; quantize again for scales chosen with that in mind"
@@ -72,7 +72,7 @@ def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, tuple[Caution, ...]]
 
 def count_saturating(values: np.ndarray, orders: tuple[SumOrder, ...]) -> tuple[int, int]:
     """(rows, sums) of integer weights that can overflow, over all the orders they are read in."""
-    found = [saturating_sums(values, order) for order in orders]
+    found = [find_saturating_sums(values, order) for order in orders]
     return sum(int(sums.any(axis=1).sum()) for sums in found), sum(int(sums.sum()) for sums in found)
 
 
@@ -89,7 +89,7 @@ def _reads_bytes(plan: Plan, index: GraphIndex) -> frozenset[str]:
     return frozenset(found)
 
 
-def constant_at(index: GraphIndex, site: Site) -> NDArray[Any] | None:
+def read_constant(index: GraphIndex, site: Site) -> NDArray[Any] | None:
     """The value of the constant that a site quantizes; None where it is none."""
     tensor: TensorId | None = site if isinstance(site, TensorId) else None
     if isinstance(site, Edge):

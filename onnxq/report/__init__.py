@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from onnxq.progress import Progress, Task, silent
 from onnxq.report.document import report_json, to_json
-from onnxq.report.live import display, watched
+from onnxq.report.live import open_display, show_progress
 from onnxq.report.model import Latency, OpCount, OutputCheck, Report, SiteLine
-from onnxq.report.plans import placement_text, show_plan, site_line, spec_text
+from onnxq.report.plans import format_spec, make_site_line, placement_text, show_plan
 from onnxq.report.promotions import describe_promotion
 from onnxq.report.summary import show_report
-from onnxq.report.terminal import seconds as duration
+from onnxq.report.terminal import format_seconds as duration
 
 if TYPE_CHECKING:
     from onnxq.report.diffs import describe_unmet, difference_json, show_difference
@@ -54,11 +54,13 @@ __all__ = [
     "describe_promotion",
     "describe_unmet",
     "difference_json",
-    "display",
     "duration",
+    "format_spec",
     "import_json",
     "inspection_json",
     "kernels_json",
+    "make_site_line",
+    "open_display",
     "placement_text",
     "profile_json",
     "proof_json",
@@ -70,13 +72,11 @@ __all__ = [
     "show_kernels",
     "show_plan",
     "show_profile",
+    "show_progress",
     "show_proof",
     "show_report",
     "silent",
-    "site_line",
-    "spec_text",
     "to_json",
-    "watched",
 ]
 
 

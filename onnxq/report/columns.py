@@ -25,7 +25,7 @@ _FEW = 12
 _CUTS = (0.5, 0.33, 0.67)
 
 
-def shorten(name: str, width: int, cut: float = 0.5) -> str:
+def shorten_name(name: str, width: int, cut: float = 0.5) -> str:
     """Shorten a name to `width` columns by "…" in place of its middle. cut: share of the width before it."""
     if cell_len(name) <= width:
         return name
@@ -54,7 +54,7 @@ def fit_words(text: Text, width: int) -> Text:
 
 
 def _fit_word(word: Text, width: int) -> Text:
-    short = shorten(word.plain, width)
+    short = shorten_name(word.plain, width)
     if short == word.plain:
         return word
     head, tail = short.split("…", 1)
@@ -75,11 +75,11 @@ class Fitted:
         yield fit_words(self.text, options.max_width)
 
 
-def fitted(shown: RenderableType) -> RenderableType:
+def fit_renderable(shown: RenderableType) -> RenderableType:
     """Make every text in a renderable break between words only."""
     if isinstance(shown, Text):
         return Fitted(shown)
-    return Group(*map(fitted, shown.renderables)) if isinstance(shown, Group) else shown
+    return Group(*map(fit_renderable, shown.renderables)) if isinstance(shown, Group) else shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,5 +204,5 @@ def _wrap_header(header: str, width: int) -> Text:
 def _shorten_names(names: Iterable[str], width: int) -> list[str]:
     """Shorten names at the position that keeps most of them distinct."""
     column = list(names)
-    tried = [[shorten(name, width, cut) for name in column] for cut in _CUTS]
+    tried = [[shorten_name(name, width, cut) for name in column] for cut in _CUTS]
     return max(tried, key=lambda one: len(set(one)))

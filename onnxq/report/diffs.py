@@ -14,11 +14,20 @@ from rich.text import Text
 
 from onnxq.engines.diff.model import FLOAT, OFF, Difference, Divergence, Error, LayerDiff, Unmet, label_run
 from onnxq.report.document import SCHEMA, to_json
-from onnxq.report.sums import saturation_cause
+from onnxq.report.sums import explain_saturation
 from onnxq.report.synthetic import warn_synthetic
-from onnxq.report.terminal import decibel, first_rows, part_text, sheet, show, table, warning_text, write
+from onnxq.report.terminal import (
+    format_decibel,
+    format_warning,
+    make_sheet,
+    make_table,
+    part_text,
+    print_renderable,
+    select_rows,
+    write_stream,
+)
 from onnxq.sites import Caution
-from onnxq.wording import phrase
+from onnxq.wording import translate_text
 
 # Layers in the summary without `verbose`.
 _WORST = 5
@@ -69,15 +78,15 @@ def show_difference(
     """
     warnings = list(_find_warnings(found))
     if as_json:
-        write(difference_json(found, error), stream)
+        write_stream(difference_json(found, error), stream)
     if as_json or quiet:
         if warnings:
-            show(Group(*warnings), sys.stderr if errors is None else errors, width)
+            print_renderable(Group(*warnings), sys.stderr if errors is None else errors, width)
         return
-    parts: list[RenderableType] = [_make_title(found), sheet(_make_rows(found, verbose, top))]
+    parts: list[RenderableType] = [_make_title(found), make_sheet(_make_rows(found, verbose, top))]
     if found.layers:
         parts += [Text(""), *_make_layer_table(found, verbose, top)]
-    show(Group(*parts, *warnings), stream, width)
+    print_renderable(Group(*parts, *warnings), stream, width)
 
 
 def _make_title(found: Difference) -> Text:
@@ -102,12 +111,12 @@ def _make_rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tu
         worst = [by_name[name] for name in found.worst if name in by_name]
         if worst:
             # Worst first, as `found.worst` lists them.
-            shown, more = first_rows(worst, top, None if verbose else _WORST)
+            shown, more = select_rows(worst, top, None if verbose else _WORST)
             lines = [f"{one.name} ({one.op}): -{one.drop_db:.1f} dB" for one in shown]
             yield "worst", Text("\n".join([*lines, *filter(None, [more])]))
     if found.skipped:
         reasons = (
-            f"[{s.code}] {label_run(s.subject)}: {s.reason}" + (f"\n    fix: {phrase(s.fix)}" if s.fix else "")
+            f"[{s.code}] {label_run(s.subject)}: {s.reason}" + (f"\n    fix: {translate_text(s.fix)}" if s.fix else "")
             for s in found.skipped
         )
         yield "not run", Text("\n".join(reasons))
@@ -119,7 +128,7 @@ def _make_rows(found: Difference, verbose: bool, top: int | None) -> Iterator[tu
 
 def _make_run_table(found: Difference) -> RenderableType:
     rows = ((run.label, run.engine, str(run.samples)) for run in found.runs)
-    return table(("run", "engine", "samples"), rows, right=("samples",), fold=("run", "engine"))
+    return make_table(("run", "engine", "samples"), rows, right=("samples",), fold=("run", "engine"))
 
 
 def _make_output_table(found: Difference) -> RenderableType:
@@ -131,16 +140,16 @@ def _make_output_table(found: Difference) -> RenderableType:
         against = {error.run: error for error in output.engines}
         for error in output.accuracy:
             other = against.get(error.run)
-            name, against_off = output.name + error.part, decibel(other.sqnr_db) if other else ""
+            name, against_off = output.name + error.part, format_decibel(other.sqnr_db) if other else ""
             rows.append((name, labels[error.run], *_format_error(error), against_off))
             if error.part:
                 parts.setdefault(name, part_text(output.name, name, error.whole_db))
-    return Group(table(columns, rows, right=columns[2:], names=("output",), fold=("run",)), *parts.values())
+    return Group(make_table(columns, rows, right=columns[2:], names=("output",), fold=("run",)), *parts.values())
 
 
 def _format_error(error: Error) -> tuple[str, str, str, str, str]:
     return (
-        decibel(error.sqnr_db),
+        format_decibel(error.sqnr_db),
         f"{error.cosine:.5f}",
         f"{error.max_abs:.3g}",
         f"{error.max_rel:.3g}",
@@ -164,12 +173,12 @@ def _describe_engines(found: Difference) -> str:
 
 def _describe(divergence: Divergence, *, brackets: bool = False) -> str:
     """Its size, in brackets or not, and the weights that cause it."""
-    size, cause = _describe_error(divergence.sqnr_db, divergence.levels), saturation_cause(divergence.saturating)
+    size, cause = _describe_error(divergence.sqnr_db, divergence.levels), explain_saturation(divergence.saturating)
     return (f"({size})" if brackets else size) + (f"; {cause}" if cause else "")
 
 
 def _describe_error(sqnr_db: float, levels: float) -> str:
-    return decibel(sqnr_db) + ("" if math.isnan(levels) else f", up to {levels:.0f} levels")
+    return format_decibel(sqnr_db) + ("" if math.isnan(levels) else f", up to {levels:.0f} levels")
 
 
 def _make_layer_table(found: Difference, verbose: bool, top: int | None) -> Iterator[RenderableType]:
@@ -183,7 +192,7 @@ def _make_layer_table(found: Difference, verbose: bool, top: int | None) -> Iter
         columns += ("cosine", "max abs", "max rel", "read at")
     rows = (_make_layer_row(layer, runs, others, verbose) for layer in layers)
     right = [c for c in columns if c not in ("tensor", "op", "read at")]
-    yield table(columns, rows, right=right, names=("tensor", "read at"))
+    yield make_table(columns, rows, right=right, names=("tensor", "read at"))
     if more:
         yield Text(more, style="dim")
 
@@ -192,7 +201,7 @@ def _select_layers(found: Difference, top: int | None) -> tuple[Sequence[LayerDi
     """The layers to list, in the order of the network, and how many there are beside them."""
     order = {name: k for k, name in enumerate(found.worst)}
     ranked = sorted(found.layers, key=lambda layer: order.get(layer.name, len(order)))
-    shown, more = first_rows(ranked, top)
+    shown, more = select_rows(ranked, top)
     chosen = {layer.name for layer in shown}
     return [layer for layer in found.layers if layer.name in chosen], more
 
@@ -202,9 +211,9 @@ def _make_layer_row(layer: LayerDiff, runs: Sequence[str], others: Sequence[str]
     engines = {error.run: error for error in layer.engines}
     levels = max((error.levels for error in layer.engines if not math.isnan(error.levels)), default=math.nan)
     cells = [layer.name, layer.op]
-    cells += [decibel(accuracy[run].sqnr_db) if run in accuracy else "" for run in runs]
+    cells += [format_decibel(accuracy[run].sqnr_db) if run in accuracy else "" for run in runs]
     cells.append("" if math.isnan(layer.drop_db) else f"{layer.drop_db:.1f}")
-    cells += [decibel(engines[run].sqnr_db) if run in engines else "" for run in others]
+    cells += [format_decibel(engines[run].sqnr_db) if run in engines else "" for run in others]
     cells.append("" if math.isnan(levels) else f"{levels:.1f}")
     if verbose:
         worst = min(layer.accuracy, key=lambda error: error.sqnr_db, default=None)
@@ -218,8 +227,8 @@ def _find_warnings(found: Difference) -> Iterator[RenderableType]:
     for one in found.divergences:
         from_there = f"something else than the file says is computed from {one.tensor} on"
         text = f"{labels[one.run]}: {from_there} {_describe(one, brackets=True)}"
-        yield warning_text(Caution("W109", text), "bold red")
+        yield format_warning(Caution("W109", text), "bold red")
     for unmet in found.unmet:
         yield Text(f"unmet: output {unmet.output}: {describe_unmet(found, unmet)}", style="bold red")
     if found.synthetic:
-        yield warning_text(warn_synthetic("the models were compared"))
+        yield format_warning(warn_synthetic("the models were compared"))

@@ -9,10 +9,10 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from onnxq.files import readable
+from onnxq.files import replace_surrogates
 from onnxq.report.model import Latency, Report
 from onnxq.sites import Caution
-from onnxq.wording import phrase
+from onnxq.wording import translate_text
 
 # Version of the JSON that commands print; raised when a key changes its meaning or goes.
 SCHEMA = 1
@@ -40,14 +40,14 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, Caution):  # before str, of which it is a subclass
         return {"code": value.code, "text": _to_plain(str(value))}
     if isinstance(value, str):
-        return readable(phrase(value))
+        return replace_surrogates(translate_text(value))
     if value is None or isinstance(value, (bool, int)):
         return value
     if is_dataclass(value) and not isinstance(value, type):
         plain = {field.name: _to_plain(getattr(value, field.name)) for field in fields(value)}
         return plain | ({"ratio": _to_plain(value.ratio)} if isinstance(value, Latency) else {})
     if isinstance(value, Mapping):
-        return {readable(str(key)): _to_plain(item) for key, item in value.items()}
+        return {replace_surrogates(str(key)): _to_plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_to_plain(item) for item in value]
     # numpy's scalars have `item`; anything else is shown as its text.

@@ -11,19 +11,27 @@ from typing import IO
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxq.interop import Absent, Imported, Left, Matched, Why
+from onnxq.interop import Imported, MatchedSite, MissingSite, UnmatchedKind, UnusedLine
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.model import Report
-from onnxq.report.terminal import MORE, scale_range, sheet, show, table, warning_text, write
-from onnxq.wording import phrase
+from onnxq.report.terminal import (
+    MORE,
+    format_scale,
+    format_warning,
+    make_sheet,
+    make_table,
+    print_renderable,
+    write_stream,
+)
+from onnxq.wording import translate_text
 
 # Names of a list without `verbose`.
 _SHOWN = 4
 # Labels of the reasons for unused lines, in the order of the sheet.
 _WHY = {
-    Why.FOLDED: "fused away",
-    Why.TENSORRT: "TensorRT's own layers",
-    Why.UNKNOWN: "not in the model",
+    UnmatchedKind.FOLDED: "fused away",
+    UnmatchedKind.TENSORRT: "TensorRT's own layers",
+    UnmatchedKind.UNKNOWN: "not in the model",
 }
 
 
@@ -50,19 +58,19 @@ def show_import(
 
     quiet: only the notes, to `errors` (stderr).
     """
-    notes = [warning_text(note) for note in (*found.notes, *found.plan.warnings)]
+    notes = [format_warning(note) for note in (*found.notes, *found.plan.warnings)]
     if as_json:
-        write(import_json(found, applied), stream)
+        write_stream(import_json(found, applied), stream)
         return
     if quiet:
         if notes:
-            show(Group(*notes), sys.stderr if errors is None else errors, width)
+            print_renderable(Group(*notes), sys.stderr if errors is None else errors, width)
         return
     parts: list[RenderableType] = [Text(f"{PurePath(found.cache).name}  ({found.header})", style="bold")]
     if verbose and found.matched:
         columns = ("site", "scale", "line", "name in the cache", "through")
         parts += [
-            table(
+            make_table(
                 columns,
                 map(_make_match, found.matched),
                 right=columns[1:3],
@@ -71,8 +79,8 @@ def show_import(
             ),
             Text(""),
         ]
-    parts.append(sheet(_make_rows(found, verbose)))
-    show(Group(*parts, *notes), stream, width)
+    parts.append(make_sheet(_make_rows(found, verbose)))
+    print_renderable(Group(*parts, *notes), stream, width)
 
 
 def _make_rows(found: Imported, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
@@ -90,17 +98,17 @@ def _make_rows(found: Imported, verbose: bool) -> Iterator[tuple[str, Renderable
         yield "not used", Text(_group_reasons(found.unused, verbose))
 
 
-def _make_match(one: Matched) -> tuple[str, ...]:
+def _make_match(one: MatchedSite) -> tuple[str, ...]:
     # Most names are the site's own; only others are worth a cell.
     name = one.name if one.name != one.site else ""
-    return one.site, scale_range(one.scale, one.scale), str(one.line), name, one.through
+    return one.site, format_scale(one.scale, one.scale), str(one.line), name, one.through
 
 
-def _describe_absent(one: Absent) -> str:
+def _describe_absent(one: MissingSite) -> str:
     return f"{one.tensor}: {one.done}" if one.done else one.tensor
 
 
-def _describe_left(one: Left, verbose: bool) -> str:
+def _describe_left(one: UnusedLine, verbose: bool) -> str:
     text = f"{one.name} (line {one.line})"
     if one.nearest:
         return f"{text}, nearest {' or '.join(one.nearest)}"
@@ -109,11 +117,11 @@ def _describe_left(one: Left, verbose: bool) -> str:
 
 def _join_lines(names: Sequence[str], verbose: bool) -> str:
     shown = names if verbose else names[:_SHOWN]
-    more = f"\n… and {len(names) - len(shown)} more ({phrase(MORE)})" if len(names) > len(shown) else ""
+    more = f"\n… and {len(names) - len(shown)} more ({translate_text(MORE)})" if len(names) > len(shown) else ""
     return "\n".join(shown) + more
 
 
-def _group_reasons(left: Sequence[Left], verbose: bool) -> str:
+def _group_reasons(left: Sequence[UnusedLine], verbose: bool) -> str:
     """Count lines by reason; with `verbose` also name them."""
     groups: dict[str, list[str]] = {}
     for one in left:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
-from onnxq.report.terminal import seconds as duration
+from onnxq.report.terminal import format_seconds as duration
 
 _LEFT_OUT = "left out: the network computes in float16; quantize its float32 export for more accuracy"
 

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 from rich.text import Text
 
 from onnxq.report.document import SCHEMA, to_json
-from onnxq.report.terminal import show, table, write
+from onnxq.report.terminal import make_table, print_renderable, write_stream
 
 if TYPE_CHECKING:
     from onnxq.kernels import Built
@@ -31,16 +31,18 @@ def show_kernels(
     quiet: only missing ones, to `errors` (stderr). error: the reason, for the JSON, if the command fails.
     """
     if as_json:
-        write(kernels_json(built, error), stream)
+        write_stream(kernels_json(built, error), stream)
         return
     made = [one for one in built if one.state != "missing"]
     if made and not quiet:
         columns = ("kernels", "for", "state", "made by", "KiB", "s", "file")
-        show(table(columns, map(_make_row, made), right=("KiB", "s"), names=("file",), fold=("for",)), stream, width)
+        print_renderable(
+            make_table(columns, map(_make_row, made), right=("KiB", "s"), names=("file",), fold=("for",)), stream, width
+        )
     for one in built:
         if one.state == "missing":
             quietly = sys.stderr if errors is None else errors
-            show(Text(f"no {one.kernels} kernels: {one.reason}"), quietly if quiet else stream, width)
+            print_renderable(Text(f"no {one.kernels} kernels: {one.reason}"), quietly if quiet else stream, width)
 
 
 def kernels_json(built: Sequence[Built], error: Mapping[str, Any] | None = None) -> str:

@@ -18,8 +18,8 @@ from rich.table import Column
 from rich.text import Text
 
 from onnxq.progress import Progress, Task, silent
-from onnxq.report.columns import shorten
-from onnxq.report.terminal import seconds, write
+from onnxq.report.columns import shorten_name
+from onnxq.report.terminal import format_seconds, write_stream
 
 # Seconds. A command that ends sooner prints nothing; afterwards no step stays unnamed for longer.
 PATIENCE = 1.0
@@ -32,17 +32,17 @@ _LARGE = 64 * 2**20
 
 
 @contextmanager
-def watched(title: str, *sources: str | os.PathLike[str] | None, quiet: bool = False) -> Iterator[Progress]:
+def show_progress(title: str, *sources: str | os.PathLike[str] | None, quiet: bool = False) -> Iterator[Progress]:
     """Show progress on stderr for one command, which is the outermost step. sources: the files that it reads."""
     if quiet:
         yield silent
         return
-    shown = display(patience=0.0 if any(map(_is_large, sources)) else PATIENCE)
+    shown = open_display(patience=0.0 if any(map(_is_large, sources)) else PATIENCE)
     with shown(title):
         yield shown
 
 
-def display(stream: IO[str] | None = None, *, patience: float = PATIENCE) -> Progress:
+def open_display(stream: IO[str] | None = None, *, patience: float = PATIENCE) -> Progress:
     """Make a Progress that appears on `stream` (stderr) after `patience` seconds."""
     stream = sys.stderr if stream is None else stream
     return Bars(stream, patience) if Console(file=stream).is_terminal else Lines(stream, patience)
@@ -86,14 +86,14 @@ class _Step:
             share = f" ({100 * self.done // self.total}%)" if self.done else ""
             text += f": {self.done}/{self.total}{share}"
             if 0 < self.done < self.total:
-                return f"{text}, {seconds(passed / self.done * (self.total - self.done))} left"
-            return f"{text}, {seconds(passed)} so far" if passed >= _FIRST else text
-        return f"{text}: {count}{seconds(passed)} so far" if passed >= _FIRST else text
+                return f"{text}, {format_seconds(passed / self.done * (self.total - self.done))} left"
+            return f"{text}, {format_seconds(passed)} so far" if passed >= _FIRST else text
+        return f"{text}: {count}{format_seconds(passed)} so far" if passed >= _FIRST else text
 
     def ended(self, now: float) -> str:
         """Format the last line of a step of which lines were shown."""
         count = f"{self.done}/{self.total} " if self.total else ""
-        return f"{self.description}: {count}in {seconds(now - self.begun)}"
+        return f"{self.description}: {count}in {format_seconds(now - self.begun)}"
 
 
 @dataclass(eq=False)
@@ -185,7 +185,7 @@ class Lines:
         self._last = self.clock()
         # The reader of the pipe may be gone; the work goes on.
         with suppress(OSError, ValueError):
-            write(f"{text}\n", self.stream)
+            write_stream(f"{text}\n", self.stream)
 
 
 class Bars:
@@ -205,7 +205,7 @@ class Bars:
             shown = self._opened()
             if self._open and self._open[-1][1] == description:  # one line for both
                 shown.update(self._open[-1][0], visible=False)
-            title = shorten("  " * len(self._open) + description, max(shown.console.width - _COUNT, _COUNT))
+            title = shorten_name("  " * len(self._open) + description, max(shown.console.width - _COUNT, _COUNT))
             one = shown.add_task(title, total=total)
             self._open.append((one, description))
         try:
@@ -262,9 +262,9 @@ class _Count(bars.ProgressColumn):
 
     def render(self, task: bars.Task) -> Text:
         """Make one step's cell."""
-        passed = seconds(task.elapsed or 0.0)
+        passed = format_seconds(task.elapsed or 0.0)
         if not task.total:
             return Text(passed)
         text = f"{task.completed:.0f}/{task.total:.0f} ({task.percentage:.0f}%), "
         left = task.time_remaining
-        return Text(text + (passed if left is None else f"{seconds(left)} left"))
+        return Text(text + (passed if left is None else f"{format_seconds(left)} left"))

@@ -12,8 +12,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from onnxq.report.document import SCHEMA, to_json
-from onnxq.report.sums import saturation_summary, sums_tables
-from onnxq.report.terminal import first_rows, scale_range, show, table, warning_text, write
+from onnxq.report.sums import make_sums_tables, saturation_summary
+from onnxq.report.terminal import format_scale, format_warning, make_table, print_renderable, select_rows, write_stream
 from onnxq.sites import Caution
 from onnxq.spec import PerBlock, PerChannel
 
@@ -65,12 +65,12 @@ def show_inspection(
     verbose: add role, type and node names. top: rows of each table.
     """
     if as_json:
-        write(inspection_json(found), stream)
+        write_stream(inspection_json(found), stream)
     elif not quiet:
-        show(Group(*_make_parts(found, verbose, top)), stream, width)
+        print_renderable(Group(*_make_parts(found, verbose, top)), stream, width)
     if as_json or quiet:
         for warning in found.warnings:
-            show(warning_text(warning), sys.stderr if errors is None else errors, width)
+            print_renderable(format_warning(warning), sys.stderr if errors is None else errors, width)
 
 
 def inspection_json(found: Inspected) -> str:
@@ -121,7 +121,7 @@ def _make_parts(found: Inspected, verbose: bool, top: int | None) -> Iterator[Re
     if not found.pairs:
         yield Text(f"{found.source or 'the model'} holds no quantize/dequantize pair")
     else:
-        pairs, more = first_rows(found.pairs, top)
+        pairs, more = select_rows(found.pairs, top)
         yield _make_table(pairs, verbose)
         if more:
             yield Text(more, style="dim")
@@ -133,7 +133,7 @@ def _make_parts(found: Inspected, verbose: bool, top: int | None) -> Iterator[Re
         yield Text("")
         count = len(found.operators)
         yield Text(f"{count} operator{'s' if count != 1 else ''} on integers: {_count_operators(found)}")
-    tables = list(sums_tables(found.weights, None, verbose, top))
+    tables = list(make_sums_tables(found.weights, None, verbose, top))
     if tables:
         yield Text("")
         yield from tables
@@ -143,14 +143,14 @@ def _make_parts(found: Inspected, verbose: bool, top: int | None) -> Iterator[Re
     if found.output:
         yield Text(f"written: {found.output}")
     for warning in found.warnings:
-        yield warning_text(warning)
+        yield format_warning(warning)
 
 
 def _make_table(pairs: Sequence[PairInfo], verbose: bool) -> RenderableType:
     more = ("role", "type", "nodes") if verbose else ()
     columns = ("site", "op", "bits", "scheme", "granularity", "scale", "origin", *more)
     rows = (_make_row(pair, verbose) for pair in pairs)
-    return table(columns, rows, right=("bits",), names=("site",), fold=("op", "granularity", "origin", "nodes"))
+    return make_table(columns, rows, right=("bits",), names=("site",), fold=("op", "granularity", "origin", "nodes"))
 
 
 def _make_row(pair: PairInfo, verbose: bool) -> tuple[str, ...]:
@@ -161,14 +161,14 @@ def _make_row(pair: PairInfo, verbose: bool) -> tuple[str, ...]:
     elif isinstance(grain, PerChannel):
         where = f"channel {grain.axis}"
     # Scales that the model computes itself have no value in the file.
-    scale = "at run time" if math.isnan(pair.scale_min) else scale_range(pair.scale_min, pair.scale_max)
+    scale = "at run time" if math.isnan(pair.scale_min) else format_scale(pair.scale_min, pair.scale_max)
     row = (str(pair.site), ",".join(pair.ops), str(pair.bits), pair.scheme, where, scale, str(pair.origin))
     return (*row, str(pair.role), pair.storage, " ".join(pair.nodes)) if verbose else row
 
 
 def _make_operators(found: Inspected) -> RenderableType:
     rows = ((one.node, one.op, str(one.bits) if one.bits else "?", ", ".join(one.types)) for one in found.operators)
-    return table(("node", "operator", "bits", "types"), rows, names=("node",), fold=("types",))
+    return make_table(("node", "operator", "bits", "types"), rows, names=("node",), fold=("types",))
 
 
 def _count_operators(found: Inspected) -> str:

@@ -11,12 +11,20 @@ from rich.text import Text
 
 from onnxq.plan import PlacementMethod, Plan, SitePlan, to_json
 from onnxq.report.model import SiteLine
-from onnxq.report.summary import reason_lines, role_counts
-from onnxq.report.terminal import first_rows, scale_range, sheet, show, table, warning_text, write
+from onnxq.report.summary import format_reasons, format_roles
+from onnxq.report.terminal import (
+    format_scale,
+    format_warning,
+    make_sheet,
+    make_table,
+    print_renderable,
+    select_rows,
+    write_stream,
+)
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
 
-def spec_text(spec: QuantSpec) -> str:
+def format_spec(spec: QuantSpec) -> str:
     """Format a spec: uint8 asymmetric; int8 symmetric per channel 0; int4 symmetric per 32 of axis 1; 5 bits in int8"""
     width = spec.storage if spec.fills_storage else f"{spec.bits} bits in {spec.storage}"
     grain = spec.granularity
@@ -38,16 +46,16 @@ def placement_text(plan: Plan) -> str:
     return f"{text}; attention {attention.kind} ({figures}, on {attention.samples} held-back samples)"
 
 
-def site_line(site: SitePlan) -> SiteLine:
+def make_site_line(site: SitePlan) -> SiteLine:
     """Convert one site for reports and tables."""
     numbers = site.qparams
     scale = (
-        scale_range(float(numbers.scale.min()), float(numbers.scale.max())) if numbers and numbers.scale.size else ""
+        format_scale(float(numbers.scale.min()), float(numbers.scale.max())) if numbers and numbers.scale.size else ""
     )
     return SiteLine(
         site=str(site.site),
         role=str(site.role),
-        spec=spec_text(site.spec),
+        spec=format_spec(site.spec),
         scale=scale,
         rule=site.rule,
         reason=site.reason,
@@ -68,19 +76,19 @@ def show_plan(
 
     top: number of sites to list. quiet: only the warnings, to stderr.
     """
-    warnings = [warning_text(warning) for warning in plan.warnings]
+    warnings = [format_warning(warning) for warning in plan.warnings]
     if as_json:
-        write(to_json(plan), stream)
+        write_stream(to_json(plan), stream)
     elif quiet:
         if warnings:
-            show(Group(*warnings), sys.stderr, width)
+            print_renderable(Group(*warnings), sys.stderr, width)
     else:
-        show(Group(*_make_parts(plan, verbose, top), *warnings), stream, width)
+        print_renderable(Group(*_make_parts(plan, verbose, top), *warnings), stream, width)
 
 
 def _make_parts(plan: Plan, verbose: bool, top: int | None) -> Iterator[RenderableType]:
-    sites, more = first_rows(plan.sites, top)
-    lines = [site_line(site) for site in sites]
+    sites, more = select_rows(plan.sites, top)
+    lines = [make_site_line(site) for site in sites]
     # The columns are fields of SiteLine; before calibration there are no scales.
     columns: tuple[str, ...] = ("site", "role", "spec", "rule")
     if plan.sites and plan.calibrated:
@@ -89,15 +97,15 @@ def _make_parts(plan: Plan, verbose: bool, top: int | None) -> Iterator[Renderab
         columns = (*columns, "reason")
     if lines:
         rows = (tuple(str(getattr(line, column)) for column in columns) for line in lines)
-        yield table(columns, rows, names=("site",), fold=("spec", "rule", "reason"))
+        yield make_table(columns, rows, names=("site",), fold=("spec", "rule", "reason"))
         if more:
             yield Text(more, style="dim")
         yield Text("")
-    yield sheet(_make_rows(plan, verbose))
+    yield make_sheet(_make_rows(plan, verbose))
 
 
 def _make_rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]]:
-    counts = role_counts(tuple(plan.by_role().items()))
+    counts = format_roles(tuple(plan.by_role().items()))
     numbers = "with numbers" if plan.calibrated else "without numbers: calibration adds them"
     yield "plan", Text(f"{len(plan.sites)} sites for {plan.target}" + (f": {counts} ({numbers})" if plan.sites else ""))
     if plan.existing:
@@ -115,8 +123,8 @@ def _make_rows(plan: Plan, verbose: bool) -> Iterator[tuple[str, RenderableType]
             more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
             yield label, Text(", ".join(shown) + more)
     if plan.refusals:
-        yield "refused", Text("\n".join(reason_lines(plan.refusals, verbose)))
+        yield "refused", Text("\n".join(format_reasons(plan.refusals, verbose)))
     if plan.left_float:
-        yield "left float", Text("\n".join(reason_lines(plan.left_float, verbose)))
+        yield "left float", Text("\n".join(format_reasons(plan.left_float, verbose)))
     if plan.data:
         yield "data", Text(plan.data)

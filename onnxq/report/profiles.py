@@ -15,7 +15,15 @@ from rich.text import Text
 from onnxq.evaluation.profile import KINDS, GroupCost, Profile
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.synthetic import warn_synthetic
-from onnxq.report.terminal import decibel, first_rows, sheet, show, table, warning_text, write
+from onnxq.report.terminal import (
+    format_decibel,
+    format_warning,
+    make_sheet,
+    make_table,
+    print_renderable,
+    select_rows,
+    write_stream,
+)
 
 # Rows of a table without `verbose`.
 _SHOWN = 12
@@ -44,22 +52,22 @@ def show_profile(
     """
     warnings = list(_make_warnings(found))
     if as_json:
-        write(profile_json(found), stream)
+        write_stream(profile_json(found), stream)
     if as_json or quiet:
         if warnings:
-            show(Group(*warnings), sys.stderr if errors is None else errors, width)
+            print_renderable(Group(*warnings), sys.stderr if errors is None else errors, width)
         return
-    parts: list[RenderableType] = [_make_title(found), sheet(_make_rows(found))]
+    parts: list[RenderableType] = [_make_title(found), make_sheet(_make_rows(found))]
     for kind in KINDS:
         costs = found.of(kind)
         if costs:
             parts += [Text(""), Text(_TITLES[kind], style="bold"), *_make_costs(costs, verbose, top)]
     if found.prefixes:
-        shown, more = first_rows(found.prefixes, top)
-        steps = ((step.node, decibel(step.sqnr_db)) for step in shown)
+        shown, more = select_rows(found.prefixes, top)
+        steps = ((step.node, format_decibel(step.sqnr_db)) for step in shown)
         parts += [Text(""), Text("prefixes: quantized from the start up to a node", style="bold")]
-        parts += [table(("node", "SQNR"), steps, right=("SQNR",), names=("node",)), *_make_more(more)]
-    show(Group(*parts, *warnings), stream, width)
+        parts += [make_table(("node", "SQNR"), steps, right=("SQNR",), names=("node",)), *_make_more(more)]
+    print_renderable(Group(*parts, *warnings), stream, width)
 
 
 def _make_title(found: Profile) -> Text:
@@ -69,15 +77,15 @@ def _make_title(found: Profile) -> Text:
 
 def _make_rows(found: Profile) -> Iterator[tuple[str, RenderableType]]:
     count = f"{found.samples} sample{'' if found.samples == 1 else 's'}"
-    yield "all", Text(f"{decibel(found.sqnr_db)} with everything quantized, {count}")
+    yield "all", Text(f"{format_decibel(found.sqnr_db)} with everything quantized, {count}")
     if found.data:
         yield "data", Text(found.data)
     if len(found.outputs) > 1:
         yield (
             "outputs",
-            table(
+            make_table(
                 ("output", "SQNR"),
-                ((o.name + o.part, decibel(o.sqnr_db)) for o in found.outputs),
+                ((o.name + o.part, format_decibel(o.sqnr_db)) for o in found.outputs),
                 right=("SQNR",),
                 names=("output",),
             ),
@@ -94,18 +102,18 @@ def _make_more(line: str) -> tuple[RenderableType, ...]:
 
 def _make_costs(costs: Sequence[GroupCost], verbose: bool, top: int | None) -> tuple[RenderableType, ...]:
     columns = ("name", "op", "pairs", "isolated", "left out", "gain")
-    shown, more = first_rows(costs, top, None if verbose else _SHOWN)
+    shown, more = select_rows(costs, top, None if verbose else _SHOWN)
     # A segment may hold many operators: three of them are enough to recognise it.
     rows = [
-        (c.name, "/".join(c.ops[:3]) + ("/…" if len(c.ops) > 3 else ""), str(len(c.sites)), decibel(c.isolated_db),
-         decibel(c.leave_one_out_db), "n/a" if math.isnan(c.gain_db) else f"{c.gain_db:+.2f} dB")
+        (c.name, "/".join(c.ops[:3]) + ("/…" if len(c.ops) > 3 else ""), str(len(c.sites)), format_decibel(c.isolated_db),
+         format_decibel(c.leave_one_out_db), "n/a" if math.isnan(c.gain_db) else f"{c.gain_db:+.2f} dB")
         for c in shown
     ]  # fmt: skip
-    return table(columns, rows, right=columns[2:], names=("name",)), *_make_more(more)
+    return make_table(columns, rows, right=columns[2:], names=("name",)), *_make_more(more)
 
 
 def _make_warnings(found: Profile) -> Iterator[RenderableType]:
     for line in found.warnings:
-        yield warning_text(line)
+        yield format_warning(line)
     if found.synthetic:
-        yield warning_text(warn_synthetic("costs were measured"))
+        yield format_warning(warn_synthetic("costs were measured"))

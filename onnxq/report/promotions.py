@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from onnxq.passes.journal import Promotion
-from onnxq.report.terminal import decibel, table
+from onnxq.report.terminal import format_decibel, make_table
 
 
 def describe_promotion(found: Promotion) -> str:
@@ -25,10 +25,10 @@ def describe_promotion(found: Promotion) -> str:
 
 
 def _figure(found: Promotion, value: float) -> str:
-    return decibel(value) if found.unit == "dB" else f"{value:.4g}"
+    return format_decibel(value) if found.unit == "dB" else f"{value:.4g}"
 
 
-def promotion_rows(found: Promotion) -> RenderableType:
+def make_promotion(found: Promotion) -> RenderableType:
     """Make the outcome and a row for each step."""
     style = "" if found.met else "bold red"
     if not found.steps:
@@ -38,7 +38,7 @@ def promotion_rows(found: Promotion) -> RenderableType:
         for one in found.steps
     )
     where = f"before and after on {found.samples} samples kept for choosing" if found.samples else ""
-    made = table(
+    made = make_table(
         ("site", "to", "operators", "before", "after"), rows, right=("operators", "before", "after"), names=("site",)
     )
     return Group(Text(describe_promotion(found), style=style), made, Text(where, style="dim"))

@@ -13,10 +13,20 @@ from rich.text import Text
 
 from onnxq.engines.prove.proof import INT8, NodeProof, Proof, SiteState, Tensor
 from onnxq.report.document import SCHEMA, to_json
-from onnxq.report.sums import cost_lines, saturation_summary, sums_tables
-from onnxq.report.terminal import MORE, first_rows, seconds, sheet, show, size, table, warning_text, write
+from onnxq.report.sums import format_cost, make_sums_tables, saturation_summary
+from onnxq.report.terminal import (
+    MORE,
+    format_bytes,
+    format_seconds,
+    format_warning,
+    make_sheet,
+    make_table,
+    print_renderable,
+    select_rows,
+    write_stream,
+)
 from onnxq.sites import Caution
-from onnxq.wording import phrase
+from onnxq.wording import translate_text
 
 # Rows of a list without `verbose`.
 _SHOWN = 12
@@ -72,14 +82,14 @@ def show_proof(
     verbose: every pair and every kernel, not only the pairs that did not fuse. top: rows of each table; nodes that are
     not in int8 come first. quiet: only the warnings, to `errors`.
     """
-    warnings = [warning_text(warning) for warning in _find_warnings(proof)]
+    warnings = [format_warning(warning) for warning in _find_warnings(proof)]
     if as_json:
-        write(proof_json(proof, error), stream)
+        write_stream(proof_json(proof, error), stream)
     if as_json or quiet:
         if warnings:
-            show(Group(*warnings), sys.stderr if errors is None else errors, width)
+            print_renderable(Group(*warnings), sys.stderr if errors is None else errors, width)
         return
-    show(Group(*_make_parts(proof, verbose, top), *warnings), stream, width)
+    print_renderable(Group(*_make_parts(proof, verbose, top), *warnings), stream, width)
 
 
 def _find_warnings(proof: Proof) -> Iterator[Caution]:
@@ -97,37 +107,37 @@ def _make_parts(proof: Proof, verbose: bool, top: int | None) -> Iterator[Render
         facts.append(f"{build.engine}: {proof.chosen}")
     if build.capability:
         facts.append(f"compute capability {build.capability}")
-    facts.append(f"{build.state} in {seconds(build.seconds)}")
+    facts.append(f"{build.state} in {format_seconds(build.seconds)}")
     name = PurePath(proof.source).name or "model"
     yield Text(name, style="bold").append(f"  ({', '.join(facts)})", style="dim")
     if proof.built:
         yield from _make_tables(proof, verbose, top)
-    yield sheet(_make_rows(proof, verbose))
+    yield make_sheet(_make_rows(proof, verbose))
 
 
 def _make_tables(proof: Proof, verbose: bool, top: int | None) -> Iterator[RenderableType]:
     if proof.nodes:
         nodes = proof.nodes if top is None else sorted(proof.nodes, key=lambda one: one.type == INT8)
-        first, more = first_rows(nodes, top)
+        first, more = select_rows(nodes, top)
         rows = ((one.node, one.op, one.type, one.kind, one.types) for one in first)
         columns = ("node", "op", "type", "kernel", "reads -> writes")
-        yield table(columns, rows, names=("node", "kernel"), fold=("reads -> writes",))
+        yield make_table(columns, rows, names=("node", "kernel"), fold=("reads -> writes",))
         yield from _make_end(more)
     pairs = [one for one in proof.sites if verbose or one.state is not SiteState.FUSED]
     if pairs:
-        shown, more = first_rows(pairs, top)
+        shown, more = select_rows(pairs, top)
         cells = [(one.site, one.role, str(one.state), one.rule, one.reason) for one in shown]
-        yield table(("pair", "role", "state", "rule", "why"), cells, names=("pair",), fold=("rule", "why"))
+        yield make_table(("pair", "role", "state", "rule", "why"), cells, names=("pair",), fold=("rule", "why"))
         yield from _make_end(more)
-    yield from sums_tables(proof.weights, proof.cost, verbose, top)
+    yield from make_sums_tables(proof.weights, proof.cost, verbose, top)
     if verbose and proof.kernels:
-        kernels, more = first_rows(proof.kernels, top)
+        kernels, more = select_rows(proof.kernels, top)
         lines = (
             (one.name, one.kind, *map(_format_types, (one.inputs, one.weights, one.outputs)), " ".join(one.nodes))
             for one in kernels
         )
         titles = ("kernel", "kind", "inputs", "constants", "outputs", "nodes")
-        yield table(titles, lines, names=titles[:2], fold=titles[2:])
+        yield make_table(titles, lines, names=titles[:2], fold=titles[2:])
         yield from _make_end(more)
 
 
@@ -158,7 +168,7 @@ def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableTyp
         yield (
             "smallest",
             Text(
-                f"{len(found.nodes)} nodes that do the same: {names} ({found.builds} builds, {seconds(found.seconds)})"
+                f"{len(found.nodes)} nodes that do the same: {names} ({found.builds} builds, {format_seconds(found.seconds)})"
             ),
         )
     if proof.nodes:
@@ -173,7 +183,7 @@ def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableTyp
         kinds = ", ".join(f"{count} {kind}" for kind, count in proof.by_kind().most_common(None if verbose else _SHOWN))
         yield "kernels", Text(f"{len(proof.kernels)}: {kinds}")
     if build.engine_bytes:
-        yield "engine", Text(size(build.engine_bytes))
+        yield "engine", Text(format_bytes(build.engine_bytes))
     for one in proof.requirements:
         met = len(one.nodes) - len(one.unmet)
         text = f"{one.pattern}: {met}/{len(one.nodes)} in int8"
@@ -181,7 +191,7 @@ def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableTyp
     if proof.require_exact:
         yield "required", Text(f"exact: {saturation_summary(proof.weights) or 'no weight can overflow'}")
     if proof.cost is not None:
-        yield "saturation", Text("\n".join(cost_lines(proof.cost)))
+        yield "saturation", Text("\n".join(format_cost(proof.cost)))
     if proof.compared:
         lines = [str(change) for change in proof.changes] or ["no difference"]
         yield f"since {PurePath(proof.compared).name}", Text("\n".join(lines))
@@ -201,4 +211,4 @@ def _list_reasons(nodes: Sequence[NodeProof]) -> list[str]:
 def _select_first(lines: Sequence[str]) -> list[str]:
     if len(lines) <= _SHOWN:
         return list(lines)
-    return [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more reasons; {phrase(MORE)}"]
+    return [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more reasons; {translate_text(MORE)}"]

@@ -13,24 +13,24 @@ from rich.text import Text
 
 from onnxq.report.document import report_json
 from onnxq.report.model import Report, group_reasons
-from onnxq.report.promotions import promotion_rows
+from onnxq.report.promotions import make_promotion
 from onnxq.report.synthetic import SYNTHETIC, warn_synthetic
 from onnxq.report.terminal import (
     MORE,
-    decibel,
-    milliseconds,
+    format_bytes,
+    format_decibel,
+    format_milliseconds,
+    format_seconds,
+    format_warning,
+    make_sheet,
+    make_table,
     part_text,
-    seconds,
-    sheet,
-    show,
-    size,
-    table,
-    warning_text,
-    write,
+    print_renderable,
+    write_stream,
 )
 from onnxq.runtime import CPU_KINDS
 from onnxq.sites import Refusal, Unquantized
-from onnxq.wording import phrase
+from onnxq.wording import translate_text
 
 # Entries of a list without `verbose`.
 _SHOWN = 6
@@ -58,33 +58,33 @@ def show_report(
     if as_json or quiet:
         loud = tuple(_make_warnings(report))
         if loud:
-            show(Group(*loud), sys.stderr if errors is None else errors, width)
+            print_renderable(Group(*loud), sys.stderr if errors is None else errors, width)
     if as_json:
-        write(report_json(report, error), stream)
+        write_stream(report_json(report, error), stream)
     elif not quiet:
         already = [Text(report.already)] if report.already else []
-        show(
-            Group(*already, _make_title(report), sheet(_make_rows(report, verbose)), *_make_warnings(report)),
+        print_renderable(
+            Group(*already, _make_title(report), make_sheet(_make_rows(report, verbose)), *_make_warnings(report)),
             stream,
             width,
         )
 
 
-def reason_lines(found: Sequence[Unquantized], verbose: bool) -> Iterator[str]:
+def format_reasons(found: Sequence[Unquantized], verbose: bool) -> Iterator[str]:
     """Yield lines on unquantized nodes by reason: number, reason, fix; with `verbose` every subject."""
     groups = group_reasons(found)
     for reason, members in groups if verbose else groups[:_SHOWN]:
         shown = members if verbose else members[:2]
         rest = f" and {len(members) - len(shown)} more" if len(members) > len(shown) else ""
         names = ", ".join(member.subject for member in shown)
-        yield f"{len(members)} x [{members[0].code}] {phrase(reason)} ({names}{rest})"
+        yield f"{len(members)} x [{members[0].code}] {translate_text(reason)} ({names}{rest})"
         for fix in sorted({m.fix for m in members if isinstance(m, Refusal) and m.fix}):
-            yield f"    fix: {phrase(fix)}"
+            yield f"    fix: {translate_text(fix)}"
     if not verbose and len(groups) > _SHOWN:
-        yield f"and {len(groups) - _SHOWN} more reasons; {phrase(MORE)}"
+        yield f"and {len(groups) - _SHOWN} more reasons; {translate_text(MORE)}"
 
 
-def role_counts(roles: Sequence[tuple[str, int]]) -> str:
+def format_roles(roles: Sequence[tuple[str, int]]) -> str:
     """Format counts of roles: 60 activations, 50 weights, 1 bias."""
     return ", ".join(f"{count} {role if count == 1 else _PLURALS.get(role, role)}" for role, count in roles if count)
 
@@ -102,7 +102,7 @@ def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableT
     if report.source_bytes and report.output_bytes:
         ratio = report.source_bytes / report.output_bytes
         change = f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
-        yield "size", Text(f"{size(report.source_bytes)} -> {size(report.output_bytes)}, {change}")
+        yield "size", Text(f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}, {change}")
     if report.latency is not None:
         yield "latency", _make_latency(report)
     if report.checks:
@@ -110,29 +110,32 @@ def _make_rows(report: Report, verbose: bool) -> Iterator[tuple[str, RenderableT
     elif report.unchecked:
         yield "accuracy", Text(report.unchecked, style="yellow")
     if report.pairs or report.sites:
-        roles = role_counts(report.roles)
+        roles = format_roles(report.roles)
         yield "pairs", Text(f"{report.pairs} Q/DQ pairs" + (f": {roles}" if roles else ""))
     if report.ops:
         yield "quantized", Text(", ".join(f"{op.op} {op.quantized}/{op.total}" for op in report.ops))
     if report.accounts:
         yield "passes", Text("\n".join(report.accounts))
     if report.promotion is not None:
-        yield "promoted", promotion_rows(report.promotion)
+        yield "promoted", make_promotion(report.promotion)
     lists: tuple[tuple[str, Sequence[str]], ...] = (("prepared", report.rewrites), ("kept", report.kept))
     for label, lines in lists:
         if lines:
             yield label, _join_lines(lines, verbose)
     if report.refusals:
-        yield "refused", Text("\n".join(reason_lines(report.refusals, verbose)))
+        yield "refused", Text("\n".join(format_reasons(report.refusals, verbose)))
     if report.left_float:
-        yield "left float", Text("\n".join(reason_lines(report.left_float, verbose)))
+        yield "left float", Text("\n".join(format_reasons(report.left_float, verbose)))
     if report.data:
         yield "data", Text(report.data)
     if report.stages:
         yield "time", _make_stages(report, verbose)
     if verbose and report.sites:
         rows = ((s.site, s.role, s.spec, s.scale, s.rule) for s in report.sites)
-        yield "sites", table(("site", "role", "spec", "scale", "rule"), rows, names=("site",), fold=("spec", "rule"))
+        yield (
+            "sites",
+            make_table(("site", "role", "spec", "scale", "rule"), rows, names=("site",), fold=("spec", "rule")),
+        )
 
 
 def _make_latency(report: Report) -> Text:
@@ -142,7 +145,7 @@ def _make_latency(report: Report) -> Text:
     run = f"median, {latency.threads} thread{'s' if latency.threads != 1 else ''}, batch {latency.batch}"
     if latency.cpu:
         run += f", on {_CPUS.get(latency.cpu, latency.cpu)}"
-    times = f"{milliseconds(latency.float_ms)} -> {milliseconds(latency.int8_ms)}"
+    times = f"{format_milliseconds(latency.float_ms)} -> {format_milliseconds(latency.int8_ms)}"
     if report.slower:
         return Text(f"{times}, {latency.ratio:.2f}x: SLOWER than float ({run})", style="bold red")
     return Text(f"{times}, {latency.ratio:.2f}x faster ({run})")
@@ -157,9 +160,9 @@ def _make_checks(report: Report) -> RenderableType:
     rows = (
         (
             check.worst[0],
-            *(decibel(value) for value in check.sqnr_db),
+            *(format_decibel(value) for value in check.sqnr_db),
             *(f"{value:.5f}" for value in check.cosine),
-            decibel(check.agreement_db),
+            format_decibel(check.agreement_db),
         )
         for check in report.checks
     )
@@ -171,24 +174,27 @@ def _make_checks(report: Report) -> RenderableType:
         basis = f"against float on {report.checked} sample{plural} ({how}); "
         legend = Text(f"{basis}{_FILE}: ORT's optimizations off; {_RUN}: all of them on", style="dim")
     parts = [part_text(check.name, *check.worst) for check in report.checks if any(check.parts)]
-    return Group(table(columns, rows, right=columns[1:], names=("output",)), *parts, legend)
+    return Group(make_table(columns, rows, right=columns[1:], names=("output",)), *parts, legend)
 
 
 def _join_lines(lines: Sequence[str], verbose: bool) -> Text:
     shown = list(lines if verbose else lines[:_SHOWN])
     if len(shown) < len(lines):
-        shown.append(f"and {len(lines) - len(shown)} more; {phrase(MORE)}")
+        shown.append(f"and {len(lines) - len(shown)} more; {translate_text(MORE)}")
     return Text("\n".join(shown))
 
 
 def _make_stages(report: Report, verbose: bool) -> RenderableType:
     peak = max(stage.peak_bytes for stage in report.stages)
-    total = seconds(sum(stage.seconds for stage in report.stages))
+    total = format_seconds(sum(stage.seconds for stage in report.stages))
     if verbose:
-        rows = ((s.name, seconds(s.seconds), size(s.peak_bytes) if s.peak_bytes else "") for s in report.stages)
-        return table(("stage", "time", "peak memory"), rows, right=("time", "peak memory"))
-    parts = ", ".join(f"{stage.name} {seconds(stage.seconds)}" for stage in report.stages)
-    return Text(f"{total} ({parts})" + (f", peak memory {size(peak)}" if peak else ""))
+        rows = (
+            (s.name, format_seconds(s.seconds), format_bytes(s.peak_bytes) if s.peak_bytes else "")
+            for s in report.stages
+        )
+        return make_table(("stage", "time", "peak memory"), rows, right=("time", "peak memory"))
+    parts = ", ".join(f"{stage.name} {format_seconds(stage.seconds)}" for stage in report.stages)
+    return Text(f"{total} ({parts})" + (f", peak memory {format_bytes(peak)}" if peak else ""))
 
 
 def _make_warnings(report: Report) -> Iterator[RenderableType]:
@@ -196,12 +202,12 @@ def _make_warnings(report: Report) -> Iterator[RenderableType]:
     for warning in report.warnings:
         if report.synthetic and warning.code == SYNTHETIC.code:
             continue  # the plan's copy; the banner below replaces it
-        yield warning_text(warning)
+        yield format_warning(warning)
     for alarm in report.alarms():
-        yield warning_text(alarm, "bold red")
+        yield format_warning(alarm, "bold red")
     if report.synthetic and not report.calibrated:
         # Weights need no samples, but the check against float then says little.
-        yield warning_text(warn_synthetic("the check ran"))
+        yield format_warning(warn_synthetic("the check ran"))
     elif report.synthetic:
         rule = "!" * 72
-        yield Text(f"{rule}\n!! {phrase(SYNTHETIC)} [{SYNTHETIC.code}]\n{rule}", style="bold white on red")
+        yield Text(f"{rule}\n!! {translate_text(SYNTHETIC)} [{SYNTHETIC.code}]\n{rule}", style="bold white on red")

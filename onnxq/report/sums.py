@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from onnxq.report.terminal import decibel, first_rows, table
+from onnxq.report.terminal import format_decibel, make_table, select_rows
 
 if TYPE_CHECKING:
     from onnxq.annotate import WeightSums
@@ -30,7 +30,7 @@ def saturation_summary(weights: Sequence[WeightSums]) -> str:
     return f"{rows} of {of} rows of {whose} can overflow {_WHERE}: {_join_names(found)}"
 
 
-def saturation_cause(weights: Sequence[WeightSums]) -> str:
+def explain_saturation(weights: Sequence[WeightSums]) -> str:
     """Explain a divergence of two runs by these weights; "" without any."""
     if not weights:
         return ""
@@ -46,7 +46,7 @@ def _join_names(weights: Sequence[WeightSums]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def sums_tables(
+def make_sums_tables(
     weights: Sequence[WeightSums], cost: Cost | None, verbose: bool, top: int | None = None
 ) -> Iterator[RenderableType]:
     """Make the table of weights that can overflow (verbose: of all weights), with the observed share if measured."""
@@ -55,7 +55,7 @@ def sums_tables(
         return
     counted = {one.node: one for one in cost.nodes} if cost is not None else {}
     rows = []
-    shown, more = first_rows(found, top, None if verbose else _SHOWN)
+    shown, more = select_rows(found, top, None if verbose else _SHOWN)
     for one in shown:
         seen = counted.get(one.node)
         often = () if cost is None else (f"{100 * seen.share:.3g}%" if seen is not None else "",)
@@ -66,14 +66,14 @@ def sums_tables(
     columns = ("node", "op", "weight", "rows", "sums", *(("saturated",) if cost is not None else ()))
     columns += ("exact",) if verbose else ()
     right = ("rows", "sums", "saturated")
-    yield table(columns, rows, right=right, names=("node", "weight"), fold=("exact",))
+    yield make_table(columns, rows, right=right, names=("node", "weight"), fold=("exact",))
     if more:
         yield Text(more, style="dim")
     yield Text("")
 
 
-def cost_lines(cost: Cost) -> list[str]:
+def format_cost(cost: Cost) -> list[str]:
     """Format the error by saturation at each output, and the parts that could not be computed."""
     whose = f"on {cost.samples} samples, against exact sums"
-    lines = [f"{one.output}: {decibel(one.sqnr_db)} {whose}, max abs {one.max_abs:.3g}" for one in cost.outputs]
+    lines = [f"{one.output}: {format_decibel(one.sqnr_db)} {whose}, max abs {one.max_abs:.3g}" for one in cost.outputs]
     return lines + [f"[{one.code}] {one.subject}: {one.reason}" for one in cost.skipped]

@@ -12,9 +12,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from onnxq.report.columns import Rows, fitted
+from onnxq.report.columns import Rows, fit_renderable
 from onnxq.sites import Caution
-from onnxq.wording import phrase
+from onnxq.wording import translate_text
 
 T = TypeVar("T")
 # Columns; in a pipe nothing is cut or wrapped.
@@ -22,26 +22,26 @@ _PIPED_WIDTH = 100_000
 MORE = "`verbose=True` lists them all"
 
 
-def show(renderable: RenderableType, stream: IO[str] | None = None, width: int | None = None) -> None:
+def print_renderable(renderable: RenderableType, stream: IO[str] | None = None, width: int | None = None) -> None:
     """Print to `stream` (stdout): coloured and wrapped on a terminal; plain and uncut in a pipe, one line per row.
 
     width: wrap at so many columns in any case.
     """
-    stream, renderable = sys.stdout if stream is None else stream, fitted(renderable)
+    stream, renderable = sys.stdout if stream is None else stream, fit_renderable(renderable)
     terminal = Console(file=stream, highlight=False, emoji=False, markup=False, width=width)
     if terminal.is_terminal:
         terminal.print(renderable)
         return
-    # Rendered in memory, because `write` replaces letters that the stream cannot encode.
+    # Rendered in memory, because `write_stream` replaces letters that the stream cannot encode.
     buffer = io.StringIO()
     plain = Console(
         file=buffer, highlight=False, emoji=False, markup=False, color_system=None, width=width or _PIPED_WIDTH
     )
     plain.print(renderable)
-    write("".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines()), stream)
+    write_stream("".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines()), stream)
 
 
-def write(text: str, stream: IO[str] | None = None) -> None:
+def write_stream(text: str, stream: IO[str] | None = None) -> None:
     """Write text unchanged, except that letters the stream cannot encode become "?"."""
     stream = sys.stdout if stream is None else stream
     encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -49,7 +49,7 @@ def write(text: str, stream: IO[str] | None = None) -> None:
     stream.flush()
 
 
-def table(
+def make_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
@@ -65,7 +65,7 @@ def table(
     return Rows(tuple(columns), [tuple(row) for row in rows], frozenset(right), frozenset(names), frozenset(fold))
 
 
-def first_rows(rows: Sequence[T], top: int | None, otherwise: int | None = None) -> tuple[Sequence[T], str]:
+def select_rows(rows: Sequence[T], top: int | None, otherwise: int | None = None) -> tuple[Sequence[T], str]:
     """Select the rows to show; return them and a line that counts the others, "" for none.
 
     top: the requested number. otherwise: the number without a request; None for all.
@@ -74,25 +74,25 @@ def first_rows(rows: Sequence[T], top: int | None, otherwise: int | None = None)
     if most is None or len(rows) <= most:
         return rows, ""
     hint = "a larger `top=…` shows them" if top is not None else MORE
-    return rows[:most], f"and {len(rows) - most} more; {phrase(hint)}"
+    return rows[:most], f"and {len(rows) - most} more; {translate_text(hint)}"
 
 
-def sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+def make_sheet(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     """Make a sheet: labels on the left, any contents on the right, indented as one column."""
     out = Table.grid(padding=(0, 2, 0, 0))
     out.add_column(no_wrap=True, style="bold")
     out.add_column(overflow="fold")
     for label, content in rows:
-        out.add_row(label, fitted(content))
+        out.add_row(label, fit_renderable(content))
     return out
 
 
-def warning_text(warning: Caution, style: str = "yellow") -> Text:
+def format_warning(warning: Caution, style: str = "yellow") -> Text:
     """Format a warning: `warning[W101]: text`, translated for the reader."""
-    return Text(f"warning[{warning.code}]: {phrase(warning)}", style=style)
+    return Text(f"warning[{warning.code}]: {translate_text(warning)}", style=style)
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Format bytes: 18.6 MB."""
     value, unit = float(count), "B"
     for unit in ("B", "kB", "MB", "GB"):
@@ -102,7 +102,7 @@ def size(count: int) -> str:
     return f"{value:.1f} {unit}" if value < 99.95 and unit != "B" else f"{value:.0f} {unit}"
 
 
-def decibel(value: float) -> str:
+def format_decibel(value: float) -> str:
     """Format decibels: 16.5 dB; inf is "exact", nan "n/a"."""
     if math.isnan(value):
         return "n/a"
@@ -111,10 +111,12 @@ def decibel(value: float) -> str:
 
 def part_text(name: str, part: str, whole_db: float) -> Text:
     """A line for an output that is judged by a part of it."""
-    return Text(f"{part} is the part of {name} that is farthest; as a whole it has {decibel(whole_db)}", style="dim")
+    return Text(
+        f"{part} is the part of {name} that is farthest; as a whole it has {format_decibel(whole_db)}", style="dim"
+    )
 
 
-def milliseconds(value: float) -> str:
+def format_milliseconds(value: float) -> str:
     """Format milliseconds with three significant digits: 0.305 ms, 5.31 ms, 120 ms."""
     if not math.isfinite(value) or value <= 0:
         return "n/a"
@@ -122,7 +124,7 @@ def milliseconds(value: float) -> str:
     return f"{value:.{digits}f} ms"
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """Format seconds: 0.4 s, 12 s, 3 min 05 s."""
     if value >= 59.5:  # which rounds to a minute
         whole = round(value)
@@ -130,6 +132,6 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s"
 
 
-def scale_range(low: float, high: float) -> str:
+def format_scale(low: float, high: float) -> str:
     """Format one scale, or the least and greatest of many."""
     return f"{low:.3g}" if low == high else f"{low:.3g}..{high:.3g}"

@@ -1,14 +1,14 @@
 """ONNX Runtime: sessions, tapped runs, shapes, timings. The only user of onnxruntime, which loads at first use."""
 
-from onnxq.runtime.cpu import CPU_KINDS, cpu_kind
+from onnxq.runtime.cpu import CPU_KINDS, detect_cpu
 from onnxq.runtime.faults import NodeError, UnknownOperatorError
-from onnxq.runtime.graphs import optimized_graph
-from onnxq.runtime.libraries import open_libraries, operator_libraries
-from onnxq.runtime.memory import trim
+from onnxq.runtime.graphs import optimize_graph
+from onnxq.runtime.libraries import list_open_libraries, use_libraries
+from onnxq.runtime.memory import trim_memory
 from onnxq.runtime.session import Feeds, Session
 from onnxq.runtime.shapes import ShapeProbe, Shapes, observe_shapes
-from onnxq.runtime.tap import Tapped, tap
-from onnxq.runtime.timing import Latency, latency, node_times
+from onnxq.runtime.tap import Tapped, tap_tensors
+from onnxq.runtime.timing import Latency, measure_nodes, time_models
 
 __all__ = [
     "CPU_KINDS",
@@ -20,13 +20,13 @@ __all__ = [
     "Shapes",
     "Tapped",
     "UnknownOperatorError",
-    "cpu_kind",
-    "latency",
-    "node_times",
+    "detect_cpu",
+    "list_open_libraries",
+    "measure_nodes",
     "observe_shapes",
-    "open_libraries",
-    "operator_libraries",
-    "optimized_graph",
-    "tap",
-    "trim",
+    "optimize_graph",
+    "tap_tensors",
+    "time_models",
+    "trim_memory",
+    "use_libraries",
 ]

@@ -20,7 +20,7 @@ CPU_KINDS: Mapping[str, str] = {
 }
 
 
-def cpu_kind() -> str:
+def detect_cpu() -> str:
     """The kind of this machine's CPU, one of CPU_KINDS.
 
     x86 can be told apart on Linux only, by the flags in /proc/cpuinfo. An emulator may show the flags of its host.
@@ -29,10 +29,10 @@ def cpu_kind() -> str:
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    return kind_of(platform.machine(), text)
+    return classify_cpu(platform.machine(), text)
 
 
-def kind_of(machine: str, cpuinfo: str) -> str:
+def classify_cpu(machine: str, cpuinfo: str) -> str:
     """The kind of CPU of a machine type (`uname -m`) whose /proc/cpuinfo reads so; "" where there is none."""
     if machine.lower() in _ARM:
         return "arm64"

@@ -8,33 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.errors import ConfigError, MissingDependencyError
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 
 CPU = "CPUExecutionProvider"
 # Only FATAL reaches stderr: lesser errors ORT also raises, and we translate those.
 _QUIET = 4
 
 
-def engine() -> Any:
+def import_onnxruntime() -> Any:
     """The module onnxruntime. Raises MissingDependencyError with the install line when it is missing or damaged."""
     try:
         import onnxruntime
     except ImportError as error:
-        raise _missing(f"cannot be imported ({error})") from error
+        raise _explain_missing(f"cannot be imported ({error})") from error
     # Uninstalling one of onnxruntime and onnxruntime-gpu beside the other leaves a folder without a module in it.
     if not hasattr(onnxruntime, "InferenceSession"):
-        raise _missing("is damaged: several of its packages were installed over each other")
+        raise _explain_missing("is damaged: several of its packages were installed over each other")
     return onnxruntime
 
 
-def _missing(cause: str) -> MissingDependencyError:
+def _explain_missing(cause: str) -> MissingDependencyError:
     return MissingDependencyError(
         "onnxruntime", cause, "pip install 'onnxq[cpu]'  (with an NVIDIA GPU: 'onnxq[gpu]'; never both)", code="Q801"
     )
 
 
 @lru_cache(maxsize=1)
-def faults() -> tuple[type[Exception], ...]:
+def list_faults() -> tuple[type[Exception], ...]:
     """Everything ORT raises when it cannot load or run a model."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
@@ -42,20 +42,20 @@ def faults() -> tuple[type[Exception], ...]:
     return (*own, ValueError, RuntimeError, TypeError, MemoryError)
 
 
-def checked_providers(providers: Sequence[str] | None) -> list[str]:
+def check_providers(providers: Sequence[str] | None) -> list[str]:
     """The providers asked for, or the CPU. Raises ConfigError where ORT would print a line and take the CPU."""
     if providers is None:
         return [CPU]
-    known = engine().get_available_providers()
+    known = import_onnxruntime().get_available_providers()
     for name in providers:
         if name not in known:
             raise ConfigError(
-                f"provider {name!r}", "this onnxruntime does not have it", did_you_mean(name, known), code="Q312"
+                f"provider {name!r}", "this onnxruntime does not have it", suggest_names(name, known), code="Q312"
             )
     return list(providers)
 
 
-def session_options(
+def make_session_options(
     *,
     optimize: bool,
     threads: int,
@@ -66,7 +66,7 @@ def session_options(
     profile: Path | None = None,
 ) -> Any:
     """Quiet options. Spinning is off: idle threads of one session must not slow down the next one measured."""
-    ort = engine()
+    ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = _QUIET
     level = ort.GraphOptimizationLevel

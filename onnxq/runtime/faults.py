@@ -53,22 +53,22 @@ def _node_error(name: str, op: str, cause: str, fix: str = "", *, code: str) -> 
     return error
 
 
-def clean(error: BaseException) -> str:
+def clean_message(error: BaseException) -> str:
     """The message without ORT's error code and the source file it came from."""
     text = _PREFIX.sub("", str(error)).strip()
     return _SOURCE.sub("", text, count=1).strip() or type(error).__name__
 
 
-def loading(error: Exception, model: str) -> OnnxqError:
+def explain_load_failure(error: Exception, model: str) -> OnnxqError:
     """Why ORT refused a model, naming the node where ORT does."""
-    text = clean(error)
-    if _out_of_memory(error, text):
+    text = clean_message(error)
+    if _is_out_of_memory(error, text):
         return ModelError(
             model, "ONNX Runtime ran out of memory loading it", "free memory or use a larger machine", code="Q112"
         )
     unknown = _UNKNOWN.search(text)
     if unknown and unknown["domain"] not in _BUILT_IN:
-        return _without_library(unknown["domain"], unknown["op"])
+        return _explain_unknown_operator(unknown["domain"], unknown["op"])
     for pattern in _LOADING:
         found = pattern.search(text)
         if found and found["name"]:
@@ -78,7 +78,7 @@ def loading(error: Exception, model: str) -> OnnxqError:
     )
 
 
-def _without_library(domain: str, op: str) -> UnknownOperatorError:
+def _explain_unknown_operator(domain: str, op: str) -> UnknownOperatorError:
     return UnknownOperatorError(
         f"operator {op!r} of domain {domain!r}",
         "ONNX Runtime does not have it: it is a custom operator, whose code is not in the model",
@@ -86,17 +86,17 @@ def _without_library(domain: str, op: str) -> UnknownOperatorError:
     )
 
 
-def running(error: Exception, model: str) -> OnnxqError:
+def explain_run_failure(error: Exception, model: str) -> OnnxqError:
     """Why a run failed: an input that does not fit, or a node that could not compute."""
-    text = clean(error)
-    if _out_of_memory(error, text):
+    text = clean_message(error)
+    if _is_out_of_memory(error, text):
         return ModelError(
             model, "ONNX Runtime ran out of memory", "use a smaller `batch=…` or `memory_limit=…`", code="Q112"
         )
-    return _bad_input(text) or _bad_node(text, model)
+    return _explain_bad_input(text) or _explain_bad_node(text, model)
 
 
-def _bad_input(text: str) -> OnnxqError | None:
+def _explain_bad_input(text: str) -> OnnxqError | None:
     dims = _DIMS.search(text)
     if dims:
         found = _INDEX.findall(dims["rest"])
@@ -109,7 +109,7 @@ def _bad_input(text: str) -> OnnxqError | None:
     return None
 
 
-def _bad_node(text: str, model: str) -> OnnxqError:
+def _explain_bad_node(text: str, model: str) -> OnnxqError:
     nodes = _RUNNING.findall(text)
     if not nodes:
         return ModelError(model, f"ONNX Runtime cannot run it: {text}", code="Q111")
@@ -122,5 +122,5 @@ def _bad_node(text: str, model: str) -> OnnxqError:
     return _node_error(name, op, cause, fix, code="Q111")
 
 
-def _out_of_memory(error: Exception, text: str) -> bool:
+def _is_out_of_memory(error: Exception, text: str) -> bool:
     return isinstance(error, MemoryError) or any(sign in text for sign in _MEMORY)

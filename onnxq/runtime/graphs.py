@@ -11,7 +11,7 @@ from onnxq.graph import ModelLike, attach_weights
 from onnxq.runtime.session import Session
 
 
-def optimized_graph(model: ModelLike | str | Path, *, layout: bool = True) -> onnx.ModelProto:
+def optimize_graph(model: ModelLike | str | Path, *, layout: bool = True) -> onnx.ModelProto:
     """The graph ORT runs at its highest optimization level on this CPU: fused and integer kernels by op type.
 
     layout: False stops before tensors are laid out anew (NCHWc, NHWC): the same fusions, and every tensor that

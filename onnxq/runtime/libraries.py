@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.errors import ConfigError
-from onnxq.runtime.engine import engine, faults
-from onnxq.runtime.faults import clean
+from onnxq.runtime.engine import import_onnxruntime, list_faults
+from onnxq.runtime.faults import clean_message
 
 _open: ContextVar[tuple[str, ...]] = ContextVar("onnxq_operator_libraries", default=())
 
 
 @contextmanager
-def operator_libraries(paths: Iterable[str | Path]) -> Iterator[None]:
+def use_libraries(paths: Iterable[str | Path]) -> Iterator[None]:
     """Register these shared libraries of custom operators with the sessions made inside the block; blocks nest.
 
     Raises ConfigError for a file that is missing or that ONNX Runtime cannot register, and MissingDependencyError
@@ -25,9 +25,9 @@ def operator_libraries(paths: Iterable[str | Path]) -> Iterator[None]:
     # dlopen looks for a bare file name in the system's folders, not in the working directory.
     own = [str(Path(path).resolve()) for path in paths]
     if own:
-        options = engine().SessionOptions()
+        options = import_onnxruntime().SessionOptions()
         for path in own:
-            _register(options, path)
+            _register_library(options, path)
     # ORT refuses a domain that is registered twice with the same options.
     token = _open.set(tuple(dict.fromkeys((*_open.get(), *own))))
     try:
@@ -36,18 +36,18 @@ def operator_libraries(paths: Iterable[str | Path]) -> Iterator[None]:
         _open.reset(token)
 
 
-def open_libraries() -> tuple[str, ...]:
+def list_open_libraries() -> tuple[str, ...]:
     """Absolute paths of the libraries of the blocks around the caller, outermost first."""
     return _open.get()
 
 
 def register_libraries(options: Any) -> None:
     """Add the libraries of the blocks around the caller to an onnxruntime.SessionOptions."""
-    for path in open_libraries():
-        _register(options, path)
+    for path in list_open_libraries():
+        _register_library(options, path)
 
 
-def _register(options: Any, path: str) -> None:
+def _register_library(options: Any, path: str) -> None:
     subject = f"operator library {path}"
     if not Path(path).is_file():
         raise ConfigError(
@@ -55,10 +55,10 @@ def _register(options: Any, path: str) -> None:
         )
     try:
         options.register_custom_ops_library(path)
-    except faults() as error:
+    except list_faults() as error:
         raise ConfigError(
             subject,
-            f"ONNX Runtime cannot load it: {clean(error)}",
+            f"ONNX Runtime cannot load it: {clean_message(error)}",
             "give a shared library for this machine that exports RegisterCustomOps",
             code="Q322",
         ) from error

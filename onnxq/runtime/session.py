@@ -15,11 +15,11 @@ from onnxq.errors import DataError, ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo
 from onnxq.graph.light import bare_proto
-from onnxq.graph.scopes import names_read
-from onnxq.graph.weights import model_bytes
-from onnxq.nearest import did_you_mean
-from onnxq.runtime.engine import checked_providers, engine, faults, session_options
-from onnxq.runtime.faults import loading, running
+from onnxq.graph.scopes import collect_reads
+from onnxq.graph.weights import count_model_bytes
+from onnxq.nearest import suggest_names
+from onnxq.runtime.engine import check_providers, import_onnxruntime, list_faults, make_session_options
+from onnxq.runtime.faults import explain_load_failure, explain_run_failure
 from onnxq.runtime.libraries import register_libraries
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -54,7 +54,7 @@ class Session:
     threads: 0 takes ORT's default, all cores. providers: None takes the CPU. arena: False hands every buffer back
     as soon as it is free (lower peak memory, slower small runs). shapes_first: run Shape nodes as early as possible.
     save_optimized: where to write the graph ORT made. profile: prefix of the profile that `end_profiling` finishes.
-    Custom operators come from the libraries of the `operator_libraries` blocks around the call.
+    Custom operators come from the libraries of the `use_libraries` blocks around the call.
     Raises ModelError when ORT refuses the model, ConfigError for a provider it lacks, MissingDependencyError
     without onnxruntime.
     """
@@ -72,9 +72,9 @@ class Session:
         save_optimized: Path | None = None,
         profile: Path | None = None,
     ) -> None:
-        ort = engine()
-        chosen = checked_providers(providers)
-        options = session_options(
+        ort = import_onnxruntime()
+        chosen = check_providers(providers)
+        options = make_session_options(
             optimize=optimize,
             layout=layout,
             threads=threads,
@@ -90,10 +90,10 @@ class Session:
             self._weights = _hand_over_weights(model, options)
             with _Source(model) as source:
                 self._session = ort.InferenceSession(source, options, providers=chosen)
-        except faults() as error:
-            raise loading(error, self._label) from error
-        self.inputs: tuple[ValueInfo, ...] = tuple(_value(arg) for arg in self._session.get_inputs())
-        self.outputs: tuple[ValueInfo, ...] = tuple(_value(arg) for arg in self._session.get_outputs())
+        except list_faults() as error:
+            raise explain_load_failure(error, self._label) from error
+        self.inputs: tuple[ValueInfo, ...] = tuple(_describe_value(arg) for arg in self._session.get_inputs())
+        self.outputs: tuple[ValueInfo, ...] = tuple(_describe_value(arg) for arg in self._session.get_outputs())
         self._types = {arg.name: arg.type for arg in self._session.get_inputs()}
 
     @property
@@ -111,8 +111,8 @@ class Session:
         self._check(ready)
         try:
             values = self._session.run(names, ready)
-        except faults() as error:
-            raise running(error, self._label) from error
+        except list_faults() as error:
+            raise explain_run_failure(error, self._label) from error
         return dict(zip(names, values, strict=True))
 
     def end_profiling(self) -> Path:
@@ -124,15 +124,15 @@ class Session:
         for name in feeds:
             if name not in self._types:
                 raise DataError(
-                    f"input {name!r}", "the model has no such input", did_you_mean(name, self._types), code="Q208"
+                    f"input {name!r}", "the model has no such input", suggest_names(name, self._types), code="Q208"
                 )
         for name, type_name in self._types.items():
             if name not in feeds:
-                raise DataError(f"input {name!r}", "was not given a value", did_you_mean(name, feeds), code="Q207")
+                raise DataError(f"input {name!r}", "was not given a value", suggest_names(name, feeds), code="Q207")
             value = feeds[name]
             if value.dtype.kind in "OUS" or not type_name.startswith("tensor("):
                 continue
-            want = _element(type_name)
+            want = _parse_element_type(type_name)
             got = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
             if want and got != want:
                 wanted = type_name.removeprefix("tensor(").removesuffix(")")
@@ -146,8 +146,10 @@ def _hand_over_weights(model: ModelLike | str | Path, options: Any) -> list[Any]
     if not isinstance(model, LightModel):
         return []
     # ORT drops initializers that nothing reads before it looks for these.
-    arrays, read = model.list_arrays(), names_read(model.graph)
-    values = {name: engine().OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items() if name in read}
+    arrays, read = model.list_arrays(), collect_reads(model.graph)
+    values = {
+        name: import_onnxruntime().OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items() if name in read
+    }
     if values:
         options.add_external_initializers(list(values), list(values.values()))
     return list(values.values())
@@ -166,7 +168,7 @@ class _Source:
                 raise ModelError(str(self.model), "there is no such file", code="Q101")
             return str(self.model)
         proto = bare_proto(self.model)
-        if model_bytes(proto) < _LARGE:
+        if count_model_bytes(proto) < _LARGE:
             return bytes(proto.SerializeToString())
         from onnxq.graph import save_model
 
@@ -180,11 +182,11 @@ class _Source:
             self._folder.remove()
 
 
-def _element(type_name: str) -> int:
+def _parse_element_type(type_name: str) -> int:
     found = re.fullmatch(r"tensor\((\w+)\)", type_name)
     return int(_DTYPES.get(found[1], 0)) if found else 0
 
 
-def _value(arg: Any) -> ValueInfo:
-    element = _element(arg.type)
+def _describe_value(arg: Any) -> ValueInfo:
+    element = _parse_element_type(arg.type)
     return ValueInfo(arg.name, element, tuple(arg.shape) if element else None)

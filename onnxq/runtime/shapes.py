@@ -7,9 +7,9 @@ from typing import cast
 
 from onnx import TensorProto
 
-from onnxq.graph import GraphIndex, LightModel, ModelLike, graph_digest, index_of
+from onnxq.graph import GraphIndex, LightModel, ModelLike, get_index, hash_graph
 from onnxq.runtime.session import Feeds, Session
-from onnxq.runtime.tap import Probe, Tapped, tap
+from onnxq.runtime.tap import Probe, Tapped, tap_tensors
 from onnxq.sites import TensorId
 
 Shape = tuple[int, ...]
@@ -23,7 +23,7 @@ class ShapeProbe:
     """A session that tells the shapes of some tensors for given feeds."""
 
     def __init__(self, proto: ModelLike, tensors: Iterable[TensorId], *, threads: int = 0) -> None:
-        tapped: Tapped = tap(proto, tensors, only=True, probe=_SHAPE)
+        tapped: Tapped = tap_tensors(proto, tensors, only=True, probe=_SHAPE)
         self._outputs = tapped.outputs
         self._session: Session | None = None
         if tapped.outputs:
@@ -44,9 +44,9 @@ def observe_shapes(proto: ModelLike, feeds: Feeds | Iterable[Feeds]) -> dict[Ten
     feeds: one sample or several; each tensor's shape is of the first sample that made it. A tensor missing from the
     result lies in a branch no sample reached, or in the subgraph of a Loop or Scan.
     """
-    index = index_of(proto)
+    index = get_index(proto)
     samples = [cast(Feeds, feeds)] if isinstance(feeds, Mapping) else list(feeds)
-    shapes = Shapes(proto, float_tensors(index))
+    shapes = Shapes(proto, list_float_tensors(index))
     found: dict[TensorId, Shape] = {}
     for sample in samples:
         for tensor, shape in shapes.of(sample).items():
@@ -66,8 +66,8 @@ class Shapes:
         # With several scopes, values decide which of them run: shapes of one sample say nothing of another.
         self._known: dict[Hashable, dict[TensorId, Shape]] | None = None
         self._graph = ""
-        if isinstance(proto, LightModel) and len(index_of(proto).scopes) == 1:
-            self._known, self._graph = proto.weights.observed, graph_digest(proto)
+        if isinstance(proto, LightModel) and len(get_index(proto).scopes) == 1:
+            self._known, self._graph = proto.weights.observed, hash_graph(proto)
 
     def of(self, feeds: Feeds) -> dict[TensorId, Shape]:
         """Shapes of the tensors that came to be."""
@@ -83,16 +83,16 @@ class Shapes:
         return found
 
 
-def float_tensors(index: GraphIndex) -> list[TensorId]:
+def list_float_tensors(index: GraphIndex) -> list[TensorId]:
     """Graph inputs and node outputs of a float type that are not constants and not inside a Loop or Scan."""
     ids = [TensorId(value.name) for value in index.inputs]
     for node in index.nodes:
-        if not _looped(index, node.scope):
+        if not _is_looped(index, node.scope):
             ids.extend(TensorId(name, node.scope) for name in node.outputs if name)
     return [tensor for tensor in ids if index.dtype(tensor) in _FLOATS and not index.is_constant(tensor)]
 
 
-def _looped(index: GraphIndex, scope: str) -> bool:
+def _is_looped(index: GraphIndex, scope: str) -> bool:
     while (parent := index.parent(scope)) is not None:
         if parent.op_type != "If":
             return True

@@ -15,13 +15,13 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex, ModelLike, index_of
+from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.names import choose_name
-from onnxq.graph.scopes import bodies, body_scope, walk
+from onnxq.graph.scopes import iterate_subgraphs, join_scope, walk_graphs
 from onnxq.graph.subgraph import remove_unneeded
 from onnxq.graph.weights import omit_weights, restore_weights
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from onnxq.sites import Refusal, TensorId
 
 _SCAN_LISTS = ("scan_output_axes", "scan_output_directions")
@@ -51,21 +51,21 @@ class Probe:
 VALUE = Probe()
 
 
-def tap(model: ModelLike, tensors: Iterable[TensorId], *, only: bool = False, probe: Probe = VALUE) -> Tapped:
+def tap_tensors(model: ModelLike, tensors: Iterable[TensorId], *, only: bool = False, probe: Probe = VALUE) -> Tapped:
     """A copy of the model that gives these tensors as outputs too; with `only`, instead of its own outputs.
 
     Tensors that cannot be led out (subgraphs of unknown operators, an If inside a Loop, unknown types) come back as
     refusals. Raises ModelError for a tensor the model does not have. Nodes must be named (see name_nodes).
     """
-    index, proto = index_of(model), bare_proto(model)
+    index, proto = get_index(model), bare_proto(model)
     wanted = list(dict.fromkeys(tensors))
-    known = {scope: _values(graph) for scope, graph in walk(proto.graph)}
+    known = {scope: _list_values(graph) for scope, graph in walk_graphs(proto.graph)}
     for tensor in wanted:
         if tensor.name not in known.get(tensor.scope, ()):
-            near = did_you_mean(tensor.name, known.get(tensor.scope, ()))
+            near = suggest_names(tensor.name, known.get(tensor.scope, ()))
             raise ModelError(str(tensor), "the model has no such tensor", near, code="Q116")
     copy, weights = omit_weights(proto)
-    work = _Work(index, probe, set().union(*known.values(), (node.name for node in index.nodes)))
+    work = _TapWriter(index, probe, set().union(*known.values(), (node.name for node in index.nodes)))
     for tensor in wanted:
         work.by_scope.setdefault(tensor.scope, []).append(tensor)
     lifted = work.lift(copy.graph, "")
@@ -95,7 +95,7 @@ class _Lifted:
 
 
 @dataclass
-class _Work:
+class _TapWriter:
     index: GraphIndex
     probe: Probe
     taken: set[str]
@@ -106,8 +106,8 @@ class _Work:
         """Everything wanted in this scope and below it, as tensors of this scope."""
         found = []
         for node in list(graph.node):
-            for label, subgraph in bodies(node):
-                inner = body_scope(scope, node.name, label)
+            for label, subgraph in iterate_subgraphs(node):
+                inner = join_scope(scope, node.name, label)
                 if not any(one == inner or one.startswith(inner + "/") for one in self.by_scope):
                     continue
                 for item in self.lift(subgraph, inner):
@@ -137,7 +137,7 @@ class _Work:
         if reason:
             self.refusals.append(Refusal(str(item.tensor), f"{reason} ({scope})", rule="tap", code="R107"))
             return None
-        for other_label, other in bodies(node):
+        for other_label, other in iterate_subgraphs(node):
             if other_label != label:
                 self._dummy(other, item)
         # Trailing outputs may be left out of a node, but the one to be added is found by its position.
@@ -172,7 +172,7 @@ class _Work:
         return choose_name(base, self.taken)
 
 
-def _values(graph: GraphProto) -> set[str]:
+def _list_values(graph: GraphProto) -> set[str]:
     names = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     names.update(tensor.values.name for tensor in graph.sparse_initializer)
     return names.union(*(node.output for node in graph.node)) - {""}

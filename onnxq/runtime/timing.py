@@ -39,7 +39,7 @@ class Latency:
         return median(b / a for a, b in zip(self.times_ms, other.times_ms, strict=True))
 
 
-def latency(
+def time_models(
     models: Mapping[str, ModelLike | str | Path],
     feeds: Feeds,
     *,
@@ -55,15 +55,15 @@ def latency(
     Raises ModelError for a model ORT refuses, DataError for feeds that do not fit.
     """
     sessions = {name: Session(model, threads=threads) for name, model in models.items()}
-    runs = {name: _warm_up(session, feeds) for name, session in sessions.items()}
+    runs = {name: _warm_up_session(session, feeds) for name, session in sessions.items()}
     times: dict[str, list[float]] = {name: [] for name in sessions}
     names = list(sessions)
     end = time.perf_counter() + seconds
     done = 0
-    while names and not _finished(times, done, rounds, time.perf_counter() >= end):
+    while names and not _is_finished(times, done, rounds, time.perf_counter() >= end):
         turn = done % len(names)
         for name in names[turn:] + names[:turn]:
-            times[name].append(_block(sessions[name], feeds, runs[name]))
+            times[name].append(_time_runs(sessions[name], feeds, runs[name]))
         done += 1
     return {
         name: Latency(
@@ -77,37 +77,37 @@ def latency(
     }
 
 
-def _finished(times: Mapping[str, list[float]], done: int, rounds: int | None, late: bool) -> bool:
+def _is_finished(times: Mapping[str, list[float]], done: int, rounds: int | None, late: bool) -> bool:
     if rounds is not None:
         return done >= max(rounds, 1)
     if done < _FEWEST_ROUNDS:
         return False
     if late or done >= _MOST_ROUNDS:
         return True
-    return done >= _ENOUGH_ROUNDS and all(_spread(found) < _PRECISION for found in times.values())
+    return done >= _ENOUGH_ROUNDS and all(_estimate_spread(found) < _PRECISION for found in times.values())
 
 
-def _spread(times: list[float]) -> float:
+def _estimate_spread(times: list[float]) -> float:
     """Standard error of the median relative to it, from the interquartile range."""
     low, middle, high = np.percentile(times, (25, 50, 75))
     return float(1.25 * (high - low) / 1.35 / np.sqrt(len(times)) / middle)
 
 
-def _warm_up(session: Session, feeds: Feeds) -> int:
+def _warm_up_session(session: Session, feeds: Feeds) -> int:
     """Run until caches are warm; returns how many runs make one measurement."""
-    fastest = min(_block(session, feeds, 1) for _ in range(_WARM_UP_RUNS))
+    fastest = min(_time_runs(session, feeds, 1) for _ in range(_WARM_UP_RUNS))
     return int(np.clip(np.ceil(_BLOCK_SECONDS / max(fastest, 1e-7)), 1, _MOST_RUNS))
 
 
-def _block(session: Session, feeds: Feeds, runs: int) -> float:
+def _time_runs(session: Session, feeds: Feeds, runs: int) -> float:
     start = time.perf_counter()
     for _ in range(runs):
         session.run(feeds)
     return (time.perf_counter() - start) / runs
 
 
-def node_times(model: ModelLike | str | Path, feeds: Feeds, *, threads: int = 1, runs: int = 20) -> dict[str, float]:
-    """Median microseconds of every node of ORT's optimized graph, by the node's name (see `optimized_graph`).
+def measure_nodes(model: ModelLike | str | Path, feeds: Feeds, *, threads: int = 1, runs: int = 20) -> dict[str, float]:
+    """Median microseconds of every node of ORT's optimized graph, by the node's name (see `optimize_graph`).
 
     Nodes that ORT made have names it chose; a node that runs several times in one run (a Loop subgraph) counts each.
     """

@@ -9,7 +9,7 @@ from onnxq.targets.base import (
     Shape,
     Shapes,
     Target,
-    describe,
+    describe_spec,
 )
 from onnxq.targets.ort import ORT, ORT_WEIGHT_ONLY
 from onnxq.targets.trt import TRT, TRT_WEIGHT_ONLY
@@ -26,7 +26,7 @@ TARGETS: dict[tuple[str, str], Target] = {
 }
 
 
-def target(name: str, mode: str = "static") -> Target:
+def find_target(name: str, mode: str = "static") -> Target:
     """The target of this name and mode. Raises ConfigError naming those there are."""
     found = TARGETS.get((name, mode))
     if found is None:
@@ -46,6 +46,6 @@ __all__ = [
     "Shape",
     "Shapes",
     "Target",
-    "describe",
-    "target",
+    "describe_spec",
+    "find_target",
 ]

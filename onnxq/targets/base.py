@@ -241,7 +241,7 @@ class Target:
             return None
         rows = [row for row in self.capabilities if row.role is role and (not row.ops or node.op_type in row.ops)]
         takes = "; or ".join(_describe_row(row) for row in rows) or "nothing"
-        reason = f"{self.name} has no {node.op_type} kernel for {describe(spec)} {role}s"
+        reason = f"{self.name} has no {node.op_type} kernel for {describe_spec(spec)} {role}s"
         return Refusal(node.name, reason, f"use {takes}", code="R103")
 
 
@@ -252,7 +252,7 @@ def _fits_blocks(spec: QuantSpec, row: Capability) -> bool:
 _GRAIN = {PerTensor: "per tensor", PerChannel: "per channel", PerBlock: "per block"}
 
 
-def describe(spec: QuantSpec) -> str:
+def describe_spec(spec: QuantSpec) -> str:
     """The spec in a few words: "8-bit asymmetric uint8 per tensor"."""
     scheme = "symmetric" if spec.symmetric else "asymmetric"
     return f"{spec.bits}-bit {scheme} {spec.storage} {_GRAIN[type(spec.granularity)]}"

@@ -320,7 +320,7 @@ _MATRICES = frozenset(
 )
 
 
-def sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
+def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
     """The order of axes in which u8 x s8 kernels read a node's weight, adding two products to a 16-bit sum.
 
     Conv: input channels of one tap, tap after tap. None where no sum is of 16 bits: a Conv of one input and one output
@@ -338,6 +338,6 @@ def sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
 
 
 ORT = Target(
-    name="ort", rules=RULES, capabilities=CAPABILITIES, no_kernel=_NO_KERNEL, no_gain=_NO_GAIN, sum_order=sum_order
+    name="ort", rules=RULES, capabilities=CAPABILITIES, no_kernel=_NO_KERNEL, no_gain=_NO_GAIN, sum_order=find_sum_order
 )
 ORT_WEIGHT_ONLY = Target(name="ort", rules=RULES, capabilities=WEIGHT_ONLY, no_kernel=_NO_KERNEL, no_gain=_NO_GAIN)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.graph import NodeRef
-from onnxq.numerics import neighbours
-from onnxq.targets.ort import CONVS, sum_order
+from onnxq.numerics import pair_neighbours
+from onnxq.targets.ort import CONVS, find_sum_order
 
 _MICROSOFT = "com.microsoft"
 
@@ -69,11 +69,11 @@ def weight_sums(node: NodeRef, weight: NDArray[Any]) -> NDArray[Any] | None:
 
     A vector is one row; of a stack of matrices [..., K, N] (recurrent weights, batched MatMul) each column is one.
     """
-    # Batched and recurrent weights are no case of `sum_order`: each [K, N] in them is multiplied as one matrix.
+    # Batched and recurrent weights are no case of `find_sum_order`: each [K, N] in them is multiplied as one matrix.
     if node.op_type not in CONVS and weight.ndim != 2:
         if weight.ndim < 1:
             return None
         rows = weight[None] if weight.ndim == 1 else np.swapaxes(weight, -1, -2).reshape(-1, weight.shape[-2])
-        return neighbours(rows, (0, 1))
-    order = sum_order(node, weight.shape)
-    return None if order is None else neighbours(weight, order)
+        return pair_neighbours(rows, (0, 1))
+    order = find_sum_order(node, weight.shape)
+    return None if order is None else pair_neighbours(weight, order)

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 
 from onnxq.annotate import Origin, find_pairs
 from onnxq.annotate.bits import count_bits, is_quantizer_clip, read_bits, read_clip_bits, read_noted_bits, read_numbers
-from onnxq.annotate.find import chains
-from onnxq.graph import index_of, name_nodes
+from onnxq.annotate.find import find_chains
+from onnxq.graph import get_index, name_nodes
 from onnxq.spec import ELEMENT_TYPES, PerBlock, PerChannel, PerTensor, find_element_type
 from tests.annotate import models
 
@@ -55,8 +55,8 @@ def test_every_type_of_onnx_has_a_width_and_a_sign() -> None:
 
 
 def chain_of(model: onnx.ModelProto, number: int = 0):
-    index = index_of(name_nodes(model))
-    chain = list(chains(index))[number]
+    index = get_index(name_nodes(model))
+    chain = list(find_chains(index))[number]
     return index, chain, read_numbers(index, chain)
 
 

@@ -8,8 +8,8 @@ import pytest
 from onnx import helper
 
 from onnxq.annotate import find_existing, read_plan_note
-from onnxq.annotate.existing import already_quantized, is_guard
-from onnxq.graph import index_of, name_nodes
+from onnxq.annotate.existing import describe_quantized, is_guard
+from onnxq.graph import get_index, name_nodes
 from onnxq.sites import Edge, Role, TensorId
 from tests.annotate import models
 
@@ -96,7 +96,7 @@ def test_readers_behind_a_guard_read_the_pair_too() -> None:
     ]
     inits = [models.tensor("s", np.float32(0.1)), models.tensor("z", np.int8(0))]
     proto = name_nodes(models.model(nodes, inits))
-    index = index_of(proto)
+    index = get_index(proto)
     assert [node.name for node in index.nodes if is_guard(node)] == ["guard"]
     assert Edge("neg", 0) in find_existing(proto).by_edge
 
@@ -111,7 +111,7 @@ def test_readers_behind_a_guard_read_the_pair_too() -> None:
     ],
 )
 def test_the_message_counts_both_kinds(counts: tuple[int, int], text: str) -> None:
-    assert already_quantized(*counts) == text
+    assert describe_quantized(*counts) == text
 
 
 @pytest.mark.parametrize("text", [None, "", "{", '{"schema": 1}', '{"schema": 99}', "[]"])

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.annotate.find import chains, find_role, find_site, list_operators, list_readers
-from onnxq.graph import index_of, name_nodes
+from onnxq.annotate.find import find_chains, find_role, find_site, list_operators, list_readers
+from onnxq.graph import get_index, name_nodes
 from onnxq.sites import Edge, Role, TensorId, is_within, split_scope
 from tests.annotate import models
 
 
 def found(make):
-    index = index_of(name_nodes(make()))
-    return index, list(chains(index))
+    index = get_index(name_nodes(make()))
+    return index, list(find_chains(index))
 
 
 def test_a_chain_holds_its_clips_and_begins_at_the_float_tensor() -> None:

@@ -14,9 +14,9 @@ from onnxq.annotate import (
     BITS_ATTRIBUTE_WARNING,
     Origin,
     annotate_model,
+    assign_bits,
     find_pairs,
     inspect_model,
-    with_bits,
     write_bits,
 )
 from onnxq.errors import ConfigError, PlanError
@@ -216,7 +216,7 @@ def test_unnamed_nodes_keep_their_keys_when_the_order_changes():
 def test_the_source_is_never_changed():
     proto = models.two_widths()
     before = proto.SerializeToString(deterministic=True)
-    pairs = with_bits(find_pairs(proto), given=[("x", 4)])
+    pairs = assign_bits(find_pairs(proto), given=[("x", 4)])
     write_bits(proto, pairs, rename=True, bits_attribute=True)
     assert proto.SerializeToString(deterministic=True) == before
 

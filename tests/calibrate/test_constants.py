@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from onnxq.calibrate.constants import bias_numbers, tensor_of, weight_numbers
+from onnxq.calibrate.constants import bias_numbers, find_tensor, weight_numbers
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
-from onnxq.graph import GraphIndex, index_of
+from onnxq.graph import GraphIndex, get_index
 from onnxq.plan import SitePlan
 from onnxq.sites import Edge, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, PerChannel, QParams, QuantSpec
@@ -27,7 +27,7 @@ def layer(weight: np.ndarray | None = None) -> GraphIndex:
     values = np.ones((3, 4), np.float32) if weight is None else weight
     proto.graph.initializer.extend([numpy_helper.from_array(values, "w"), numpy_helper.from_array(BIAS, "b")])
     onnx.checker.check_model(proto)
-    return index_of(proto)
+    return get_index(proto)
 
 
 BIAS = np.asarray([1.0, -2.0, 0.0], np.float32)
@@ -105,13 +105,13 @@ def test_a_weight_scale_is_raised_for_a_bias_that_would_overflow() -> None:
 )
 def test_a_site_that_is_not_there_is_an_error(site: Site, said: str) -> None:
     with pytest.raises(PlanError, match=said) as caught:
-        tensor_of(layer(), site)
+        find_tensor(layer(), site)
     assert (caught.value.subject, caught.value.code) == (str(site), "Q404")
 
 
 def test_sites_that_are_there_are_their_tensors() -> None:
-    assert tensor_of(layer(), W) == W
-    assert tensor_of(layer(), Edge("gemm", 2)) == B
+    assert find_tensor(layer(), W) == W
+    assert find_tensor(layer(), Edge("gemm", 2)) == B
 
 
 def test_only_constants_have_numbers_without_data() -> None:

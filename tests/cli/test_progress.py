@@ -144,7 +144,12 @@ def test_a_step_is_announced_before_its_work_begins(work: Path, monkeypatch: pyt
 
         monkeypatch.setattr(module, name, spy)
 
-    for module, name in ((prepared, "load_model"), (prepared, "infer_shapes"), (check, "Session"), (check, "latency")):
+    for module, name in (
+        (prepared, "load_model"),
+        (prepared, "infer_shapes"),
+        (check, "Session"),
+        (check, "time_models"),
+    ):
         spied(module, name)
     pipeline.quantize(work / "m.onnx", work / "d.npz", work / "c.yaml", effort="fast", latency=True, progress=log)
     assert at == {

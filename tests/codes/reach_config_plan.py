@@ -12,7 +12,7 @@ import numpy as np
 import onnxq
 from onnxq.config import load_config
 from onnxq.engines.builder.shapes import parse_shapes
-from onnxq.engines.prove.prove import Wish, prove
+from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.evaluation.metric import parse_drop
 from onnxq.numerics import quantize
 from onnxq.observers import register_observer
@@ -89,7 +89,7 @@ def option_of_an_observer(_: Path):
 
 @reach("Q312")
 def unknown_engine(_: Path):
-    prove(gemm(), Wish(engine="openvino"))
+    prove_model(gemm(), ProveRequest(engine="openvino"))
 
 
 @reach("Q313")
@@ -109,7 +109,7 @@ def sizes(_: Path):
 
 @reach("Q317")
 def contradiction(_: Path):
-    prove(gemm(), Wish(engine="tensorrt-rtx", require_exact=True))
+    prove_model(gemm(), ProveRequest(engine="tensorrt-rtx", require_exact=True))
 
 
 @reach("Q319")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from onnxq.kernels.device import arch_number, nvcc
+from onnxq.kernels.device import arch_number, find_nvcc
 from onnxq.kernels.host import build_host
 from tests.codes.kit import reach, written
 
@@ -46,7 +46,7 @@ def without(package: str, code: str) -> Any:
 
 @reach("Q801")
 def no_onnxruntime(_: Path):
-    return without("onnxruntime", "from onnxq.runtime.engine import engine; engine()")
+    return without("onnxruntime", "from onnxq.runtime.engine import import_onnxruntime; import_onnxruntime()")
 
 
 @reach("Q802")
@@ -81,7 +81,7 @@ def no_tensorrt(folder: Path):
 def no_compiler(_: Path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ONNXQ_NVCC", "no-such-nvcc")
-        nvcc()
+        find_nvcc()
 
 
 @reach("Q807", pytest.mark.skipif(sys.platform == "win32", reason="a shell script"))

@@ -170,10 +170,10 @@ def a_node_fails(_: Path):
 
 @reach("Q112")
 def out_of_memory(_: Path):
-    from onnxq.runtime.faults import running
+    from onnxq.runtime.faults import explain_run_failure
 
     # What ONNX Runtime says; asking for the memory would harm the machine.
-    raise running(RuntimeError("Failed to allocate memory for requested buffer of size 1099511627776"), "m")
+    raise explain_run_failure(RuntimeError("Failed to allocate memory for requested buffer of size 1099511627776"), "m")
 
 
 @reach("Q114")

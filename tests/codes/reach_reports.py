@@ -17,9 +17,9 @@ from onnxq.cli import cli
 from onnxq.config import load_config
 from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.graph import load_model, name_nodes
-from onnxq.pipeline.finalize import unmeasured_cpu
+from onnxq.pipeline.finalize import warn_unmeasured_cpu
 from onnxq.report.model import Latency, OutputCheck, Report
-from onnxq.runtime import tap
+from onnxq.runtime import tap_tensors
 from onnxq.sites import Refusal, TensorId
 from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, reach, rows, saved, written
 from tests.interop.models import cache, network, ranges
@@ -96,7 +96,7 @@ def out_of_reach(_: Path):
             [choose] w = If (c) <then_branch = t () => (float[3] a) { [n] k = Neg(v) [r] a = Relu(k) },
                                  else_branch = e () => (float[3] z) { [i] z = Identity(v) }> }> }"""
     )
-    return list(tap(loop, [TensorId("k", "y.body/choose.then_branch")]).refusals)
+    return list(tap_tensors(loop, [TensorId("k", "y.body/choose.then_branch")]).refusals)
 
 
 @reach("R111")
@@ -286,7 +286,7 @@ def left_out(_: Path):
 
 @reach("W115")
 def another_processor(_: Path):
-    return unmeasured_cpu(onnxq.make_plan(gemm(64, 64)), "arm64")
+    return warn_unmeasured_cpu(onnxq.make_plan(gemm(64, 64)), "arm64")
 
 
 @reach("W116")

@@ -16,11 +16,11 @@ from onnx import helper
 import onnxq
 from onnxq.cli import cli
 from onnxq.config import load_config
-from onnxq.files import check_free, write_text
-from onnxq.graph import verify
+from onnxq.files import check_outputs, write_text
+from onnxq.graph import verify_graph
 from onnxq.interop.trt_cache import parse_cache
 from onnxq.numerics import qparams_from_range, weight_qparams
-from onnxq.observers import create
+from onnxq.observers import create_observer
 from onnxq.spec import ObserverSpec, QuantSpec
 from tests.codes.kit import EVERYTHING, F, gemm, model, reach, rows, saved, written
 from tests.interop.models import network
@@ -45,7 +45,7 @@ def nan_inside(_: Path):
 
 @reach("Q502")
 def saw_nothing(_: Path):
-    create(ObserverSpec("minmax"), QuantSpec(bits=8)).range()
+    create_observer(ObserverSpec("minmax"), QuantSpec(bits=8)).range()
 
 
 @reach("Q503")
@@ -81,12 +81,12 @@ def exists(folder: Path):
 @reach("Q602")
 def onto_itself(folder: Path):
     path = written(folder, "", "m.onnx")
-    check_free(path, path)
+    check_outputs(path, path)
 
 
 @reach("Q603")
 def no_folder(folder: Path):
-    check_free("", folder / "none" / "m.onnx")
+    check_outputs("", folder / "none" / "m.onnx")
 
 
 @reach("Q604", pytest.mark.skipif(not Path("/proc").exists(), reason="no /proc here"))
@@ -108,7 +108,7 @@ def open_cache(folder: Path):
 @reach("Q701")
 def lone_quantize(_: Path):
     body = "g (float[4] x) => (uint8[4] y) { y = QuantizeLinear(x, s, z) }"
-    verify(model(body, s=np.asarray(-1.0, F), z=np.asarray(0, np.uint8)))
+    verify_graph(model(body, s=np.asarray(-1.0, F), z=np.asarray(0, np.uint8)))
 
 
 @reach("Q702")

@@ -57,19 +57,19 @@ def half_precision(folder: Path):
 def not_exported(_: Path):
     torch, _nn, _q = front_end()
     pytest.importorskip("onnxscript")
-    from torch_frontend.export.graph import marked_model
+    from torch_frontend.export.graph import export_with_markers
 
     names = ("opset", "dynamic_shapes", "input_names", "output_names")
     free = dict.fromkeys(names)
-    marked_model(of(lambda x: x if x.sum() > 0 else -x), (torch.zeros(2, 4),), {}, optimize=True, **free)
+    export_with_markers(of(lambda x: x if x.sum() > 0 else -x), (torch.zeros(2, 4),), {}, optimize=True, **free)
 
 
 @reach("Q123")
 def no_quantized_class(_: Path):
     _t, nn, _q = front_end()
-    from torch_frontend.qmodules.layers import swapped
+    from torch_frontend.qmodules.layers import swap_class
 
-    swapped(nn.Dropout())
+    swap_class(nn.Dropout())
 
 
 @reach("Q124")
@@ -158,8 +158,8 @@ def no_plain_weight(_: Path):
 @reach("W119")
 def slow_kernels(_: Path):
     front_end()
-    from torch_frontend.fake_quant.kernels import SlowFakeQuantWarning, _composed
+    from torch_frontend.fake_quant.kernels import SlowFakeQuantWarning, _fall_back
 
     with pytest.warns(SlowFakeQuantWarning, match=r"\[W119\]") as caught:
-        _composed("a strange device", "there is none")
+        _fall_back("a strange device", "there is none")
     return [one.message for one in caught]

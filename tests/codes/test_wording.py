@@ -16,7 +16,7 @@ from onnxq import report
 from onnxq.cli import cli
 from onnxq.cli.wording import OPTIONS, name_options
 from onnxq.errors import DataError
-from onnxq.wording import phrase, speaking
+from onnxq.wording import translate_text, use_translation
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {name: cli.get_command(click.Context(cli), name) for name in cli.list_commands(click.Context(cli))}
@@ -91,18 +91,18 @@ def test_parameters_become_options(said, shown) -> None:
 
 
 def test_a_text_is_translated_while_the_command_line_speaks() -> None:
-    with speaking(name_options):
-        assert phrase("`force=True`") == "`--force`"
-    assert phrase("`force=True`") == "`force=True`"
+    with use_translation(name_options):
+        assert translate_text("`force=True`") == "`--force`"
+    assert translate_text("`force=True`") == "`force=True`"
 
 
 def test_python_hears_of_parameters(tmp_path) -> None:
     (tmp_path / "m.q.onnx").touch()
     (tmp_path / "m.onnx").touch()
-    from onnxq.files import check_free
+    from onnxq.files import check_outputs
 
     with pytest.raises(onnxq.OnnxqError, match="`force=True`"):
-        check_free(tmp_path / "m.onnx", tmp_path / "m.q.onnx")
+        check_outputs(tmp_path / "m.onnx", tmp_path / "m.q.onnx")
     assert "--" not in str(DataError("x", "y"))
 
 

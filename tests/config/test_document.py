@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.config import load_config, preset_names, preset_text
+from onnxq.config import list_presets, load_config, read_preset
 from onnxq.errors import ConfigError, OnnxqError
 
 LAUGHS = "a: &a [lol,lol,lol,lol,lol,lol,lol,lol,lol]\n" + "".join(
@@ -89,7 +89,7 @@ A: {QSCHEME: per-tensor-affine, QADD: {ENABLE_QUANT: true}}
 
 
 SEEDS = [
-    *(preset_text(name) for name in preset_names()),
+    *(read_preset(name) for name in list_presets()),
     RULES,
     SPARSEBIT,
 ]

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from onnxq.config import Config
-from onnxq.config.faults import Fault, hint_key, list_faults, shorten
-from onnxq.config.rules import QuantWish, Rule
+from onnxq.config.faults import Fault, list_faults, shorten_value, suggest_key
+from onnxq.config.rules import Rule, TensorConfig
 
 
 def faults(**values: object) -> list[Fault]:
@@ -42,11 +42,11 @@ def test_all_faults_are_listed() -> None:
 
 
 def test_a_key_is_suggested_where_it_belongs() -> None:
-    assert hint_key(Config, "block_size") == "write it under `activations`"
-    assert hint_key(QuantWish, "symetric") == "did you mean `scheme: symmetric`?"
-    assert hint_key(None, "anything") == "remove it"
-    assert "'source'" not in hint_key(Config, "sourc", {Config: frozenset({"source"})})
-    assert "'node'" in hint_key(Rule, "nod")
+    assert suggest_key(Config, "block_size") == "write it under `activations`"
+    assert suggest_key(TensorConfig, "symetric") == "did you mean `scheme: symmetric`?"
+    assert suggest_key(None, "anything") == "remove it"
+    assert "'source'" not in suggest_key(Config, "sourc", {Config: frozenset({"source"})})
+    assert "'node'" in suggest_key(Rule, "nod")
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_a_key_is_suggested_where_it_belongs() -> None:
     ids=["word", "float", "long", "huge"],
 )
 def test_values_fit_a_line(value: object, text: str) -> None:
-    assert shorten(value) == text
+    assert shorten_value(value) == text

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.config import Config, QuantWish, load_config
+from onnxq.config import Config, TensorConfig, load_config
 from onnxq.errors import ConfigError
 from onnxq.spec import ObserverSpec
 
@@ -110,7 +110,7 @@ def test_extends_keeps_what_is_not_said_and_puts_own_rules_first(tmp_path):
         "top.yaml",
     )
     found = load_config(top)
-    assert found.activations == QuantWish(scheme="asymmetric", signed=False, observer=ObserverSpec("entropy"))
+    assert found.activations == TensorConfig(scheme="asymmetric", signed=False, observer=ObserverSpec("entropy"))
     assert found.weights.observer.name == "mse"
     assert [(rule.op, rule.source, rule.line) for rule in found.rules] == [
         (("Conv",), str(top), 4),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.config import QuantWish, load_config
+from onnxq.config import TensorConfig, load_config
 from onnxq.errors import ConfigError
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 
@@ -44,7 +44,7 @@ def test_any_wish_survives_a_file_and_gives_its_spec(tmp_path_factory, wish, axi
         wish = {**wish, "block_size": 32}
     path = write(tmp_path_factory.mktemp("c"), json.dumps({"weights": wish}))
     found = load_config(path).weights
-    assert found == QuantWish(**wish)
+    assert found == TensorConfig(**wish)
     spec = found.spec(axis)
     grain = {"tensor": PerTensor(), "channel": PerChannel(axis), "block": PerBlock(axis, 32)}[wish["granularity"]]
     signed = wish["scheme"] == "symmetric" if wish["signed"] is None else wish["signed"]
@@ -58,7 +58,7 @@ def test_any_wish_survives_a_file_and_gives_its_spec(tmp_path_factory, wish, axi
 
 def test_spec_without_the_axis_it_needs_is_an_error():
     with pytest.raises(ConfigError, match="no channel axis"):
-        QuantWish(granularity="channel").spec(None)
+        TensorConfig(granularity="channel").spec(None)
 
 
 def test_config_is_frozen_and_hashable():

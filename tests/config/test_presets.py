@@ -2,7 +2,7 @@
 
 import pytest
 
-from onnxq.config import load_config, preset_names, preset_text
+from onnxq.config import list_presets, load_config, read_preset
 from onnxq.spec import FLOAT8, ObserverSpec, PerBlock, PerChannel, QuantSpec
 
 EXPECTED = {
@@ -30,7 +30,7 @@ EXPECTED = {
 
 
 def test_every_preset_is_listed_here():
-    assert set(preset_names()) == set(EXPECTED)
+    assert set(list_presets()) == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
@@ -47,7 +47,7 @@ def test_preset_says_what_its_name_says(name):
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_preset_is_commented_for_a_person(name):
-    assert preset_text(name).startswith("# ")
+    assert read_preset(name).startswith("# ")
 
 
 def test_percentile_preset_sets_its_option():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from onnxq.config import Config, QuantWish, Rule, RuleSet, load_config
+from onnxq.config import Config, Rule, RuleSet, TensorConfig, load_config
 from onnxq.errors import ConfigError
-from onnxq.nearest import did_you_mean, nearest
+from onnxq.nearest import find_nearest, suggest_names
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec
 
@@ -41,7 +41,7 @@ def test_apply_lets_go_of_what_no_longer_fits():
 
 def test_apply_names_the_rule_when_the_result_contradicts_itself():
     with pytest.raises(ConfigError, match=r"rule node=x -> granularity=block: .*block_size"):
-        rule(node="x", set={"granularity": "block"}).apply(QuantWish())
+        rule(node="x", set={"granularity": "block"}).apply(TensorConfig())
 
 
 def test_describe_says_selectors_settings_and_place(tmp_path):
@@ -61,9 +61,9 @@ def test_python_rules_need_no_line():
 
 
 def test_nearest_ignores_case_and_gives_up_on_strangers():
-    assert nearest("conv_12", ["Conv_1", "conv_2", "Relu"])[0] in ("Conv_1", "conv_2")
-    assert nearest("zzz", ["Conv_1"]) == ()
-    assert did_you_mean("Cnov", ["Conv", "Relu"]) == "did you mean 'Conv'?"
-    assert did_you_mean("zzz", ["b", "a"]) == "known: a, b"
-    assert did_you_mean("zzz", []) == "there are none"
-    assert "(20 in all)" in did_you_mean("zzz", [str(k) for k in range(20)])
+    assert find_nearest("conv_12", ["Conv_1", "conv_2", "Relu"])[0] in ("Conv_1", "conv_2")
+    assert find_nearest("zzz", ["Conv_1"]) == ()
+    assert suggest_names("Cnov", ["Conv", "Relu"]) == "did you mean 'Conv'?"
+    assert suggest_names("zzz", ["b", "a"]) == "known: a, b"
+    assert suggest_names("zzz", []) == "there are none"
+    assert "(20 in all)" in suggest_names("zzz", [str(k) for k in range(20)])

@@ -12,9 +12,9 @@ from onnx import helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented  # noqa: A004
 
 from onnxq.graph import GraphIndex, name_nodes
-from onnxq.numerics import SumOrder, keep_sums, partners, saturating_sums
+from onnxq.numerics import SumOrder, find_partners, find_saturating_sums, limit_sums
 from onnxq.numerics.saturation import multiply_saturating
-from onnxq.targets.ort import sum_order
+from onnxq.targets.ort import find_sum_order
 from tests.cpus.kernels import CONVS, MATRIX_OPS, cases, conv_case, cpu_saturates, large, matrix_case
 from tests.cpus.kernels import multiply_exactly as exactly
 
@@ -40,7 +40,7 @@ def test_the_data_tell_16_bits_from_32(name: str) -> None:
 
 
 def node_of(op: str, weight: tuple[int, ...], **attrs: Any) -> Any:
-    """The float node that becomes the kernel, as `sum_order` sees it."""
+    """The float node that becomes the kernel, as `find_sum_order` sees it."""
     node = helper.make_node(op, ["x", "w"], ["y"], name="op", **attrs)
     graph = helper.make_graph(
         [node],
@@ -62,10 +62,10 @@ def test_a_conv_whose_weights_keep_their_sums_is_exact_everywhere(name: str) -> 
     shape, weight, group, attrs = CONVS[name]
     rng = np.random.default_rng(5)
     w = rng.integers(-128, 128, weight).astype(np.int8)
-    order = sum_order(node_of("Conv", weight, group=group), weight)
+    order = find_sum_order(node_of("Conv", weight, group=group), weight)
     if order is not None:
-        assert saturating_sums(w, order).any()
-        w = keep_sums(w, w, [order])
+        assert find_saturating_sums(w, order).any()
+        w = limit_sums(w, w, [order])
     for x in (large(rng, shape), np.full(shape, 255, np.uint8)):
         case = conv_case("QLinearConv", x, w, group=group, x_zero=100, **attrs)
         np.testing.assert_array_equal(case.run(), case.answer(exactly))
@@ -79,11 +79,11 @@ def test_a_matrix_whose_weights_keep_their_sums_is_exact_everywhere(op: str, siz
         return
     rng = np.random.default_rng(6)
     shape = (24, size) if turned else (size, 24)
-    order = sum_order(node_of(float_op(op), shape, **({"transB": 1} if turned else {})), shape)
+    order = find_sum_order(node_of(float_op(op), shape, **({"transB": 1} if turned else {})), shape)
     assert order is not None
     w = rng.integers(-128, 128, shape).astype(np.int8)
-    assert saturating_sums(w, order).any()
-    w = keep_sums(w, w, [order])
+    assert find_saturating_sums(w, order).any()
+    w = limit_sums(w, w, [order])
     case = matrix_case(op, large(rng, (5, size)), w.T.copy() if turned else w, turned=turned)
     np.testing.assert_array_equal(case.run(), case.answer(exactly))
 
@@ -101,12 +101,12 @@ def all_twos(size: int) -> tuple[list[tuple[int, int]], np.ndarray]:
 
 
 def said(shape: tuple[int, ...], order: SumOrder | None, row: int = 0, axis: int = 0) -> set[tuple[int, int]]:
-    """The same from `sum_order`, for one output."""
+    """The same from `find_sum_order`, for one output."""
     if order is None:
         return set()
     flat = np.arange(int(np.prod(shape))).reshape(shape).take(row, axis=axis).ravel()
     at = {int(index): k for k, index in enumerate(flat)}
-    beside = partners(shape, order).take(row, axis=axis).ravel()
+    beside = find_partners(shape, order).take(row, axis=axis).ravel()
     return {(k, at[int(other)]) for k, other in enumerate(beside) if other >= 0 and k < at[int(other)]}
 
 
@@ -128,7 +128,9 @@ def test_sum_order_is_the_one_the_conv_has(inside: tuple[int, ...], group: int) 
     wrong = (case.run() != case.answer(exactly)).reshape(group, len(twos))
     found = {two for two, bad in zip(twos, wrong[0], strict=True) if bad}
     assert (wrong == wrong[0]).all()
-    assert found == said(weight.shape, sum_order(node_of("Conv", weight.shape, group=group), weight.shape)) != set()
+    assert (
+        found == said(weight.shape, find_sum_order(node_of("Conv", weight.shape, group=group), weight.shape)) != set()
+    )
 
 
 @needs_16_bits
@@ -136,7 +138,7 @@ def test_sum_order_is_the_one_the_conv_has(inside: tuple[int, ...], group: int) 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_depthwise_conv_shares_no_sums(kernel: tuple[int, ...], channels: int) -> None:
     shape = (channels, 1, *kernel)
-    assert sum_order(node_of("Conv", shape, group=channels), shape) is None
+    assert find_sum_order(node_of("Conv", shape, group=channels), shape) is None
     x = np.full((1, channels, *kernel), 255, np.uint8)
     case = conv_case("QLinearConv", x, np.full(shape, 127, np.int8), group=channels)
     np.testing.assert_array_equal(case.run(), case.answer(exactly))
@@ -149,7 +151,7 @@ def test_sum_order_is_the_one_the_matrix_has(op: str, size: int) -> None:
     name, turned = op.split()[0], op.endswith("turned")
     twos, w = all_twos(size)
     shape = w.shape if turned else w.T.shape
-    order = sum_order(node_of(float_op(name), shape, **({"transB": 1} if turned else {})), shape)
+    order = find_sum_order(node_of(float_op(name), shape, **({"transB": 1} if turned else {})), shape)
     case = matrix_case(name, np.full((2, size), 255, np.uint8), w.T.copy(), turned=turned)
     wrong = (case.run() != case.answer(exactly)).any(axis=0)
     found = {two for two, bad in zip(twos, wrong, strict=True) if bad}

@@ -7,8 +7,8 @@ from onnx import numpy_helper
 
 import onnxq
 from onnxq.graph import GraphIndex
-from onnxq.numerics import saturating_sums
-from onnxq.targets.ort import sum_order
+from onnxq.numerics import find_saturating_sums
+from onnxq.targets.ort import find_sum_order
 from tests.cpus.kernels import cpu_saturates
 from tests.cpus.nets import NETS, agreement, answers, net, quantized, samples
 
@@ -28,8 +28,8 @@ def overflowing(result: onnxq.Result) -> int:
     count = 0
     for node in index.nodes:
         value = weights.get(stored.get(node.inputs[1], "")) if len(node.inputs) > 1 else None
-        order = None if value is None or value.dtype.name != "int8" else sum_order(node, value.shape)
-        count += 0 if order is None or value is None else int(saturating_sums(value, order).sum())
+        order = None if value is None or value.dtype.name != "int8" else find_sum_order(node, value.shape)
+        count += 0 if order is None or value is None else int(find_saturating_sums(value, order).sum())
     return count
 
 

@@ -10,17 +10,17 @@ import pytest
 
 from onnxq.config import load_config
 from onnxq.errors import ConfigError, ModelError
-from onnxq.runtime import Session, UnknownOperatorError, open_libraries, operator_libraries
+from onnxq.runtime import Session, UnknownOperatorError, list_open_libraries, use_libraries
 from tests.custom_ops.models import network
 
 
 def test_sessions_inside_a_block_have_the_operator_and_those_outside_do_not(library: Path) -> None:
     feeds = {"x": np.ones((1, 3, 16, 16), np.float32)}
-    with operator_libraries([library]), operator_libraries([str(library)]):
-        assert open_libraries() == (str(library),)
+    with use_libraries([library]), use_libraries([str(library)]):
+        assert list_open_libraries() == (str(library),)
         values = Session(network(), optimize=False).run(feeds, ["y"])
     assert np.isfinite(values["y"]).all()
-    assert open_libraries() == ()
+    assert list_open_libraries() == ()
     with pytest.raises(UnknownOperatorError):
         Session(network())
 
@@ -45,7 +45,7 @@ def test_a_package_that_has_the_operators_is_named() -> None:
 
 def test_a_bare_file_name_is_one_in_the_working_directory(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(library.parent)
-    with operator_libraries([library.name]):
+    with use_libraries([library.name]):
         Session(network())
 
 
@@ -54,7 +54,7 @@ def test_what_is_no_library_is_an_error_in_words(tmp_path: Path, content: bytes 
     path = tmp_path / "ops.so"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError) as caught, operator_libraries([path]):
+    with pytest.raises(ConfigError) as caught, use_libraries([path]):
         pytest.fail("the block must not begin")
     assert caught.value.subject == f"operator library {path}"
     assert ("no such file" if content is None else "cannot load it") in caught.value.cause

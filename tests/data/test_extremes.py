@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.config import Config
-from onnxq.data import extremes, load_data
+from onnxq.data import find_extremes, load_data
 from onnxq.graph import ValueInfo
-from onnxq.pipeline.prepared import load
+from onnxq.pipeline.prepared import load_state
 from onnxq.pipeline.samples import read_data
 from tests.pipeline.models import images, residual
 
@@ -18,12 +18,12 @@ INPUT = (ValueInfo("x", 1, (None, 2)),)
 
 def test_the_least_the_greatest_the_loudest_and_the_longest_are_found() -> None:
     rows = [np.array([0.0, 1.0]), np.array([-3.0, 0.1]), np.array([0.5, 2.0]), np.array([1.9, 1.9, 1.9]), np.zeros(2)]
-    found = extremes({"x": row.astype(np.float32), "name": np.array([k])} for k, row in enumerate(rows))
+    found = find_extremes({"x": row.astype(np.float32), "name": np.array([k])} for k, row in enumerate(rows))
     assert found == {1, 2, 3}
 
 
 def test_names_and_what_is_the_same_everywhere_count_for_nothing() -> None:
-    assert extremes({"ids": np.array([k]), "rate": np.array(16000.0)} for k in range(4)) == frozenset()
+    assert find_extremes({"ids": np.array([k]), "rate": np.array(16000.0)} for k in range(4)) == frozenset()
 
 
 @given(st.integers(0, 2**16), st.integers(1, 7), st.sets(st.integers(0, 7), max_size=8))
@@ -38,7 +38,7 @@ def test_what_is_to_be_kept_is_held_back_only_when_nothing_else_is_left(seed: in
 
 
 def test_a_run_never_holds_back_its_loudest_sample() -> None:
-    prepared = load(residual())
+    prepared = load_state(residual())
     for loud in range(8):
         feeds = images(8)
         feeds["x"][loud] *= 9.0

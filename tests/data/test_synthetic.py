@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto
 
 from onnxq.config import DataConfig
-from onnxq.data import load_data, synthetic
+from onnxq.data import load_data, make_synthetic
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 
@@ -50,7 +50,7 @@ def test_synthetic_inputs_fit_and_repeat() -> None:
 
 
 def test_synthetic_sizes_can_be_given() -> None:
-    dataset = synthetic([IDS, ValueInfo("y", TensorProto.FLOAT, (None, "L"))], samples=1, dims={"L": 9, "y:0": 2})
+    dataset = make_synthetic([IDS, ValueInfo("y", TensorProto.FLOAT, (None, "L"))], samples=1, dims={"L": 9, "y:0": 2})
     assert {name: value.shape for name, value in dataset[0].items()} == {"ids": (1, 9), "y": (2, 9)}
 
 

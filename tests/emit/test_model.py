@@ -13,7 +13,7 @@ from onnx import TensorProto, numpy_helper, parser
 import onnxq
 from onnxq.config import Config, Rule
 from onnxq.numerics import fake_quant
-from onnxq.runtime import Session, optimized_graph
+from onnxq.runtime import Session, optimize_graph
 from tests.pipeline.models import EVERYTHING, images, residual
 
 
@@ -70,7 +70,7 @@ def test_narrow_activations_are_enforced_by_a_clip(bits: int) -> None:
 
 def test_narrow_activations_of_a_matmul_still_fuse() -> None:
     result = onnxq.quantize(linear(), TOKENS, config(activations={"bits": 6, "scheme": "asymmetric"}), latency=False)
-    assert Counter(n.op_type for n in optimized_graph(result.model).graph.node)["MatMulIntegerToFloat"] == 2
+    assert Counter(n.op_type for n in optimize_graph(result.model).graph.node)["MatMulIntegerToFloat"] == 2
 
 
 @pytest.mark.parametrize("bits", [2, 4, 6])
@@ -97,7 +97,7 @@ def test_packed_weights_are_half_as_large_and_compute_the_same() -> None:
     for optimize in (False, True):
         one, other = (Session(r.model, optimize=optimize).run(images()) for r in (wide, packed))
         assert all(np.array_equal(value, other[name]) for name, value in one.items())
-    ops = [Counter(node.op_type for node in optimized_graph(r.model).graph.node) for r in (wide, packed)]
+    ops = [Counter(node.op_type for node in optimize_graph(r.model).graph.node) for r in (wide, packed)]
     assert ops[0] == ops[1]
     assert ops[1]["QLinearConv"] > 0
     assert "Cast" not in ops[1]
@@ -174,7 +174,7 @@ def test_weight_only(wish: dict[str, object], dtype: int, scale_shape: list[int]
     assert list(held["w/scale"].dims) == scale_shape
     assert result.report.checks[0].sqnr_db[0] > least
     assert not any(node.op_type == "QuantizeLinear" for node in result.model.graph.node)
-    ops = Counter(node.op_type for node in optimized_graph(result.model).graph.node)
+    ops = Counter(node.op_type for node in optimize_graph(result.model).graph.node)
     assert ops["MatMulNBits"] == 2, ops
 
 

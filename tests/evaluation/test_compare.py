@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxq.errors import VerificationError
-from onnxq.evaluation.compare import ModelErrors, check_interface, compare
+from onnxq.evaluation.compare import ModelErrors, check_interface, compare_models
 
 
 class _Gives:
@@ -31,13 +31,13 @@ class _Gives:
     ],
 )
 def test_values_in_sequences_and_maps_are_compared_place_by_place(reference: object, other: object, db: float) -> None:
-    (found,) = compare({"": (_Gives(reference), _Gives(other))}, [{}])[""]
+    (found,) = compare_models({"": (_Gives(reference), _Gives(other))}, [{}])[""]
     assert found.sqnr_db == pytest.approx(db)
 
 
 @pytest.mark.parametrize("value", [["a", "b"], np.array(["a"]), [], None, [{"a": "b"}]])
 def test_what_holds_no_numbers_gives_no_figure(value: object) -> None:
-    assert compare({"": (_Gives(value), _Gives(value))}, [{}])[""] == ()
+    assert compare_models({"": (_Gives(value), _Gives(value))}, [{}])[""] == ()
 
 
 def test_a_session_of_several_pairs_runs_once_a_sample() -> None:
@@ -49,7 +49,7 @@ def test_a_session_of_several_pairs_runs_once_a_sample() -> None:
             return super().run(feeds)
 
     reference, one, two = (Counts(np.full(4, value)) for value in (1.0, 1.1, 1.01))
-    found = compare({"a": (reference, one), "b": (reference, two)}, [{}, {}])
+    found = compare_models({"a": (reference, one), "b": (reference, two)}, [{}, {}])
     assert len(runs) == 2 * 3
     assert [found[label][0].sqnr_db for label in "ab"] == pytest.approx([20, 40])
 

@@ -14,9 +14,9 @@ from onnx import numpy_helper
 
 import onnxq
 from onnxq.cli import cli
-from onnxq.config import QuantWish, Rule
+from onnxq.config import Rule, TensorConfig
 from onnxq.errors import ConfigError, PlanError
-from onnxq.evaluation.compare import compare
+from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.profile import KINDS
 from onnxq.runtime import Session
 from tests.engines.diff.models import chain, pairs
@@ -60,7 +60,9 @@ def test_the_rough_site_is_found_by_every_reading(profile: onnxq.Profile) -> Non
 def test_figures_are_those_of_the_models_themselves(profile: onnxq.Profile, result: onnxq.Result) -> None:
     plain = Session(residual(), optimize=False)
     taken = onnxq.profile_model(residual(), result.model, images(), samples=16, by=["site"])
-    found = compare({"": (plain, Session(result.model, optimize=False))}, [{"x": s[None]} for s in images()["x"]])[""]
+    found = compare_models(
+        {"": (plain, Session(result.model, optimize=False))}, [{"x": s[None]} for s in images()["x"]]
+    )[""]
     assert taken.outputs[0].sqnr_db == pytest.approx(found[0].sqnr_db, abs=0.1)
     assert profile.outputs[0].float_db > 100
     assert profile.prefixes[-1].sqnr_db == pytest.approx(profile.sqnr_db)
@@ -89,7 +91,7 @@ def test_scaled_channels_are_compared_with_the_scaled_model() -> None:
 
 def test_segments_find_what_sites_hide() -> None:
     """Three rough sites in a row: leaving one out brings little back, leaving the segment out nearly all."""
-    config = EVERYTHING.model_copy(update={"weights": QuantWish(granularity="channel", bits=2, narrow_range=True)})
+    config = EVERYTHING.model_copy(update={"weights": TensorConfig(granularity="channel", bits=2, narrow_range=True)})
     found = onnxq.profile_model(residual(), data=images(), config=config, samples=4)
     segment, site = found.of("segment")[0], found.of("site")[0]
     assert segment.gain_db > site.gain_db + 2

@@ -10,8 +10,8 @@ import pytest
 
 import onnxq
 from onnxq.config import Config, load_config
-from onnxq.evaluation.accumulator import ErrorAccumulator, OutputError
-from onnxq.evaluation.compare import ModelErrors, compare
+from onnxq.evaluation.accumulator import ErrorAccumulator, OutputAccuracy
+from onnxq.evaluation.compare import ModelErrors, compare_models
 from onnxq.evaluation.slices import SliceSums
 from onnxq.report import show_difference, show_report
 from tests.evaluation.heads import head, samples
@@ -24,7 +24,7 @@ def noisy(reference: np.ndarray, share: float | np.ndarray) -> np.ndarray:
     return reference + share * np.where(RNG.random(reference.shape) < 0.5, -1.0, 1.0)
 
 
-def measured(reference: np.ndarray, value: np.ndarray) -> OutputError:
+def measured(reference: np.ndarray, value: np.ndarray) -> OutputAccuracy:
     """The errors over [samples, 1, ...]."""
     sums = ErrorAccumulator("y", slices=SliceSums())
     for one, other in zip(reference, value, strict=True):
@@ -124,7 +124,7 @@ def test_padding_by_the_models_own_mask_counts_in_no_slice() -> None:
     mask = np.zeros((1, 16), np.int64)
     mask[:, :8] = 1
     pair = Gives(list(reference)), Gives(list(value))
-    (found,) = compare({"": pair}, [{"attention_mask": mask}] * len(reference))[""]
+    (found,) = compare_models({"": pair}, [{"attention_mask": mask}] * len(reference))[""]
     assert found.part == "[:, :, 1]"
     assert found.sqnr_db == pytest.approx(measured(reference[:, :, :8], value[:, :, :8]).sqnr_db)
 

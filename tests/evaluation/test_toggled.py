@@ -11,11 +11,11 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
 import onnxq
-from onnxq.config import Config, QuantWish, Rule, load_config
+from onnxq.config import Config, Rule, TensorConfig, load_config
 from onnxq.evaluation.accumulator import measure_error
-from onnxq.evaluation.toggled import switchboard
+from onnxq.evaluation.toggled import toggle_model
 from onnxq.graph import name_nodes
-from onnxq.pipeline.prepared import load
+from onnxq.pipeline.prepared import load_state
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from tests.engines.diff.models import chain, pairs, samples
@@ -37,12 +37,12 @@ def close(a: dict[str, np.ndarray], b: dict[str, np.ndarray], least: float = 100
 @pytest.fixture(scope="module")
 def made() -> tuple[onnx.ModelProto, onnx.ModelProto]:
     result = onnxq.quantize(residual(), images(), EVERYTHING, latency=False)
-    return load(residual()).model, result.model
+    return load_state(residual()).model, result.model
 
 
 def test_all_on_and_all_off(made: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
     plain, quantized = made
-    board = switchboard(plain, quantized)
+    board = toggle_model(plain, quantized)
     assert board.fixed == ()
     assert close(board.run(FEEDS, board.switches), outputs(quantized, FEEDS), 50.0)
     assert close(board.run(FEEDS, ()), outputs(plain, FEEDS))
@@ -55,13 +55,13 @@ def test_all_on_and_all_off(made: tuple[onnx.ModelProto, onnx.ModelProto]) -> No
 @given(chosen=st.sets(st.integers(0, 12)))
 def test_each_switch_does_what_leaving_it_out_of_the_file_does(chosen: set[int]) -> None:
     """The emitter with some sites only is the independent witness."""
-    from onnxq.passes.assembly.model import realise
+    from onnxq.passes.assembly.model import build_quantized
 
     prepared, result = _witness()
-    board = switchboard(prepared.model, result.model)
+    board = toggle_model(prepared.model, result.model)
     sites = [site for k, site in enumerate(result.plan.sites) if k in chosen]
     names = {str(site.site) for site in sites}
-    left = realise(prepared, result.plan.with_sites(tuple(sites)))
+    left = build_quantized(prepared, result.plan.with_sites(tuple(sites)))
     on = [one for one in board.switches if one.site in names]
     assert len(on) == len(sites)
     # One rounding of a pair flipped by the last bit of a sum is 60 dB.
@@ -75,7 +75,7 @@ def _witness() -> tuple:
     if not _CACHE:
         # Without int32 biases, which cannot be told apart from their weights.
         config = EVERYTHING.model_copy(update={"bias": "float"})
-        _CACHE.append((load(residual()), onnxq.quantize(residual(), images(), config, latency=False)))
+        _CACHE.append((load_state(residual()), onnxq.quantize(residual(), images(), config, latency=False)))
     return _CACHE[0]
 
 
@@ -85,12 +85,12 @@ def test_corrected_biases_are_switched_with_their_node() -> None:
         effort="balanced",
         bias="float",
         skip=("cross_layer_equalization", "smoothquant"),
-        weights=QuantWish(granularity="channel", bits=4, narrow_range=True),
+        weights=TensorConfig(granularity="channel", bits=4, narrow_range=True),
     )
     result = onnxq.quantize(residual(), images(24), config, latency=False)
     assert result.plan.biases
-    plain = load(residual()).model
-    board = switchboard(plain, result.model)
+    plain = load_state(residual()).model
+    board = toggle_model(plain, result.model)
     assert close(board.run(FEEDS, board.switches), outputs(result.model, FEEDS), 50.0)
     assert close(board.run(FEEDS, ()), outputs(plain, FEEDS))
     corrected = {reader for one in board.switches if one.role is Role.BIAS for reader in one.readers}
@@ -100,8 +100,8 @@ def test_corrected_biases_are_switched_with_their_node() -> None:
 def test_inside_branches() -> None:
     data = [{"x": s[None], "flag": np.array(k % 2 == 0)} for k, s in enumerate(images()["x"])]
     result = onnxq.quantize(branches(), data, EVERYTHING, latency=False)
-    plain = load(branches()).proto
-    board = switchboard(plain, result.model)
+    plain = load_state(branches()).proto
+    board = toggle_model(plain, result.model)
     assert board.fixed == ()
     for flag in (True, False):
         feeds = {**FEEDS, "flag": np.array(flag)}
@@ -119,8 +119,8 @@ def test_other_kinds_of_pairs(preset: str) -> None:
     data = [{"x": part} for part in np.split(samples(48)["x"], 12)]
     config = load_config(preset).model_copy(update={"rules": EVERYTHING.rules, "effort": "fast"})
     result = onnxq.quantize(chain(), data, config, latency=False)
-    plain = load(chain(), target=result.plan.target).proto
-    board = switchboard(plain, result.model)
+    plain = load_state(chain(), target=result.plan.target).proto
+    board = toggle_model(plain, result.model)
     feeds = {"x": samples(4, seed=3)["x"]}
     assert board.switches
     assert close(board.run(feeds, board.switches), outputs(result.model, feeds), 50.0)
@@ -129,7 +129,7 @@ def test_other_kinds_of_pairs(preset: str) -> None:
 
 def test_pairs_made_by_hand_without_notes() -> None:
     quantized = pairs(chain())
-    board = switchboard(name_nodes(chain()), quantized)
+    board = toggle_model(name_nodes(chain()), quantized)
     feeds = {"x": samples(4, seed=3)["x"]}
     assert len(board.switches) == 6
     assert close(board.run(feeds, board.switches), outputs(quantized, feeds), 50.0)
@@ -149,7 +149,7 @@ def test_another_tools_file(tmp_path) -> None:
     onnx.save(proto, tmp_path / "m.onnx")
     quantize_static(str(tmp_path / "m.onnx"), str(tmp_path / "q.onnx"), _Reader(images()), quant_format=QuantFormat.QDQ)
     quantized = onnx.load(tmp_path / "q.onnx")
-    board = switchboard(proto, quantized)
+    board = toggle_model(proto, quantized)
     assert board.fixed == ()
     assert close(board.run(FEEDS, board.switches), outputs(quantized, FEEDS), 50.0)
     assert close(board.run(FEEDS, ()), outputs(proto, FEEDS))
@@ -160,7 +160,7 @@ def test_weights_that_the_float_model_does_not_know_stay_on_and_are_named() -> N
     for node in proto.graph.node:
         node.name = f"other_{node.name}"
     quantized = pairs(chain())
-    board = switchboard(proto, quantized)
+    board = toggle_model(proto, quantized)
     assert {refusal.subject for refusal in board.fixed} == {"w0", "w1", "w2"}
     feeds = {"x": samples(4, seed=3)["x"]}
     assert close(board.run(feeds, board.switches), outputs(quantized, feeds), 50.0)
@@ -177,7 +177,7 @@ def test_integers_between_a_quantize_and_a_dequantize_node_stay_on() -> None:
     shape = numpy_helper.from_array(np.array([2, 3]), "shape")
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], [scale, zero, shape])
     proto = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
-    board = switchboard(proto, proto)
+    board = toggle_model(proto, proto)
     feeds = {"x": np.ones((2, 3), np.float32)}
     assert not board.switches
     assert len(board.fixed) == 2

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from onnxq.errors import OutputError
-from onnxq.files import check_free, replacing, write_text
+from onnxq.files import check_outputs, replace_files, write_text
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links, devices and pipes")
 
 
 def test_devices_are_written_through_and_stay_what_they_are() -> None:
-    check_free("", "/dev/null")
+    check_outputs("", "/dev/null")
     write_text(Path("/dev/null"), "text")
     assert Path("/dev/null").is_char_device()
 
@@ -31,7 +31,7 @@ def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
     reader.start()
-    check_free("", pipe)
+    check_outputs("", pipe)
     write_text(pipe, "text")
     reader.join()
     assert got == [b"text"]
@@ -45,7 +45,7 @@ def test_several_files_are_exchanged_together_or_not_at_all(tmp_path: Path, monk
     real = os.replace
 
     def write() -> None:
-        with replacing(targets, overwrite=True) as files:
+        with replace_files(targets, overwrite=True) as files:
             for file in files:
                 file.write(b"after")
 
@@ -86,7 +86,7 @@ def test_between_two_files_the_one_that_refers_to_the_other_is_away(
         seen.append((model.exists() and model.read_bytes(), weights.exists() and weights.read_bytes()))
 
     monkeypatch.setattr(os, "replace", watched)
-    with replacing(targets, overwrite=True) as files:
+    with replace_files(targets, overwrite=True) as files:
         for file in files:
             file.write(b"after")
     assert (b"before", b"after") not in seen

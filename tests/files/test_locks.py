@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.files.locks import hold_lock, remove_stale
+from onnxq.files.locks import hold_lock, remove_stale_files
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="locks")
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="locks")
 _HOLDS = """
 import os, sys
 from pathlib import Path
-from onnxq.files import ScratchFolder, replacing
-with replacing([Path(sys.argv[1]) / "out"]) as files, ScratchFolder(Path(sys.argv[1])) as folder:
+from onnxq.files import ScratchFolder, replace_files
+with replace_files([Path(sys.argv[1]) / "out"]) as files, ScratchFolder(Path(sys.argv[1])) as folder:
     (folder / "inside").write_text("")
     print("ready", flush=True)
     sys.stdin.read()
@@ -31,12 +31,12 @@ def test_what_a_killed_run_left_goes_and_what_a_living_one_has_stays(tmp_path: P
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         assert len(os.listdir(tmp_path)) == 2
-        remove_stale(tmp_path)
+        remove_stale_files(tmp_path)
         assert len(os.listdir(tmp_path)) == 2
         child.kill()
         child.wait()
     assert len(os.listdir(tmp_path)) == 2
-    remove_stale(tmp_path)
+    remove_stale_files(tmp_path)
     assert os.listdir(tmp_path) == []
 
 
@@ -46,7 +46,7 @@ def test_only_our_own_names_are_ever_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     (tmp_path / ".onnxq-0123456789abcdef.tmp").symlink_to(tmp_path / "m.onnx")
     (tmp_path / ".onnxq-fedcba9876543210.tmp").write_text("")
-    remove_stale(tmp_path)
+    remove_stale_files(tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted([*names, ".onnxq-0123456789abcdef.tmp"])
 
 

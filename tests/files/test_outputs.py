@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from onnxq.errors import DataError, OutputError
-from onnxq.files import check_free, guarding, note_input, read_input, replacing, saving_into, scratch, write_text
+from onnxq.files import (
+    check_outputs,
+    guard_outputs,
+    prepare_folder,
+    read_input,
+    register_input,
+    replace_files,
+    scratch,
+    write_text,
+)
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links, devices and pipes")
 
@@ -21,23 +30,26 @@ def test_no_output_is_an_input_by_any_name(tmp_path: Path, link) -> None:
     if link is not None:
         out = tmp_path / "out.onnx"
         link(given, out)
-    with pytest.raises(OutputError, match="is read by this command"), guarding("", out, force=True):
+    with pytest.raises(OutputError, match="is read by this command"), guard_outputs("", out, force=True):
         read_input(given, DataError, limit=100)
-    with guarding("", out, force=True):
+    with guard_outputs("", out, force=True):
         (tmp_path / "other").write_text("")
-        note_input(tmp_path / "other")
-    note_input(given)  # no command runs
+        register_input(tmp_path / "other")
+    register_input(given)  # no command runs
     with pytest.raises(OutputError, match="is the input model"):
-        check_free(given, out, force=True)
+        check_outputs(given, out, force=True)
     assert given.read_text() == "precious"
 
 
 def test_what_a_command_has_read_is_not_written_over_under_a_name_found_late(tmp_path: Path) -> None:
     weights = tmp_path / "q.onnx.data"
     weights.write_text("precious")
-    with guarding("", tmp_path / "q.onnx", force=True):
-        note_input(weights)
-        with pytest.raises(OutputError, match="is an input"), replacing([tmp_path / "q.onnx", weights], overwrite=True):
+    with guard_outputs("", tmp_path / "q.onnx", force=True):
+        register_input(weights)
+        with (
+            pytest.raises(OutputError, match="is an input"),
+            replace_files([tmp_path / "q.onnx", weights], overwrite=True),
+        ):
             pass
     assert weights.read_text() == "precious"
 
@@ -46,10 +58,10 @@ def test_guards_inside_each_other_all_hold(tmp_path: Path) -> None:
     outer, given = tmp_path / "outer", tmp_path / "given"
     outer.write_text("")
     given.write_text("")
-    with guarding("", outer, force=True), guarding("", tmp_path / "inner"):
-        note_input(given)
+    with guard_outputs("", outer, force=True), guard_outputs("", tmp_path / "inner"):
+        register_input(given)
         with pytest.raises(OutputError):
-            note_input(outer)
+            register_input(outer)
 
 
 @pytest.mark.parametrize("folder", ["/proc", "/sys", "/proc/self/fd"])
@@ -58,18 +70,18 @@ def test_a_folder_that_takes_no_files_is_told_before_the_work(folder: str) -> No
     if not Path(folder).is_dir():
         pytest.skip(f"no {folder}")
     with pytest.raises(OutputError, match="no file can be made in its folder"):
-        check_free("", Path(folder) / "q.onnx")
+        check_outputs("", Path(folder) / "q.onnx")
 
 
 def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path: Path) -> None:
     longest = tmp_path / ("n" * 255)
-    check_free("", longest)
+    check_outputs("", longest)
     write_text(longest, "text")
     assert longest.read_text() == "text"
     with pytest.raises(OutputError, match="File name too long"):
-        check_free("", tmp_path / ("n" * 256))
+        check_outputs("", tmp_path / ("n" * 256))
     with pytest.raises(OutputError, match="null"):
-        check_free("", tmp_path / "a\0b")
+        check_outputs("", tmp_path / "a\0b")
 
 
 def test_every_fault_of_a_place_is_told_before_the_work(tmp_path: Path) -> None:
@@ -83,7 +95,7 @@ def test_every_fault_of_a_place_is_told_before_the_work(tmp_path: Path) -> None:
         ("dangling", "exists"),
     ):
         with pytest.raises(OutputError, match=said):
-            check_free("", tmp_path / name)
+            check_outputs("", tmp_path / name)
     assert sorted(os.listdir(tmp_path)) == ["dangling", "file"]
 
 
@@ -91,25 +103,25 @@ def test_standard_streams_and_block_devices_are_refused(tmp_path: Path) -> None:
     os.symlink("/dev/stdout", tmp_path / "mine")
     for path in ("/dev/stdout", "/dev/fd/2", "/proc/self/fd/1", tmp_path / "mine"):
         with pytest.raises(OutputError, match="standard stream"):
-            check_free("", path, force=True)
+            check_outputs("", path, force=True)
     if os.geteuid() == 0:
         try:
             os.mknod(tmp_path / "disk", 0o600 | 0o060000, os.makedev(259, 999))
         except OSError:
             return  # a container without the right to make devices
         with pytest.raises(OutputError, match="is a block device"):
-            check_free("", tmp_path / "disk", force=True)
+            check_outputs("", tmp_path / "disk", force=True)
 
 
 def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path: Path) -> None:
-    with saving_into(tmp_path / "new", ["a"]):
+    with prepare_folder(tmp_path / "new", ["a"]):
         pass
     assert os.listdir(tmp_path) == []
-    with saving_into(tmp_path / "new", ["a"]):
+    with prepare_folder(tmp_path / "new", ["a"]):
         (tmp_path / "new" / "a").write_text("")
     assert os.listdir(tmp_path / "new") == ["a"]
-    with pytest.raises(OutputError, match="is read by this command"), saving_into(tmp_path / "new", ["a"]):
-        note_input(tmp_path / "new" / "a")
+    with pytest.raises(OutputError, match="is read by this command"), prepare_folder(tmp_path / "new", ["a"]):
+        register_input(tmp_path / "new" / "a")
 
 
 def test_every_command_with_outputs_looks_beside_them_and_in_the_temporary_folder(
@@ -121,5 +133,5 @@ def test_every_command_with_outputs_looks_beside_them_and_in_the_temporary_folde
         (folder / ".onnxq-0123456789abcdef.tmp" / "inside").write_text("")
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     monkeypatch.setattr(scratch, "_looked_through", set())
-    with guarding("", out / "q.onnx"):
+    with guard_outputs("", out / "q.onnx"):
         assert (os.listdir(out), os.listdir(temporary)) == ([], [])

@@ -17,9 +17,9 @@ import onnx
 import onnxq
 from onnxq.engines.builder.process import BuildState
 from onnxq.engines.diff.results import load_results
-from onnxq.engines.prove.compare import changes, read_proof
+from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.proof import Build, Kernel, NodeProof, Proof, SiteProof, SiteState
-from onnxq.engines.prove.trt_kernels import read_text
+from onnxq.engines.prove.trt_kernels import read_layers_message
 from onnxq.interop import write_cache
 from onnxq.interop.trt_cache import ORIGIN
 from onnxq.kernels import cache as kernel_cache
@@ -169,7 +169,7 @@ def _write_proof(rng: Random, folder: Path) -> None:
 
 
 def _run_proof(folder: Path, work: Path) -> Iterable[str]:
-    for change in changes(read_proof(folder / "proof.json"), _proof()):
+    for change in find_changes(read_proof(folder / "proof.json"), _proof()):
         str(change)
     return []
 
@@ -194,7 +194,7 @@ def _run_results(folder: Path, work: Path) -> Iterable[str]:
 def _write_kernel(rng: Random, folder: Path) -> None:
     place = folder / "kernels"
     place.mkdir()
-    entry = kernel_cache.fetch(place, "lib{}.so", {"kind": "test"}, lambda path: path.write_text("code") and None)
+    entry = kernel_cache.fetch_entry(place, "lib{}.so", {"kind": "test"}, lambda path: path.write_text("code") and None)
     note = entry.path.with_name(f"{entry.path.name}.json")
     chosen = rng.choice((note, note, entry.path))
     chosen.write_bytes(_damaged(rng, chosen.read_text(), tree=chosen is note))
@@ -202,8 +202,8 @@ def _write_kernel(rng: Random, folder: Path) -> None:
 
 def _run_kernel(folder: Path, work: Path) -> Iterable[str]:
     place = folder / "kernels"
-    kernel_cache.find(place, lambda key: key.get("kind") == "test")
-    entry = kernel_cache.fetch(place, "lib{}.so", {"kind": "test"}, lambda path: path.write_text("code") and None)
+    kernel_cache.find_entry(place, lambda key: key.get("kind") == "test")
+    entry = kernel_cache.fetch_entry(place, "lib{}.so", {"kind": "test"}, lambda path: path.write_text("code") and None)
     if entry.path.read_text() != "code":
         raise Wrong("the kernel cache gave another file than was built")
     return []
@@ -214,7 +214,7 @@ def _write_layers(rng: Random, folder: Path) -> None:
 
 
 def _run_layers(folder: Path, work: Path) -> Iterable[str]:
-    read_text((folder / "layers.txt").read_bytes().decode("utf-8", "replace"))
+    read_layers_message((folder / "layers.txt").read_bytes().decode("utf-8", "replace"))
     return []
 
 

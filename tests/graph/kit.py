@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
-from onnxq.graph.scopes import walk
+from onnxq.graph.scopes import walk_graphs
 
 SIZE = 4
 BINARY = ("Add", "Sub", "Mul", "Max")
@@ -70,7 +70,7 @@ def assert_same(a: ModelProto, b: ModelProto) -> None:
 
 def all_nodes(proto: ModelProto) -> list[NodeProto]:
     """Every node of every scope (functions aside)."""
-    return [node for _, graph in walk(proto.graph) for node in graph.node]
+    return [node for _, graph in walk_graphs(proto.graph) for node in graph.node]
 
 
 class _Maker:
@@ -148,7 +148,7 @@ def shuffled(proto: ModelProto, seed: int) -> ModelProto:
     rng = random.Random(seed)
     copy = ModelProto()
     copy.CopyFrom(proto)
-    for _, graph in walk(copy.graph):
+    for _, graph in walk_graphs(copy.graph):
         nodes = [NodeProto.FromString(node.SerializeToString()) for node in graph.node]
         placed: list[NodeProto] = []
         made = {name for node in nodes for name in node.output}
@@ -183,7 +183,7 @@ def respelled(proto: ModelProto) -> ModelProto:
     def new(name: str) -> str:
         return name if not name or name in kept else f"other/{name[::-1]}"
 
-    for _, graph in walk(copy.graph):
+    for _, graph in walk_graphs(copy.graph):
         for node in graph.node:
             node.name = ""
             node.input[:] = [new(name) for name in node.input]

@@ -8,7 +8,7 @@ from onnx import ModelProto, SparseTensorProto, helper, numpy_helper
 
 import onnxq
 from onnxq.errors import ModelError
-from onnxq.graph import store_densely, verify
+from onnxq.graph import store_densely, verify_graph
 from tests.graph.kit import model
 
 W = np.zeros((8, 4), np.float32)
@@ -48,7 +48,7 @@ def test_sparse_weights_become_dense_wherever_they_stand() -> None:
     proto = sparse_model()
     before = proto.SerializeToString(deterministic=True)
     dense = store_densely(proto)
-    verify(dense)
+    verify_graph(dense)
     assert proto.SerializeToString(deterministic=True) == before
     assert not dense.graph.sparse_initializer
     np.testing.assert_array_equal(numpy_helper.to_array(dense.graph.initializer[0]), W)

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper, parser
 
-from onnxq.graph import GraphIndex, name_nodes, strip_weights, verify
-from onnxq.graph.dequantized import weights_dequantized
+from onnxq.graph import GraphIndex, name_nodes, strip_weights, verify_graph
+from onnxq.graph.dequantized import dequantize_weights
 from onnxq.runtime import Session
 
 F = np.float32
@@ -54,8 +54,8 @@ def test_the_values_are_those_of_onnx_runtime_and_only_weights_change() -> None:
     shown.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in "abcd")
     x = {"x": np.random.default_rng(1).standard_normal((3, 6)).astype(F)}
     wanted = Session(shown, optimize=False).run(x)
-    done = weights_dequantized(proto)
-    verify(done)
+    done = dequantize_weights(proto)
+    verify_graph(done)
     held = {tensor.name: numpy_helper.to_array(tensor) for tensor in done.graph.initializer}
     for name in "abcd":
         np.testing.assert_array_equal(held[name].view(np.uint32), wanted[name].view(np.uint32))
@@ -67,7 +67,7 @@ def test_the_values_are_those_of_onnx_runtime_and_only_weights_change() -> None:
     np.testing.assert_array_equal(got["shown"], wanted["shown"])
     np.testing.assert_allclose(got["y"], wanted["y"], rtol=1e-5, atol=1e-3)
     assert proto.SerializeToString(deterministic=True) == before
-    again = Session(weights_dequantized(strip_weights(proto)), optimize=False)
+    again = Session(dequantize_weights(strip_weights(proto)), optimize=False)
     np.testing.assert_array_equal(again.run(x)["y"], got["y"])
 
 
@@ -75,7 +75,7 @@ def test_a_float_model_comes_back_as_it_is() -> None:
     proto = name_nodes(
         parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }')
     )
-    assert weights_dequantized(proto) is proto
+    assert dequantize_weights(proto) is proto
 
 
 def test_what_a_body_still_reads_stays() -> None:
@@ -95,7 +95,7 @@ def test_what_a_body_still_reads_stays() -> None:
     for name, value in held.items():
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
     proto = name_nodes(proto)
-    done = weights_dequantized(proto)
+    done = dequantize_weights(proto)
     assert [node.op_type for node in done.graph.node].count("DequantizeLinear") == 0
     feeds = {"x": np.random.default_rng(1).standard_normal((3, 6)).astype(F), "c": np.array(True)}
     assert np.array_equal(Session(proto).run(feeds)["y"], Session(done).run(feeds)["y"])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, checker
 
-from onnxq.graph import Editor, GraphIndex, verify
+from onnxq.graph import Editor, GraphIndex, verify_graph
 from onnxq.sites import TensorId
 from tests.graph.kit import assert_same, models, shuffled
 
@@ -49,7 +49,7 @@ def test_inserted_pairs_keep_the_numbers(proto: ModelProto, seed: int) -> None:
     for t in chosen:
         insert_pair(editor, index, t)
     result = editor.export()
-    verify(result)
+    verify_graph(result)
     assert len(GraphIndex(result).nodes) == len(index.nodes) + 2 * len(chosen)
     assert list(result.graph.output) == list(proto.graph.output)
     assert_same(proto, result)

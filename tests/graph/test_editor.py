@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto, TensorProto, checker, helper, numpy_helper
 
 from onnxq.errors import ModelError
-from onnxq.graph import Editor, GraphIndex, name_nodes, verify
+from onnxq.graph import Editor, GraphIndex, name_nodes, verify_graph
 from onnxq.graph.values import encode_tensor
 from onnxq.sites import Edge, TensorId
 from tests.graph.kit import assert_same, branches, compute, model
@@ -131,7 +131,7 @@ def test_an_insertion_in_a_body_reads_outer_tensors() -> None:
     editor.insert_node("if.then_branch", "Mul", ["k", "w"], ["k2"], name="scaled", before="n2")
     editor.rewire(TensorId("k", "if.then_branch"), "k2")
     result = editor.export()
-    verify(result)
+    verify_graph(result)
     assert_same(branches(), result)  # w is one
 
 
@@ -207,7 +207,7 @@ def test_a_removed_nodes_tensor_can_be_made_anew() -> None:
         editor.export()
     editor.insert_node("", "Max", ["x", "z"], ["a"], name="instead")
     result = editor.export()
-    verify(result)
+    verify_graph(result)
     assert result.graph.node[0].name == "instead"
 
 
@@ -351,7 +351,7 @@ def test_loop_bodies_are_edited_through_their_inputs_and_outputs() -> None:
     editor.rewire(TensorId("next", "l.body"), "next2", outputs=True)
     editor.remove_unused()
     result = editor.export()
-    verify(result)
+    verify_graph(result)
     index = GraphIndex(result)
     assert index.scope_inputs("l.body") == ("i", "go", "carried")
     assert index.scope_outputs("l.body") == ("on", "next2", "each")

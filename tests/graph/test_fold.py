@@ -10,8 +10,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnxq
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex, fold_constants, name_nodes, verify
-from onnxq.graph.folding.unpack import unpack
+from onnxq.graph import GraphIndex, fold_constants, name_nodes, verify_graph
+from onnxq.graph.folding.unpack import move_constant
 from onnxq.graph.values import encode_tensor
 from onnxq.sites import TensorId
 from tests.graph.kit import all_nodes, assert_same, compute, model, models, shuffled
@@ -23,7 +23,7 @@ W = np.random.default_rng(0).standard_normal((3, 4)).astype(F)
 def fold(proto: ModelProto) -> GraphIndex:
     """Folded, legal, with the interface of before."""
     result = fold_constants(proto)
-    verify(result)
+    verify_graph(result)
     assert list(result.graph.input) == list(proto.graph.input)
     assert list(result.graph.output) == list(proto.graph.output)
     return GraphIndex(result)
@@ -338,7 +338,7 @@ def test_a_transpose_of_another_rank_is_left_to_the_engine() -> None:
     proto = name_nodes(
         model("g (float[N,3] x) => (float[N,4] y) { t = Transpose<perm = [0, 2, 1]>(w) y = MatMul(x, t) }")
     )
-    assert unpack(GraphIndex(proto).nodes[0], W, TensorProto.FLOAT, None) is None
+    assert move_constant(GraphIndex(proto).nodes[0], W, TensorProto.FLOAT, None) is None
 
 
 def test_a_cast_to_an_attribute_of_no_function_is_left_to_the_engine() -> None:

@@ -7,7 +7,7 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex, inline_functions, name_nodes, verify
+from onnxq.graph import GraphIndex, inline_functions, name_nodes, verify_graph
 from tests.graph.kit import all_nodes, assert_same, model
 
 F = np.float32
@@ -41,7 +41,7 @@ def calling() -> ModelProto:
 def test_calls_in_every_scope_are_inlined() -> None:
     proto = calling()
     result = inline_functions(proto)
-    verify(result)
+    verify_graph(result)
     assert not result.functions
     index = GraphIndex(result)
     assert {node.domain for node in index.nodes} == {""}
@@ -74,7 +74,7 @@ def test_a_function_of_another_opset_is_converted() -> None:
     proto.opset_import.append(helper.make_opsetid("loc", 1))
     proto.graph.node[0].domain, proto.graph.node[0].op_type = "loc", "F"
     result = inline_functions(proto)
-    verify(result)
+    verify_graph(result)
     assert "Squeeze" in {node.op_type for node in result.graph.node}
 
 
@@ -128,7 +128,7 @@ def test_constants_beside_functions_of_another_opset_stay_single() -> None:
     proto.opset_import.append(helper.make_opsetid("loc", 1))
     proto.graph.node[1].domain, proto.graph.node[1].op_type = "loc", "F"
     result = inline_functions(proto)
-    verify(result)
+    verify_graph(result)
     assert [node.op_type for node in result.graph.node] == ["Constant", "Mul", "Relu"]
 
 
@@ -143,6 +143,6 @@ def test_functions_of_another_opset_that_read_weights_are_inlined() -> None:
         node.domain, node.op_type = "loc", "F"
         proto.graph.initializer.append(numpy_helper.from_array(np.full((4, 4), 0.5, F), name))
     result = inline_functions(proto)
-    verify(result)
+    verify_graph(result)
     assert [node.op_type for node in result.graph.node] == ["MatMul", "Relu", "MatMul", "Relu"]
     assert not result.graph.value_info

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, helper, numpy_helper
 
-from onnxq.graph import GraphIndex, fingerprint, name_nodes, structural_ids
+from onnxq.graph import GraphIndex, compute_fingerprint, compute_structural_ids, name_nodes
 from onnxq.sites import TensorId
 from tests.graph.kit import model, models, respelled, shuffled
 
@@ -33,8 +33,8 @@ def attention(seed: int = 0) -> ModelProto:
 @given(models(named=False), st.integers(0, 99))
 def test_another_export_has_the_same_ids(proto: ModelProto, seed: int) -> None:
     other = respelled(shuffled(proto, seed))
-    assert fingerprint(name_nodes(other)) == fingerprint(name_nodes(proto))
-    ours, theirs = structural_ids(name_nodes(proto)), structural_ids(name_nodes(other))
+    assert compute_fingerprint(name_nodes(other)) == compute_fingerprint(name_nodes(proto))
+    ours, theirs = compute_structural_ids(name_nodes(proto)), compute_structural_ids(name_nodes(other))
     assert Counter(ours.values()) == Counter(theirs.values())
     kept = {"x", "z", "c", "y0", "y1"}
     for t, colour in ours.items():
@@ -44,7 +44,7 @@ def test_another_export_has_the_same_ids(proto: ModelProto, seed: int) -> None:
 
 
 def test_parallel_branches_are_told_apart() -> None:
-    ids = structural_ids(attention())
+    ids = compute_structural_ids(attention())
     assert len(set(ids.values())) == len(ids)
 
 
@@ -54,22 +54,22 @@ def test_initializers_and_constant_nodes_are_the_same() -> None:
     moved.CopyFrom(proto)
     tensor = moved.graph.initializer.pop()
     moved.graph.node.insert(0, helper.make_node("Constant", [], [tensor.name], "c", value=tensor))
-    assert structural_ids(moved) == structural_ids(proto)
-    assert fingerprint(moved).weights == fingerprint(proto).weights
+    assert compute_structural_ids(moved) == compute_structural_ids(proto)
+    assert compute_fingerprint(moved).weights == compute_fingerprint(proto).weights
 
 
 def test_other_weights_change_the_weights_alone() -> None:
-    a, b = fingerprint(attention(0)), fingerprint(attention(1))
+    a, b = compute_fingerprint(attention(0)), compute_fingerprint(attention(1))
     assert a.topology == b.topology
     assert a.weights != b.weights
-    assert structural_ids(attention(0)) == structural_ids(attention(1))
+    assert compute_structural_ids(attention(0)) == compute_structural_ids(attention(1))
 
 
 def test_swapped_weights_are_noticed() -> None:
     proto = attention()
     for tensor in proto.graph.initializer:
         tensor.name = {"wq": "wk", "wk": "wq"}.get(tensor.name, tensor.name)
-    assert fingerprint(proto).weights != fingerprint(attention()).weights
+    assert compute_fingerprint(proto).weights != compute_fingerprint(attention()).weights
 
 
 def test_the_form_of_the_bytes_does_not_matter() -> None:
@@ -78,11 +78,11 @@ def test_the_form_of_the_bytes_does_not_matter() -> None:
     values = numpy_helper.to_array(tensor)
     tensor.ClearField("raw_data")
     tensor.float_data.extend(values.ravel().tolist())
-    assert fingerprint(proto) == fingerprint(attention())
+    assert compute_fingerprint(proto) == compute_fingerprint(attention())
 
 
 def test_structure_changes_the_topology() -> None:
-    base = fingerprint(attention()).topology
+    base = compute_fingerprint(attention()).topology
     for old, new in (
         ("Softmax(s)", "Softmax<axis = 0>(s)"),
         ("Softmax(s)", "Sigmoid(s)"),
@@ -92,13 +92,13 @@ def test_structure_changes_the_topology() -> None:
         text = ATTENTION.replace(old, new)
         assert text != ATTENTION
         arrays = {t.name: numpy_helper.to_array(t) for t in attention().graph.initializer}
-        assert fingerprint(name_nodes(model(text, **arrays))).topology != base
+        assert compute_fingerprint(name_nodes(model(text, **arrays))).topology != base
 
 
 def test_integer_constants_are_structure() -> None:
     text = "g (float[2,3] x) => (float[A,B] y) { y = Reshape(x, s) }"
-    a = fingerprint(name_nodes(model(text, s=np.array([3, 2]))))
-    b = fingerprint(name_nodes(model(text, s=np.array([6, 1]))))
+    a = compute_fingerprint(name_nodes(model(text, s=np.array([3, 2]))))
+    b = compute_fingerprint(name_nodes(model(text, s=np.array([6, 1]))))
     assert a.topology != b.topology
 
 
@@ -106,7 +106,7 @@ def test_loop_bodies_have_ids() -> None:
     text = """g (float[4] x, int64 n, bool c) => (float[4] y) {
         [l] y = Loop(n, c, x) <body = b (int64 i, bool keep, float[4] a) => (bool k, float[4] o)
             { [m] k = Identity(keep) [p] o = Add(a, x) }> }"""
-    ids = structural_ids(model(text))
+    ids = compute_structural_ids(model(text))
     index = GraphIndex(model(text))
     assert {t.name for t in ids if t.scope} == {"i", "keep", "a", "k", "o"} - {"i"}
     assert len(set(ids.values())) == len(ids)

@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
-from onnxq.graph.scopes import topological, walk
+from onnxq.graph.scopes import sort_nodes, walk_graphs
 from onnxq.graph.values import encode_tensor
 from onnxq.sites import Edge, TensorId
 from tests.graph.kit import all_nodes, model, models, shuffled
@@ -219,6 +219,6 @@ def test_a_cycle_is_named() -> None:
 
 @given(models(named=False))
 def test_a_sorted_graph_stays_as_it_is(proto: ModelProto) -> None:
-    for _, graph in walk(shuffled(proto, 3).graph):
-        assert topological(graph) == list(graph.node)
+    for _, graph in walk_graphs(shuffled(proto, 3).graph):
+        assert sort_nodes(graph) == list(graph.node)
     assert len(all_nodes(proto)) == len(GraphIndex(name_nodes(proto)).nodes)

@@ -18,7 +18,7 @@ from onnxq.graph import (
     GraphIndex,
     LightModel,
     attach_weights,
-    index_of,
+    get_index,
     infer_shapes,
     light,
     load_model,
@@ -27,7 +27,7 @@ from onnxq.graph import (
     strip_weights,
 )
 from onnxq.graph.weights import is_stub
-from onnxq.runtime import Session, tap
+from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
 
 F = np.float32
@@ -72,7 +72,7 @@ def test_a_light_and_a_whole_model_are_the_same_bytes_and_give_the_same_answers(
     assert value is not None
     np.testing.assert_array_equal(value, numpy_helper.to_array(proto.graph.initializer[0]))
     assert not value.flags.writeable
-    tapped = tap(model, [TensorId("n")], only=True)
+    tapped = tap_tensors(model, [TensorId("n")], only=True)
     assert Session(tapped.proto, optimize=False).run(x)["n"].shape == (3, 128)
     assert attach_weights(model).SerializeToString(deterministic=True) == before
     assert proto.SerializeToString(deterministic=True) == before
@@ -106,7 +106,7 @@ def test_edits_of_a_light_model_share_its_arrays_and_leave_it_as_it_was() -> Non
     inner = edited(model)
     assert isinstance(inner, LightModel)
     assert stubs(inner) == {"w": True, "v": True, "still unread": True, "bias": False, "int8": True}
-    ours, theirs = index_of(inner).constant(TensorId("w")), index_of(model).constant(TensorId("w"))
+    ours, theirs = get_index(inner).constant(TensorId("w")), get_index(model).constant(TensorId("w"))
     assert ours is theirs
     assert attach_weights(inner) == edited(proto)
     assert attach_weights(model) == proto
@@ -116,7 +116,7 @@ def test_arrays_are_freed_with_the_last_model_or_session_that_uses_them() -> Non
     gc.disable()
     try:
         model = strip_weights(large())
-        gone, kept = (weakref.ref(index_of(model).constant(TensorId(name)).base) for name in ("unread", "w"))
+        gone, kept = (weakref.ref(get_index(model).constant(TensorId(name)).base) for name in ("unread", "w"))
         editor = Editor(model)
         editor.remove_initializer(TensorId("unread"))
         inner = editor.export()
@@ -135,8 +135,8 @@ def test_arrays_are_freed_with_the_last_model_or_session_that_uses_them() -> Non
 
 def test_the_index_of_a_light_model_is_made_once() -> None:
     model = strip_weights(large())
-    assert index_of(model) is index_of(model)
-    assert index_of(name_nodes(model)) is not index_of(model)
+    assert get_index(model) is get_index(model)
+    assert get_index(name_nodes(model)) is not get_index(model)
 
 
 def test_what_is_written_is_whole_and_a_models_own_location_is_no_stub(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from onnxq.errors import ModelError
 from onnxq.graph import (
     Editor,
     GraphIndex,
-    fingerprint,
+    compute_fingerprint,
     infer_shapes,
     inline_functions,
     load_model,
@@ -303,7 +303,7 @@ def test_damaged_bytes_give_a_model_or_an_error(seed: int, hits: int) -> None:
             GraphIndex(proto)
             Editor(proto).export()
             infer_shapes(proto)
-            fingerprint(inline_functions(proto))
+            compute_fingerprint(inline_functions(proto))
 
 
 def test_initializers_that_are_inputs_become_plain(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
-from onnxq.graph import load_model, name_nodes, opset_of, upgrade_opset, verify
+from onnxq.graph import find_opset, load_model, name_nodes, upgrade_opset, verify_graph
 from onnxq.graph.values import encode_tensor
 from tests.graph.kit import all_nodes, assert_same, compute, model, models
 
@@ -45,8 +45,8 @@ FEEDS = {"x": np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(F)}
 @pytest.mark.parametrize("target", [11, 13, 17, 18, 20, 21])
 def test_old_models_compute_the_same_at_any_opset(opset: int, target: int) -> None:
     result = upgrade_opset(old(opset), target)
-    assert opset_of(result) == target
-    verify(result)
+    assert find_opset(result) == target
+    verify_graph(result)
     assert {node.name for node in old(opset).graph.node} <= {node.name for node in result.graph.node}
     assert list(result.graph.output) == list(old(opset).graph.output)
     np.testing.assert_allclose(compute(result, FEEDS)[0], compute(old(opset), FEEDS)[0], rtol=1e-6, atol=1e-7)
@@ -56,7 +56,7 @@ def test_old_models_compute_the_same_at_any_opset(opset: int, target: int) -> No
 def test_random_models_with_bodies_keep_their_numbers(proto: ModelProto, target: int) -> None:
     named = name_nodes(proto)
     result = upgrade_opset(named, target)
-    assert opset_of(result) == target
+    assert find_opset(result) == target
     assert [node.name for node in all_nodes(result)] == [node.name for node in all_nodes(named)]
     assert_same(named, result)
 
@@ -108,7 +108,7 @@ def test_a_node_that_becomes_another_operator_keeps_its_name() -> None:
     proto = model(text, opset=9, ir=4, s=np.array([1, 1, 2, 2], F))
     proto.graph.node[0].metadata_props.add(key="k", value="v")
     result = upgrade_opset(proto, 13)
-    verify(result)
+    verify_graph(result)
     node = next(node for node in result.graph.node if node.name == "up")
     assert node.op_type == "Resize"
     assert node.metadata_props == proto.graph.node[0].metadata_props
@@ -129,7 +129,7 @@ def test_what_the_converter_adds_is_named_after_the_node_it_serves() -> None:
         [z] _v_5 = Transpose(y) }"""
     proto = model(text, opset=11)
     result = upgrade_opset(proto, 13)
-    verify(result)
+    verify_graph(result)
     added = {node.output[0] for node in all_nodes(result) if node.op_type == "Constant"}
     assert added == {f"{name}/Constant" for name in "pqnmor"}
     for flag in (True, False):
@@ -140,7 +140,7 @@ def test_what_the_converter_adds_is_named_after_the_node_it_serves() -> None:
 def test_softmax_over_several_axes_keeps_its_meaning() -> None:
     proto = model("g (float[N,C,L] x) => (float[A,B,D] y) { [r] a = Relu(x) [s] y = Softmax(a) }", opset=11)
     result = upgrade_opset(proto, 13)
-    verify(result)
+    verify_graph(result)
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 3, 4)).astype(F)}
     np.testing.assert_allclose(compute(result, feeds)[0], compute(proto, feeds)[0], rtol=1e-6)
 

@@ -24,7 +24,7 @@ from onnxq.graph import (
 )
 from onnxq.graph.load import check_structure
 from onnxq.graph.subgraph import Cutter, assemble_model, remove_unneeded
-from onnxq.runtime import Session, tap
+from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
 
 F = np.float32
@@ -70,7 +70,7 @@ def network() -> ModelProto:
 def values(chosen: bool) -> dict[str, np.ndarray]:
     """All inner tensors of the whole model on one sample."""
     feeds = {"x": np.random.default_rng(1).standard_normal((3, WIDTH)).astype(F), "c": np.asarray(chosen)}
-    tapped = tap(infer_shapes(network()), [TensorId(name) for name in INNER])
+    tapped = tap_tensors(infer_shapes(network()), [TensorId(name) for name in INNER])
     found = Session(tapped.proto, optimize=False).run(feeds)
     return {**feeds, **found}
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from onnxq.errors import VerificationError
-from onnxq.graph import name_nodes, verify
+from onnxq.graph import name_nodes, verify_graph
 from tests.graph.kit import model
 
 F = np.float32
@@ -27,14 +27,14 @@ def pair(text: str = PAIR, **arrays: object) -> ModelProto:
 
 def broken(proto: ModelProto, *words: str, kept: tuple[str, ...] = ()) -> None:
     with pytest.raises(VerificationError) as caught:
-        verify(proto, kept=kept)
+        verify_graph(proto, kept=kept)
     for word in words:
         assert word in str(caught.value)
 
 
 def test_a_legal_pair_passes() -> None:
-    verify(pair())
-    verify(pair(s=F(0.5), z=np.array(3, np.uint8), s2=F(0.5), z2=np.array(3, np.uint8)))
+    verify_graph(pair())
+    verify_graph(pair(s=F(0.5), z=np.array(3, np.uint8), s2=F(0.5), z2=np.array(3, np.uint8)))
 
 
 def test_unnamed_and_doubly_named_nodes() -> None:
@@ -63,7 +63,7 @@ def test_a_pair_agrees() -> None:
 
 
 def test_a_zero_point_left_out_is_zero() -> None:
-    verify(pair(PAIR.replace("(q, s2, z2)", "(q, s2)")))
+    verify_graph(pair(PAIR.replace("(q, s2, z2)", "(q, s2)")))
     broken(pair(PAIR.replace("(q, s2, z2)", "(q, s2)"), z=ZEROS + 1), "zero point")
 
 
@@ -92,7 +92,7 @@ def test_block_scales_fit_their_blocks() -> None:
         [n] y = MatMul(x, d) }"""
     blocks = np.ones((2, 6), F)
     arrays = {"w": np.zeros((3, 6), np.int8), "s": blocks, "z": np.zeros((2, 6), np.int8)}
-    verify(model(text, opset=21, ir=10, **arrays))
+    verify_graph(model(text, opset=21, ir=10, **arrays))
     arrays["s"], arrays["z"] = np.ones((3, 6), F), np.zeros((3, 6), np.int8)
     broken(model(text, opset=21, ir=10, **arrays), "d", "blocks need [2, 6]")
 
@@ -103,13 +103,13 @@ def test_an_edge_is_not_quantized_twice() -> None:
         [q2] q2 = QuantizeLinear(d, s, z) [d2] y = DequantizeLinear(q2, s, z) }"""
     proto = model(text, s=F(1), z=np.array(0, np.uint8))
     broken(proto, "q2", "quantizes again")
-    verify(proto, kept=("q2",))
+    verify_graph(proto, kept=("q2",))
     other = text.replace("QuantizeLinear(d, s, z)", "QuantizeLinear(d, t, z)").replace("(q2, s, z)", "(q2, t, z)")
-    verify(model(other, s=F(1), t=F(2), z=np.array(0, np.uint8)))
+    verify_graph(model(other, s=F(1), t=F(2), z=np.array(0, np.uint8)))
 
 
 def test_kept_pairs_are_exempt() -> None:
-    verify(pair(s2=SCALES * 2), kept=("q",))
+    verify_graph(pair(s2=SCALES * 2), kept=("q",))
 
 
 def test_what_onnx_itself_refuses() -> None:
@@ -125,10 +125,10 @@ def test_rules_hold_in_bodies() -> None:
                            [d] b = DequantizeLinear(q, t) },
                        else_branch = e () => (float[4] b) { [m] b = Neg(x) }> }"""
     broken(model(text, s=F(1), t=F(2)), "q", "scale")
-    verify(model(text, s=F(1), t=F(1)))
+    verify_graph(model(text, s=F(1), t=F(1)))
 
 
 def test_large_weights_do_not_matter() -> None:
     proto = name_nodes(model("g (float[3] x) => (float[9000] y) { y = MatMul(x, w) }"))
     proto.graph.initializer.append(numpy_helper.from_array(np.zeros((3, 9000), F), "w"))
-    verify(proto)
+    verify_graph(proto)

@@ -15,9 +15,9 @@ from onnx import helper, numpy_helper, parser
 
 import onnxq
 from onnxq.cli import cli
-from onnxq.config import Config, QuantWish, Rule, RuleSet, load_config
+from onnxq.config import Config, Rule, RuleSet, TensorConfig, load_config
 from onnxq.errors import CalibrationError, ConfigError, OutputError, PlanError
-from onnxq.interop import ORIGIN, Imported, Why, cache_of, read_cache, write_cache
+from onnxq.interop import ORIGIN, Imported, UnmatchedKind, collect_scales, read_cache, write_cache
 from onnxq.interop.trt_cache import parse_cache
 from onnxq.pipeline.import_cache import import_calibration
 from onnxq.plan import from_json, to_json
@@ -80,7 +80,7 @@ def test_weights_are_those_of_quantize(folder: Path) -> None:
 def test_every_name_is_accounted_for(folder: Path) -> None:
     found = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx")
     reasons = {one.name: one.why for one in found.unmatched}
-    assert reasons == {FOLDED: Why.FOLDED, OWN: Why.TENSORRT}
+    assert reasons == {FOLDED: UnmatchedKind.FOLDED, OWN: UnmatchedKind.TENSORRT}
     assert {one.name for one in found.unused} == {"n1", "c2", "s", "r2", "p", "logits"}
     assert found.missing == ()
     lines = [one.line for one in (*found.matched, *found.unmatched, *found.unused)]
@@ -159,7 +159,7 @@ def test_what_lacks_a_scale_may_stay_float(folder: Path, tmp_path: Path) -> None
 def test_unknown_names_come_with_the_nearest(folder: Path, tmp_path: Path) -> None:
     found = imported(folder, tmp_path, {**ranges(network()), "inputt": np.float32(0.1)})
     stray = next(one for one in found.unmatched if one.name == "inputt")
-    assert stray.why is Why.UNKNOWN
+    assert stray.why is UnmatchedKind.UNKNOWN
     assert stray.nearest == ("input",)
 
 
@@ -190,7 +190,7 @@ def test_a_group_takes_the_largest_scale(tmp_path: Path) -> None:
 
 
 def _forced() -> Config:
-    symmetric = QuantWish()
+    symmetric = TensorConfig()
     rule = Rule(op=("*",), set=RuleSet(quantize=True))
     return Config(activations=symmetric, rules=(rule,))
 
@@ -219,7 +219,7 @@ def test_configurations_a_cache_says_nothing_of(folder: Path, config: str) -> No
 
 def test_a_rule_for_other_bits_is_refused_by_site(folder: Path) -> None:
     config = Config(
-        target="trt", bias="float", activations=QuantWish(), rules=(Rule(tensor=("r1",), set=RuleSet(bits=4)),)
+        target="trt", bias="float", activations=TensorConfig(), rules=(Rule(tensor=("r1",), set=RuleSet(bits=4)),)
     )
     with pytest.raises(PlanError, match=r"^r1: line \d+ of the cache is a scale of symmetric int8.*4 bits"):
         onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", config=config)
@@ -232,7 +232,7 @@ def test_any_scale_goes_through_plan_json_and_model_bit_for_bit(bits: list[int])
     scales = {name: np.uint32(word).view(np.float32) for name, word in zip(names, bits, strict=True)}
     found = import_calibration(parse_cache(write_cache(scales).encode()), proto)
     plan = from_json(to_json(found.plan))
-    assert {name: scale.tobytes() for name, scale in cache_of(plan).items()} == {
+    assert {name: scale.tobytes() for name, scale in collect_scales(plan).items()} == {
         name: scale.tobytes() for name, scale in scales.items()
     }
     model = onnxq.apply(proto, plan).model
@@ -334,7 +334,7 @@ def test_attention_is_taken_when_asked_for(attention: str, operands: set[str]) -
     scales = {name: np.float32(0.01 + k / 1000) for k, name in enumerate(("x", "q", "k0", "v", "s", "p", "c", "y"))}
     config = load_config("trt-int8").model_copy(update={"attention": attention})
     found = import_calibration(parse_cache(write_cache(scales).encode()), proto, config=config)
-    given = cache_of(found.plan)
+    given = collect_scales(found.plan)
     assert set(given) == {"x", "c"} | operands
     if operands:
         assert given["k"] == scales["k0"]

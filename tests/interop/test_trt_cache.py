@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.errors import CalibrationError
-from onnxq.interop import cache_of, read_cache, write_cache
+from onnxq.interop import collect_scales, read_cache, write_cache
 from onnxq.interop.trt_cache import HEADER, parse_cache
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId
@@ -170,4 +170,4 @@ def test_names_with_colons_stay_whole(scope: str) -> None:
         qparams=QParams(np.float32(0.5), np.int32(0)), tensor=TensorId("onnx::MatMul_12", scope),
     )  # fmt: skip
     plan = Plan(target="trt", model="m", topology="t", weights="w", sites=(site,))
-    assert cache_of(plan) == {"onnx::MatMul_12": np.float32(0.5)}
+    assert collect_scales(plan) == {"onnx::MatMul_12": np.float32(0.5)}

@@ -52,7 +52,7 @@ def emulation(built: Path) -> Emulation:
         pytest.skip("no g++")
 
     def build(*options: str, edit: Callable[[str], str] = str, kinds: Sequence[str] = KINDS) -> Path:
-        texts = {name: (sources.folder() / name).read_text("utf-8") for name in SOURCES}
+        texts = {name: (sources.find_folder() / name).read_text("utf-8") for name in SOURCES}
         for kind in set(KINDS) - set(kinds):
             texts["fq_kernels.cuh"] = re.sub(
                 rf"^FQ_KERNELS\({kind}, .*\n", "", texts["fq_kernels.cuh"], flags=re.MULTILINE
@@ -70,7 +70,7 @@ def emulation(built: Path) -> Emulation:
             command = [GXX, "-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", *options]
             subprocess.run([*command, "-shared", "-fPIC", "fq_emu.cpp", "-o", str(path)], cwd=work, check=True)
 
-        return cache.fetch(built, "emu-{}.so", {"texts": str(texts), "options": str(options)}, compile_to).path
+        return cache.fetch_entry(built, "emu-{}.so", {"texts": str(texts), "options": str(options)}, compile_to).path
 
     return build
 

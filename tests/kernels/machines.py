@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from onnxq.kernels import THREADS, Call, DType, Flag, Layout, Plan, backward_plan, forward_plan, layout_of
+from onnxq.kernels import THREADS, Call, DType, Flag, Layout, Plan, backward_plan, find_layout, forward_plan
 
 NUMPY = {DType.F32: np.float32, DType.F16: np.float16, DType.BF16: ml_dtypes.bfloat16, DType.F64: np.float64}
 
@@ -53,7 +53,7 @@ def case(shape, axis, block, dtype, qmin, qmax, seed, *, flags=0, zero_point=Tru
     order = tuple(range(len(shape))) if order is None else order
     memory = tuple(shape[dim] for dim in order)
     strides = tuple(np.empty(memory, np.int8).strides[order.index(dim)] for dim in range(len(shape)))
-    layout = layout_of(shape, strides, axis, block)
+    layout = find_layout(shape, strides, axis, block)
     width = np.float64 if dtype is DType.F64 else np.float32
     scale = (2.0 ** rng.uniform(-6, 1, layout.scales)).astype(width)
     if rng.random() < 0.3:

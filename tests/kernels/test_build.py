@@ -33,7 +33,7 @@ def no_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONNXQ_NVCC", "no-such-nvcc")
     monkeypatch.setattr("onnxq.kernels.device.find_nvrtc", lambda extra=(): None)
     monkeypatch.setattr("onnxq.kernels.build.find_nvrtc", lambda extra=(): None)
-    device.nvcc.cache_clear()
+    device.find_nvcc.cache_clear()
     host._find_library.cache_clear()
 
 
@@ -47,7 +47,7 @@ def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def forget() -> object:
     yield
-    device.nvcc.cache_clear()
+    device.find_nvcc.cache_clear()
     host._find_library.cache_clear()
 
 
@@ -107,7 +107,7 @@ def test_the_key_tells_machines_and_compilers_apart(monkeypatch: pytest.MonkeyPa
         keys.append(dict(key))
         return cache.Entry(tmp_path, key)
 
-    monkeypatch.setattr(cache, "fetch", fetch)
+    monkeypatch.setattr(cache, "fetch_entry", fetch)
     monkeypatch.setattr(host, "_find_compiler", lambda: ("g++", "g++ 12"))
     host.build_host(tmp_path)
     monkeypatch.setattr(host, "_find_compiler", lambda: ("g++", "g++ 13"))
@@ -115,7 +115,7 @@ def test_the_key_tells_machines_and_compilers_apart(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(host, "_read_features", lambda: frozenset({"another"}))
     host._hash_cpu.cache_clear()
     host.build_host(tmp_path)
-    monkeypatch.setattr(sources, "digest", lambda names: "changed")
+    monkeypatch.setattr(sources, "hash_sources", lambda names: "changed")
     host.build_host(tmp_path)
     host._hash_cpu.cache_clear()
     assert len({json.dumps(key) for key in keys}) == 4
@@ -185,7 +185,7 @@ def test_a_gpu_newer_than_nvrtc_gets_ptx(own_cache: Path) -> None:
 @pytest.mark.slow
 def test_nvcc_compiles_for_every_generation(own_cache: Path) -> None:
     try:
-        _, version, known = device.nvcc()
+        _, version, known = device.find_nvcc()
     except MissingDependencyError as error:
         pytest.skip(error.cause)
     entry = device.build_fatbin(tuple(one for one in ARCHS if one in known))
@@ -217,7 +217,7 @@ def run(*args: str) -> Result:
 def test_the_command_tells_what_it_built(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONNXQ_NVCC", "no-such-nvcc")
     monkeypatch.setattr("onnxq.kernels.build.find_nvrtc", lambda extra=(): None)
-    device.nvcc.cache_clear()
+    device.find_nvcc.cache_clear()
     path = host.build_host().path
     table = run()
     assert table.exit_code == 0
@@ -247,7 +247,7 @@ def test_the_command_fails_when_it_can_build_nothing(tmp_path: Path) -> None:
 def test_the_command_takes_nvrtc_where_nvcc_is_not(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _nvrtc()
     monkeypatch.setenv("ONNXQ_NVCC", "no-such-nvcc")
-    device.nvcc.cache_clear()
+    device.find_nvcc.cache_clear()
     done = run("--arch", "sm_90")
     assert done.exit_code == 0
     assert "NVRTC" in done.output

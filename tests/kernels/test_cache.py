@@ -27,17 +27,17 @@ def writer(text: str, count: list[int]) -> Callable[[Path], None]:
 
 def test_built_once_and_found_again(tmp_path: Path) -> None:
     count: list[int] = []
-    first, second = (cache.fetch(tmp_path, "lib{}.so", KEY, writer("code", count)) for _ in range(2))
+    first, second = (cache.fetch_entry(tmp_path, "lib{}.so", KEY, writer("code", count)) for _ in range(2))
     assert (first.fresh, second.fresh, len(count)) == (True, False, 1)
     assert first.path == second.path
     assert first.path.read_text() == "code"
-    assert cache.find(tmp_path, lambda key: key["source"] == "1") is not None
-    assert cache.find(tmp_path, lambda key: key["source"] == "2") is None
-    assert cache.find(tmp_path / "nowhere", lambda key: True) is None
+    assert cache.find_entry(tmp_path, lambda key: key["source"] == "1") is not None
+    assert cache.find_entry(tmp_path, lambda key: key["source"] == "2") is None
+    assert cache.find_entry(tmp_path / "nowhere", lambda key: True) is None
 
 
 def test_another_key_is_another_file(tmp_path: Path) -> None:
-    paths = {cache.fetch(tmp_path, "lib{}.so", {**KEY, "source": s}, writer(s, [])).path for s in "123"}
+    paths = {cache.fetch_entry(tmp_path, "lib{}.so", {**KEY, "source": s}, writer(s, [])).path for s in "123"}
     assert len(paths) == 3
 
 
@@ -61,12 +61,12 @@ WRONG = {
 @pytest.mark.parametrize("fault", WRONG)
 def test_what_does_not_fit_its_note_is_built_anew(tmp_path: Path, fault: str) -> None:
     count: list[int] = []
-    path = cache.fetch(tmp_path, "lib{}.so", KEY, writer("code", count)).path
+    path = cache.fetch_entry(tmp_path, "lib{}.so", KEY, writer("code", count)).path
     WRONG[fault](path)
-    assert cache.find(tmp_path, lambda key: key == KEY) is None
-    again = cache.fetch(tmp_path, "lib{}.so", KEY, writer("code", count))
+    assert cache.find_entry(tmp_path, lambda key: key == KEY) is None
+    again = cache.fetch_entry(tmp_path, "lib{}.so", KEY, writer("code", count))
     assert (again.fresh, again.path, again.path.read_text(), len(count)) == (True, path, "code", 2)
-    assert not cache.fetch(tmp_path, "lib{}.so", KEY, writer("code", count)).fresh
+    assert not cache.fetch_entry(tmp_path, "lib{}.so", KEY, writer("code", count)).fresh
 
 
 def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -75,15 +75,15 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
         raise RuntimeError("compiler died")
 
     with pytest.raises(RuntimeError, match="compiler died"):
-        cache.fetch(tmp_path, "lib{}.so", KEY, build)
+        cache.fetch_entry(tmp_path, "lib{}.so", KEY, build)
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
-    assert cache.fetch(tmp_path, "lib{}.so", KEY, writer("code", [])).fresh
+    assert cache.fetch_entry(tmp_path, "lib{}.so", KEY, writer("code", [])).fresh
 
 
 def test_force_builds_again(tmp_path: Path) -> None:
     count: list[int] = []
     for _ in range(2):
-        cache.fetch(tmp_path, "lib{}.so", KEY, writer("code", count), force=True)
+        cache.fetch_entry(tmp_path, "lib{}.so", KEY, writer("code", count), force=True)
     assert len(count) == 2
 
 
@@ -113,13 +113,13 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ONNXQ_CACHE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert cache.root() == tmp_path / ".cache" / "onnxq"
+    assert cache.find_cache() == tmp_path / ".cache" / "onnxq"
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert cache.root() == Path("/x/onnxq")
+    assert cache.find_cache() == Path("/x/onnxq")
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
-    assert cache.root() == tmp_path / ".cache" / "onnxq"
+    assert cache.find_cache() == tmp_path / ".cache" / "onnxq"
     monkeypatch.setenv("ONNXQ_CACHE", "/y")
-    assert cache.root() == Path("/y")
+    assert cache.find_cache() == Path("/y")
 
 
 def test_a_folder_that_others_may_write_to_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

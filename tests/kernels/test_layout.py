@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.kernels import Call, DType, Layout, backward_plan, forward_plan, layout_of, sources
+from onnxq.kernels import Call, DType, Layout, backward_plan, find_layout, forward_plan, sources
 from tests.kernels.conftest import GXX
 from tests.kernels.machines import expand
 
@@ -22,7 +22,7 @@ def test_every_element_finds_its_scale(data: st.DataObject, shape: list[int], bl
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     memory = np.empty([shape[dim] for dim in order], np.int8)
     logical = memory.transpose(np.argsort(order))
-    layout = layout_of(logical.shape, logical.strides, axis, block)
+    layout = find_layout(logical.shape, logical.strides, axis, block)
     assert layout is not None
     assert layout.count == memory.size
     dims = [-(-dim // block) if block and k == axis % len(shape) else dim for k, dim in enumerate(shape)]
@@ -44,10 +44,10 @@ def test_every_element_finds_its_scale(data: st.DataObject, shape: list[int], bl
 def test_what_is_not_dense_has_no_layout() -> None:
     whole = np.empty((4, 6), np.int8)
     for view in (whole[:, :5], whole[::2], whole[:, ::2], np.broadcast_to(whole[:1], (4, 6)), whole[::-1]):
-        assert layout_of(view.shape, view.strides, 0) is None
-    assert layout_of((4, 1, 6), (6, 99, 1), 1) == Layout(24, 1, 1, 0, (0, 2, 1))
-    assert layout_of((), ()) == Layout(1, 1, 1)
-    assert layout_of((3, 0), (1, 7), 1) is not None
+        assert find_layout(view.shape, view.strides, 0) is None
+    assert find_layout((4, 1, 6), (6, 99, 1), 1) == Layout(24, 1, 1, 0, (0, 2, 1))
+    assert find_layout((), ()) == Layout(1, 1, 1)
+    assert find_layout((3, 0), (1, 7), 1) is not None
 
 
 def test_plans_depend_on_the_shape_alone() -> None:
@@ -72,7 +72,9 @@ def test_python_and_cpp_lay_out_the_argument_alike(tmp_path: Path) -> None:
     text = '#include <cstddef>\n#include <cstdio>\n#include "fq_call.h"\nint main() {\n'
     (tmp_path / "main.cpp").write_text(text + "\n".join(lines) + '\nstd::printf("%zu\\n", sizeof(FqCall));\n}\n')
     program = tmp_path / "main"
-    subprocess.run([str(GXX), "-I", str(sources.folder()), str(tmp_path / "main.cpp"), "-o", str(program)], check=True)
+    subprocess.run(
+        [str(GXX), "-I", str(sources.find_folder()), str(tmp_path / "main.cpp"), "-o", str(program)], check=True
+    )
     said = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.splitlines()
     wanted = [f"{getattr(Call, name).offset} {getattr(Call, name).size}" for name in names]
     assert said == [*wanted, str(ctypes.sizeof(Call))]

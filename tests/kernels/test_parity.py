@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.kernels import DType, Flag, layout_of
+from onnxq.kernels import DType, Flag, find_layout
 from onnxq.numerics import fake_quant, quantize
 from onnxq.runtime import Session
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
@@ -44,7 +44,7 @@ def tensors(draw: st.DrawFn) -> tuple[Case, QParams, QuantSpec, np.ndarray, tupl
     memory = np.empty([shape[dim] for dim in order], np.int8)
     strides = [memory.strides[order.index(dim)] for dim in range(len(shape))]
     block = grain.size if isinstance(grain, PerBlock) else 0
-    layout = layout_of(shape, strides, None if grain == PerTensor() else axis, block)
+    layout = find_layout(shape, strides, None if grain == PerTensor() else axis, block)
     assert layout is not None
     wanted = [-(-dim // block) if block and k == axis else dim for k, dim in enumerate(shape)]
     wanted = wanted if block else [] if grain == PerTensor() else [shape[axis]]
@@ -136,7 +136,7 @@ def test_onnx_runtime_gives_the_same_in_float16(machine: Machine) -> None:
 
 def whole(x: np.ndarray, scale: float, zero: float = 0.0, **more) -> Case:
     width = np.float64 if x.dtype == np.float64 else np.float32
-    layout = layout_of(x.shape, [1])
+    layout = find_layout(x.shape, [1])
     return Case(x, np.array([scale], width), np.array([zero], width), layout, -128, 127, dy=np.ones_like(x), **more)
 
 
@@ -172,7 +172,7 @@ def test_levels_round_to_half_types_as_numpy_rounds(machine: Machine, dtype: DTy
     for zero in levels[::600]:
         # x saturates at both ends: y = (end - zero) * scale.
         x[:, 1] = -np.inf
-        layout = layout_of(x.shape, (2, 1), 0)
+        layout = find_layout(x.shape, (2, 1), 0)
         zeros = np.full(len(scales), zero, np.float32)
         one = Case(x.reshape(-1), scales, zeros, layout, -32768, 32767, dy=np.zeros(x.size, x.dtype))
         ends = np.array([32767 - zero, -32768 - zero], np.float32)

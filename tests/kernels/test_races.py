@@ -37,7 +37,7 @@ for shape, axis, block in shapes:
 """
 KINDS = ("f32",)
 BARRIER = "__syncthreads();"
-BARRIERS = (sources.folder() / "fq_kernels.cuh").read_text("utf-8").count(BARRIER)
+BARRIERS = (sources.find_folder() / "fq_kernels.cuh").read_text("utf-8").count(BARRIER)
 
 
 class Sanitizer:
@@ -118,7 +118,7 @@ def test_no_access_leaves_its_array(addresses: Sanitizer, emulation: Emulation) 
 def test_the_cpu_twin_stays_in_its_arrays(addresses: Sanitizer, tmp_path: Path, flags: tuple[str, ...]) -> None:
     library = tmp_path / "twin.so"
     options = ("-std=c++17", "-O1", "-g", "-shared", "-fPIC", *ADDRESSES[:2], *flags)
-    source = sources.folder() / sources.HOST[0]
+    source = sources.find_folder() / sources.HOST[0]
     subprocess.run([str(GXX), *options, "-o", str(library), str(source)], check=True)
     done = addresses.run(library, TWIN)
     assert done.returncode == 0, done.stderr[:3000]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from threadpoolctl import ThreadpoolController
 
-from onnxq.numerics.blas import _find_libraries, all_blas_threads, one_blas_thread
+from onnxq.numerics.blas import _find_libraries, use_all_blas_threads, use_one_blas_thread
 
 
 def threads() -> set[int]:
@@ -22,15 +22,15 @@ def test_threads_are_one_inside_and_as_before_afterwards() -> None:
         pytest.skip("this numpy has no library whose threads can be set")
     with controller.limit(limits=2):
         before = threads()
-        with one_blas_thread():
-            with one_blas_thread():
+        with use_one_blas_thread():
+            with use_one_blas_thread():
                 assert threads() == {1}
             assert threads() == {1}
-            with all_blas_threads():
+            with use_all_blas_threads():
                 assert threads() == {usual}
             assert threads() == {1}
         assert threads() == before
-        with pytest.raises(ZeroDivisionError), one_blas_thread():
+        with pytest.raises(ZeroDivisionError), use_one_blas_thread():
             raise ZeroDivisionError
         assert threads() == before
 
@@ -40,5 +40,5 @@ def test_the_wheel_of_numpy_is_understood() -> None:
     config = np.show_config(mode="dicts")
     if config["Build Dependencies"]["blas"]["name"] == "scipy-openblas":
         assert threads()
-    with one_blas_thread():
+    with use_one_blas_thread():
         assert np.ones(3) @ np.ones(3) == 3

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from onnxq.errors import PlanError
-from onnxq.numerics import clip_bounds, dequantize, fake_quant, levels, qparams_from_range, quantize, scale_as
+from onnxq.numerics import (
+    cast_scale,
+    clip_bounds,
+    dequantize,
+    fake_quant,
+    list_quantized_values,
+    qparams_from_range,
+    quantize,
+)
 from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 STORAGES = ("int8", "uint8", "int16", "uint16", "int4", "uint4")
@@ -164,7 +172,7 @@ def test_fp8_equals_onnxruntime() -> None:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    every = levels(spec)
+    every = list_quantized_values(spec)
     assert every.size == 253
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -296,7 +304,7 @@ def test_a_scale_that_does_not_fit_is_a_plan_error(scale: Any, spec: QuantSpec, 
 def test_a_scale_that_is_none_is_a_plan_error(bad: float) -> None:
     numbers = QParams(np.asarray(bad, np.float32), np.asarray(0, np.int32))
     with pytest.raises(PlanError, match=r"0, negative or not finite as float16"):
-        scale_as(numbers, np.float16)
+        cast_scale(numbers, np.float16)
 
 
 @pytest.mark.parametrize("spec", [

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from onnxq.numerics import (
     SumOrder,
+    choose_widening,
     fake_quant,
     fake_quant_weight,
-    keep_sums,
-    nearest_within_sum,
-    neighbours,
-    partners,
+    find_partners,
+    find_saturating_sums,
+    limit_sums,
+    pair_neighbours,
     quantize,
     quantize_weight,
-    saturating_sums,
+    round_within_sum,
     weight_qparams,
-    widening,
 )
 from onnxq.numerics.saturation import MOST, multiply_saturating
 from onnxq.spec import PerChannel, PerTensor, QuantSpec
@@ -72,7 +72,7 @@ def test_saturating_sums_are_those_that_some_input_overflows(case: Any) -> None:
     values, _, orders = case
     for order in orders:
         wanted = [[overflows(values, one) for one in row] for row in slow_sums(values, order)]
-        assert saturating_sums(values, order).tolist() == wanted
+        assert find_saturating_sums(values, order).tolist() == wanted
 
 
 @given(weights())
@@ -82,14 +82,14 @@ def test_neighbours_are_the_sums_in_order(case: Any) -> None:
         wanted = [
             [[int(values[p]) for p in one] + [0] * (2 - len(one)) for one in row] for row in slow_sums(values, order)
         ]
-        assert neighbours(values, order).tolist() == wanted
+        assert pair_neighbours(values, order).tolist() == wanted
 
 
 @given(weights())
 def test_partners_are_each_others(case: Any) -> None:
     values, _, orders = case
     for order in orders:
-        found = partners(values.shape, order)
+        found = find_partners(values.shape, order)
         flat = found.ravel()
         beside = np.flatnonzero(flat >= 0)
         assert (flat[flat[beside]] == beside).all()
@@ -103,21 +103,21 @@ def test_partners_are_each_others(case: Any) -> None:
 @given(weights())
 def test_kept_sums_cannot_overflow_and_nothing_else_changes(case: Any) -> None:
     values, wanted, orders = case
-    found = keep_sums(values, wanted, orders)
+    found = limit_sums(values, wanted, orders)
     assert found.dtype == values.dtype
     for order in orders:
-        assert not saturating_sums(found, order).any()
+        assert not find_saturating_sums(found, order).any()
     # Towards 0, and never across it.
     assert (np.abs(found.astype(int)) <= np.abs(values.astype(int))).all()
     assert (found.astype(int) * np.sign(values) >= 0).all()
     touched = np.zeros(values.shape, bool)
     for order in orders:
-        for row, bad in zip(slow_sums(values, order), saturating_sums(values, order), strict=True):
+        for row, bad in zip(slow_sums(values, order), find_saturating_sums(values, order), strict=True):
             for one, over in zip(row, bad, strict=True):
                 for place in one if over else ():
                     touched[place] = True
     assert np.array_equal(found[~touched], values[~touched])
-    assert np.array_equal(keep_sums(found, wanted, orders), found)
+    assert np.array_equal(limit_sums(found, wanted, orders), found)
 
 
 def nearest_by_trial(values: list[int], aims: list[float]) -> float:
@@ -132,10 +132,10 @@ def nearest_by_trial(values: list[int], aims: list[float]) -> float:
 def test_of_the_integers_that_keep_a_sum_the_nearest_are_taken(case: Any) -> None:
     values, wanted, orders = case
     order = orders[0]
-    found = keep_sums(values, wanted, [order])
+    found = limit_sums(values, wanted, [order])
     # Where rounding clipped, the aim is what the integers can be at all.
     aims = np.clip(wanted.astype(np.float64), -128, 128)
-    for row, bad in zip(slow_sums(values, order), saturating_sums(values, order), strict=True):
+    for row, bad in zip(slow_sums(values, order), find_saturating_sums(values, order), strict=True):
         for one, over in zip(row, bad, strict=True):
             if over:
                 here = [int(values[place]) for place in one], [float(aims[place]) for place in one]
@@ -146,8 +146,8 @@ def test_of_the_integers_that_keep_a_sum_the_nearest_are_taken(case: Any) -> Non
 @given(st.integers(-128, 127), st.integers(-128, 127), st.integers(0, 1000))
 def test_two_integers_alone(first: int, second: int, seed: int) -> None:
     aims = np.clip(np.array([first, second]) + np.random.default_rng(seed).uniform(-0.5, 0.5, 2), -128, 128)
-    one, two = (int(v[()]) for v in nearest_within_sum(np.array(first), np.array(second), aims[0], aims[1]))
-    if saturating_sums(np.array([[first, second]], np.int8), (0, 1)).any():
+    one, two = (int(v[()]) for v in round_within_sum(np.array(first), np.array(second), aims[0], aims[1]))
+    if find_saturating_sums(np.array([[first, second]], np.int8), (0, 1)).any():
         assert abs(one + two) == MOST
         gap = (one - aims[0]) ** 2 + (two - aims[1]) ** 2
         assert gap <= nearest_by_trial([first, second], list(aims)) + 1e-3
@@ -167,10 +167,10 @@ def test_quantize_weight_is_quantize_where_nothing_overflows(grain: Any, dtype: 
     plain = quantize(w, numbers, spec)
     for orders in ([(0, 1)], [(1, 0)], [(0, 1), (1, 0)]):
         found = quantize_weight(w, numbers, spec, orders)
-        bad = [saturating_sums(plain, order).any() for order in orders]
+        bad = [find_saturating_sums(plain, order).any() for order in orders]
         assert np.array_equal(found, plain) == (not any(bad))
         for order in orders:
-            assert not saturating_sums(found, order).any()
+            assert not find_saturating_sums(found, order).any()
     halved = w / dtype(2)
     assert np.array_equal(quantize_weight(halved, numbers, spec, [(0, 1), (1, 0)]), quantize(halved, numbers, spec))
 
@@ -181,8 +181,8 @@ def test_quantize_weight_keeps_sums_of_stored_integers_with_a_zero_point() -> No
     numbers = weight_qparams(w, spec)
     assert numbers.zero_point.any()
     found = quantize_weight(w, numbers, spec, [(0, 1)])
-    assert saturating_sums(quantize(w, numbers, spec), (0, 1)).any()
-    assert not saturating_sums(found, (0, 1)).any()
+    assert find_saturating_sums(quantize(w, numbers, spec), (0, 1)).any()
+    assert not find_saturating_sums(found, (0, 1)).any()
 
 
 def test_weights_of_few_bits_are_left_alone() -> None:
@@ -208,7 +208,7 @@ def test_wider_steps_lower_the_error_that_is_expected(seed: int, rows: int, sums
         excess = np.maximum(total - (MOST * scale * factor)[:, None], 0)
         return np.asarray(noise * (factor * scale) ** 2 / 12 + (cost * excess**2).sum(axis=1))
 
-    factors = widening(first, second, scale, noise, cost)
+    factors = choose_widening(first, second, scale, noise, cost)
     assert factors.shape == (rows,)
     assert ((factors >= 1) & (factors <= 2)).all()
     found, before = expected(factors.astype(np.float64)), expected(np.ones(rows))
@@ -241,7 +241,7 @@ def exactly(x: Array, w: Array) -> Array:
 def test_products_are_exact_for_weights_that_keep_their_sums(seed: int, size: int, columns: int) -> None:
     rng = np.random.default_rng(seed)
     w = rng.integers(-128, 128, (size, columns)).astype(np.int8)
-    kept = keep_sums(w, w, [(1, 0)])
+    kept = limit_sums(w, w, [(1, 0)])
     corners = np.array(list(itertools.product((0, 255), repeat=size)), np.uint8)
     for x in (corners, rng.integers(0, 256, (20, size)).astype(np.uint8)):
         assert np.array_equal(multiply_saturating(x, kept), exactly(x, kept))
@@ -252,7 +252,7 @@ def test_products_saturate_for_some_input_if_a_sum_can_overflow(seed: int, size:
     w = np.random.default_rng(seed).integers(-128, 128, (size, 1)).astype(np.int8)
     corners = np.array(list(itertools.product((0, 255), repeat=size)), np.uint8)
     differ = (multiply_saturating(corners, w) != exactly(corners, w)).any()
-    assert differ == saturating_sums(w, (1, 0)).any()
+    assert differ == find_saturating_sums(w, (1, 0)).any()
 
 
 def test_a_saturating_sum_is_the_limit_of_16_bits() -> None:

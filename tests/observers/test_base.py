@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from onnxq.errors import CalibrationError, ConfigError
-from onnxq.observers import available, create, register_observer
+from onnxq.observers import create_observer, list_observers, register_observer
 from onnxq.observers.base import _REGISTRY
 from onnxq.spec import ObserverSpec, QuantSpec
 
@@ -16,8 +16,8 @@ ALL = ("aciq", "entropy", "minmax", "moving_average", "mse", "percentile")
 
 
 def test_the_table_is_complete() -> None:
-    assert available() == ALL
-    assert [name for name in ALL if create(ObserverSpec(name), QUANT).per_sample] == ["moving_average"]
+    assert list_observers() == ALL
+    assert [name for name in ALL if create_observer(ObserverSpec(name), QUANT).per_sample] == ["moving_average"]
 
 
 @pytest.mark.parametrize(
@@ -36,20 +36,20 @@ def test_the_table_is_complete() -> None:
 )
 def test_wrong_names_options_and_values_are_config_errors(name: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        create(ObserverSpec(name, tuple(sorted(options.items()))), QUANT)
+        create_observer(ObserverSpec(name, tuple(sorted(options.items()))), QUANT)
 
 
 @pytest.mark.parametrize("name", ["entropy", "aciq"])
 def test_fp8_is_refused_where_levels_must_be_even(name: str) -> None:
     with pytest.raises(ConfigError, match="needs evenly spaced levels"):
-        create(ObserverSpec(name), QuantSpec(storage="float8e4m3fn"))
+        create_observer(ObserverSpec(name), QuantSpec(storage="float8e4m3fn"))
 
 
 def test_options_reach_the_observer() -> None:
     values = np.arange(1001, dtype=np.float32)
     ends = []
     for percentile in (90, 99.0):
-        observer = create(ObserverSpec("percentile", (("bins", 2048), ("percentile", percentile))), QUANT)
+        observer = create_observer(ObserverSpec("percentile", (("bins", 2048), ("percentile", percentile))), QUANT)
         observer.update(values)
         ends.append([float(end) for end in observer.range()])
     assert ends[0] == pytest.approx([50, 950], abs=1.5)
@@ -58,7 +58,7 @@ def test_options_reach_the_observer() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_nan_and_inf_are_errors_that_leave_the_observer_as_it_was(name: str) -> None:
-    observer = create(ObserverSpec(name), QUANT)
+    observer = create_observer(ObserverSpec(name), QUANT)
     observer.update(np.float32([-1, 2, 5]))
     before = observer.range()
     for bad, says in ((np.nan, "1 NaN and 0 inf"), (np.inf, "0 NaN and 1 inf"), (-np.inf, "0 NaN and 1 inf")):
@@ -72,12 +72,12 @@ def test_nan_and_inf_are_errors_that_leave_the_observer_as_it_was(name: str) -> 
 
 @pytest.mark.parametrize("name", ALL)
 def test_no_value_is_an_error_and_an_empty_array_is_none(name: str) -> None:
-    observer = create(ObserverSpec(name), QUANT)
+    observer = create_observer(ObserverSpec(name), QUANT)
     observer.update(np.zeros((0, 3), np.float32))
     assert observer.count == 0
     with pytest.raises(CalibrationError, match=rf"{name} observer: saw no value"):
         observer.range()
-    observer.merge(create(ObserverSpec(name), QUANT))
+    observer.merge(create_observer(ObserverSpec(name), QUANT))
     with pytest.raises(CalibrationError):
         observer.range()
 
@@ -85,14 +85,14 @@ def test_no_value_is_an_error_and_an_empty_array_is_none(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_any_float_type_shape_and_stride_is_taken(name: str) -> None:
     plain = np.float32([[1.5, -2.0, 0.0], [0.25, 8.0, -0.5]])
-    wanted = create(ObserverSpec(name), QUANT)
+    wanted = create_observer(ObserverSpec(name), QUANT)
     wanted.update(plain)
     types = (np.float16, np.float64, ml_dtypes.bfloat16)
     for values in (*(plain.astype(kind) for kind in types), plain.T, plain[:, ::-1]):
-        observer = create(ObserverSpec(name), QUANT)
+        observer = create_observer(ObserverSpec(name), QUANT)
         observer.update(values)
         assert observer.range() == wanted.range()
-    scalar = create(ObserverSpec(name), QUANT)
+    scalar = create_observer(ObserverSpec(name), QUANT)
     scalar.update(np.asarray(3.0, np.float32))
     assert scalar.count == 1
     assert [float(end) for end in scalar.range()] == [3.0, 3.0]
@@ -100,14 +100,14 @@ def test_any_float_type_shape_and_stride_is_taken(name: str) -> None:
 
 def test_float64_beyond_float32_is_an_error() -> None:
     with pytest.raises(CalibrationError, match="1 inf"):
-        create(ObserverSpec("minmax"), QUANT).update(np.array([0.0, 1e300]))
+        create_observer(ObserverSpec("minmax"), QUANT).update(np.array([0.0, 1e300]))
 
 
 def test_only_the_same_kind_merges() -> None:
     for name in ALL:
         other = "minmax" if name != "minmax" else "mse"
         with pytest.raises(TypeError, match="cannot merge"):
-            create(ObserverSpec(name), QUANT).merge(create(ObserverSpec(other), QUANT))
+            create_observer(ObserverSpec(name), QUANT).merge(create_observer(ObserverSpec(other), QUANT))
 
 
 def test_people_add_their_own() -> None:
@@ -120,8 +120,8 @@ def test_people_add_their_own() -> None:
 
     try:
         register_observer("half")(Half)
-        assert "half" in available()
-        made: Any = create(ObserverSpec("half", (("share", 1),)), QUANT)
+        assert "half" in list_observers()
+        made: Any = create_observer(ObserverSpec("half", (("share", 1),)), QUANT)
         assert made.share == 1
         with pytest.raises(ConfigError, match="registered already"):
             register_observer("half")(Half)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxq.observers.base import checked
+from onnxq.observers.base import flatten_values
 from onnxq.observers.histogram import Histogram, View
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -17,7 +17,7 @@ ARRAYS = hnp.arrays(np.float32, st.integers(1, 60), elements=FINITE)
 
 def _seen(values: Any, bins: int = 2048) -> Histogram:
     histogram = Histogram(bins)
-    found = checked(values)
+    found = flatten_values(values)
     assert found is not None
     histogram.update(found)
     return histogram
@@ -42,7 +42,7 @@ def _inside(view: View, values: Any) -> None:
 def test_counts_equal_those_of_one_exact_pass(values: Any) -> None:
     histogram = Histogram(2048)
     for part in np.array_split(values, 3):
-        found = checked(part)
+        found = flatten_values(part)
         if found is not None:
             histogram.update(found)
     _inside(histogram.view(), values)
@@ -71,7 +71,7 @@ def test_memory_does_not_grow_with_the_data() -> None:
     histogram = Histogram(4096)
     rng = np.random.default_rng(0)
     for k in range(40):
-        found = checked((rng.standard_normal(1000) * 3.0**k).astype(np.float32))
+        found = flatten_values((rng.standard_normal(1000) * 3.0**k).astype(np.float32))
         assert found is not None
         histogram.update(found)
         assert histogram.view().counts.size <= 8192
@@ -83,7 +83,7 @@ def test_bins_halve_exactly_when_the_range_grows() -> None:
     grown = _seen(small)
     fine = grown.view()
     assert fine.exponent <= -8
-    found = checked(large)
+    found = flatten_values(large)
     assert found is not None
     grown.update(found)
     _inside(grown.view(), np.concatenate([small, large]))

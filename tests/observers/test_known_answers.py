@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from onnxq.numerics import fake_quant, qparams_from_range, quantize
-from onnxq.observers import Entropy, View, aciq_alpha, create
+from onnxq.observers import Entropy, View, aciq_alpha, create_observer
 from onnxq.observers.aciq import Moments
-from onnxq.observers.base import checked
+from onnxq.observers.base import flatten_values
 from onnxq.observers.entropy import Divergence
 from onnxq.observers.histogram import Histogram
 from onnxq.observers.mse import SquaredError
@@ -36,7 +36,7 @@ def _gauss(seed: int = 0) -> Any:
 
 
 def _range(name: str, quant: QuantSpec, values: Any, **options: Any) -> tuple[float, float]:
-    observer = create(ObserverSpec(name, tuple(sorted(options.items()))), quant)
+    observer = create_observer(ObserverSpec(name, tuple(sorted(options.items()))), quant)
     observer.update(values)
     low, high = observer.range()
     return float(low), float(high)
@@ -97,7 +97,7 @@ def test_aciq_of_one_sided_values_is_half_of_a_distribution() -> None:
 def test_aciq_moments_are_those_of_the_values() -> None:
     for values in (_gauss(), 0.3 + 5 * _gauss(), _laplace() - 2, np.random.default_rng(7).uniform(1, 2, N)):
         moments = Moments()
-        found = checked(values)
+        found = flatten_values(values)
         assert found is not None
         moments.update(found)
         center, spread, sigma = moments.spread(one_sided=False)
@@ -293,7 +293,7 @@ def test_percentile_100_is_minmax_and_few_values_are_not_cut_far() -> None:
 
 
 def test_moving_average_is_the_mean_of_the_samples_ends() -> None:
-    observer = create(ObserverSpec("moving_average"), SIGNED)
+    observer = create_observer(ObserverSpec("moving_average"), SIGNED)
     assert observer.per_sample
     for sample in ([-1.0, 3.0], [-2.0, 0.5], [0.25, 0.75]):
         observer.update(np.float32(sample))
@@ -319,7 +319,7 @@ def _divergence(view: View, spec: QuantSpec, low: float, high: float) -> float:
 @pytest.mark.parametrize("spec", [QuantSpec(signed=False, symmetric=False), QuantSpec(bits=4), QuantSpec(bits=16)])
 def test_divergence_is_that_of_the_definition(spec: QuantSpec) -> None:
     rng = np.random.default_rng(4)
-    values, seen = checked(rng.standard_normal(20_000) ** 3), Histogram(4096)
+    values, seen = flatten_values(rng.standard_normal(20_000) ** 3), Histogram(4096)
     assert values is not None
     seen.update(values)
     view = seen.view()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxq.observers import available, create
+from onnxq.observers import create_observer, list_observers
 from onnxq.spec import ObserverSpec, QuantSpec
 
 SPECS = (
@@ -52,7 +52,7 @@ def _grown(draw: Any, name: str, quant: QuantSpec, batches: list[Any]) -> tuple[
     observers = []
     for batch in batches:
         if not observers or draw(st.booleans()):
-            observers.append(create(ObserverSpec(name), quant))
+            observers.append(create_observer(ObserverSpec(name), quant))
         observers[draw(st.integers(0, len(observers) - 1))].update(batch)
     while len(observers) > 1:
         taken = observers.pop(draw(st.integers(0, len(observers) - 1)))
@@ -63,7 +63,7 @@ def _grown(draw: Any, name: str, quant: QuantSpec, batches: list[Any]) -> tuple[
     return low.tobytes() + high.tobytes(), observers[0].count
 
 
-@pytest.mark.parametrize("name", [n for n in available() if n != "moving_average"])
+@pytest.mark.parametrize("name", [n for n in list_observers() if n != "moving_average"])
 @settings(max_examples=40)
 @given(data=st.data())
 def test_any_order_any_batches_any_merges_give_the_same_bits(name: str, data: Any) -> None:
@@ -83,22 +83,22 @@ def test_the_mean_of_samples_does_not_depend_on_their_order(data: Any) -> None:
     assert _grown(data.draw, "moving_average", QuantSpec(), data.draw(st.permutations(samples))) == once
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", list_observers())
 @settings(max_examples=30)
 @given(data=st.data())
 def test_the_range_lies_inside_what_was_seen(name: str, data: Any) -> None:
     values = data.draw(_values())
-    observer = create(ObserverSpec(name), data.draw(st.sampled_from(SPECS)))
+    observer = create_observer(ObserverSpec(name), data.draw(st.sampled_from(SPECS)))
     observer.update(values)
     low, high = observer.range()
     assert values.min() <= low <= high <= values.max()
 
 
-@pytest.mark.parametrize("name", available())
+@pytest.mark.parametrize("name", list_observers())
 def test_negative_zero_is_zero(name: str) -> None:
     ends = set()
     for order in ([0.0, -0.0, 2.0], [-0.0, 0.0, 2.0], [2.0, -0.0, -0.0]):
-        observer = create(ObserverSpec(name), QuantSpec())
+        observer = create_observer(ObserverSpec(name), QuantSpec())
         observer.update(np.float32(order))
         ends.add(b"".join(end.tobytes() for end in observer.range()))
     assert len(ends) == 1

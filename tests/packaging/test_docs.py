@@ -17,15 +17,15 @@ from onnxq.config import (
     Config,
     DataConfig,
     ImageConfig,
-    QuantWish,
     Rule,
     RuleSet,
     RuntimeConfig,
+    TensorConfig,
     VerifyConfig,
-    preset_names,
+    list_presets,
 )
 from onnxq.passes.registry import SKIPPABLE
-from onnxq.targets import target
+from onnxq.targets import find_target
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -105,7 +105,7 @@ def test_no_option_is_documented_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [Config, DataConfig, ImageConfig, QuantWish, Rule, RuleSet, RuntimeConfig, VerifyConfig]
+    "model", [Config, DataConfig, ImageConfig, TensorConfig, Rule, RuleSet, RuntimeConfig, VerifyConfig]
 )
 def test_every_configuration_key_is_documented(model: type[BaseModel]) -> None:
     text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
@@ -116,7 +116,7 @@ def test_every_configuration_key_is_documented(model: type[BaseModel]) -> None:
 
 def test_every_preset_is_documented() -> None:
     text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
-    assert [name for name in preset_names() if f"| `{name}` |" not in text] == []
+    assert [name for name in list_presets() if f"| `{name}` |" not in text] == []
 
 
 def _blocks(name: str, language: str) -> list[str]:
@@ -151,7 +151,7 @@ def test_the_commands_of_the_readme_are_understood() -> None:
 def test_every_placement_rule_is_documented(name: str) -> None:
     text = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
     part = text.split("\n## ")[{"ort": 1, "trt": 2}[name]]
-    rules = target(name).rules
+    rules = find_target(name).rules
     assert [rule.name for rule in rules if f"`{rule.name}`" not in part.split("###")[0]] == []
     named = set(re.findall(r"^\| ((?:`[a-z-]+`(?:, )?)+) \|", part, re.MULTILINE))
     assert {one.strip("`") for row in named for one in row.split(", ")} - {rule.name for rule in rules} == set()

@@ -12,8 +12,8 @@ from onnx import numpy_helper, parser
 import onnxq
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes, name_nodes
-from onnxq.passes.equalization.bias_absorption import chosen_shifts, shift_axes, sources, with_shifts
-from onnxq.passes.equalization.bias_absorption_core import absorbed, shifts
+from onnxq.passes.equalization.bias_absorption import choose_shifts, list_sources, shift_axes, write_shifts
+from onnxq.passes.equalization.bias_absorption_core import absorb_shifts, compute_shifts
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import TensorId
@@ -37,14 +37,14 @@ def test_what_a_constant_adds_to_a_convolution(groups: int, out: int, inner: int
     proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
     x = np.broadcast_to(c.astype(F)[None, :, None, None], (1, groups * inner, kernel, kernel))
     got = Session(proto, optimize=False).run({"x": np.ascontiguousarray(x)})["y"].reshape(-1)
-    assert np.allclose(absorbed(weight, c, 0, groups), got, atol=1e-4)
+    assert np.allclose(absorb_shifts(weight, c, 0, groups), got, atol=1e-4)
 
 
 def test_what_a_constant_adds_to_a_matrix() -> None:
     rng = np.random.default_rng(0)
     weight, c = rng.standard_normal((4, 3)), rng.standard_normal(4)
-    assert np.allclose(absorbed(weight, c, 1, 1), c @ weight)
-    assert np.allclose(absorbed(weight.T, c, 0, 1), c @ weight)
+    assert np.allclose(absorb_shifts(weight, c, 1, 1), c @ weight)
+    assert np.allclose(absorb_shifts(weight.T, c, 0, 1), c @ weight)
 
 
 @settings(max_examples=50)
@@ -54,7 +54,7 @@ def test_shifts_never_widen_the_range(pairs: list[tuple[float, float]]) -> None:
     high = low + np.array([b for _, b in pairs])
     for rectified in (False, True):
         l0, h0 = (np.maximum(low, 0), np.maximum(high, 0)) if rectified else (low, high)
-        c = shifts(l0, h0, rectified=rectified)
+        c = compute_shifts(l0, h0, rectified=rectified)
         before, after = max(h0.max(), 0) - min(l0.min(), 0), max((h0 - c).max(), 0) - min((l0 - c).min(), 0)
         assert after <= before + 1e-5
         if rectified:
@@ -109,9 +109,9 @@ def test_the_function_stays_and_the_channels_are_centred() -> None:
     seen = values(RESIDUAL, *(tensor.name for tensor in axes))
     low = {t: seen[t.name].min((0, 2, 3)).astype(float) for t in axes}
     high = {t: seen[t.name].max((0, 2, 3)).astype(float) for t in axes}
-    chosen = chosen_shifts(RESIDUAL, low, high)
+    chosen = choose_shifts(RESIDUAL, low, high)
     assert TensorId("a") in chosen
-    made = with_shifts(RESIDUAL, chosen)
+    made = write_shifts(RESIDUAL, chosen)
     after = values(made, *(tensor.name for tensor in axes))
     assert np.allclose(after["y"], seen["y"], atol=2e-4)
     for tensor in chosen:
@@ -126,8 +126,8 @@ def test_behind_a_relu_nothing_seen_is_cut_off() -> None:
     bias.CopyFrom(numpy_helper.from_array(np.full(8, 9, F), "b"))
     seen = values(proto, "r")
     low, high = seen["r"].min((0, 2, 3)).astype(float), seen["r"].max((0, 2, 3)).astype(float)
-    chosen = chosen_shifts(proto, {TensorId("r"): low}, {TensorId("r"): high})
-    after = values(with_shifts(proto, chosen), "r")
+    chosen = choose_shifts(proto, {TensorId("r"): low}, {TensorId("r"): high})
+    after = values(write_shifts(proto, chosen), "r")
     assert (chosen[TensorId("r")] > 0).any()
     assert np.allclose(after["y"], seen["y"], atol=1e-4)
     assert after["r"].max() < seen["r"].max()
@@ -135,7 +135,7 @@ def test_behind_a_relu_nothing_seen_is_cut_off() -> None:
 
 @pytest.mark.parametrize("why", LEFT)
 def test_what_is_left_alone(why: str) -> None:
-    assert sources(LEFT[why]) == ()
+    assert list_sources(LEFT[why]) == ()
 
 
 def test_gemm_and_matmul_take_it() -> None:
@@ -148,16 +148,16 @@ def test_gemm_and_matmul_take_it() -> None:
         proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(F), name))
     proto = infer_shapes(name_nodes(proto))
     assert shift_axes(proto) == {TensorId("a"): -1}
-    made = with_shifts(proto, {TensorId("a"): np.arange(5, dtype=F)})
+    made = write_shifts(proto, {TensorId("a"): np.arange(5, dtype=F)})
     assert np.allclose(values(made, "a")["a"], values(proto, "a")["a"] - np.arange(5), atol=1e-5)
     assert np.allclose(values(made)["y"], values(proto)["y"], atol=1e-4)
 
 
 def test_a_tensor_that_cannot_be_lowered_is_an_error() -> None:
     with pytest.raises(PlanError, match="cannot take the shifts"):
-        with_shifts(RESIDUAL, {TensorId("b"): np.ones(8, F)})
+        write_shifts(RESIDUAL, {TensorId("b"): np.ones(8, F)})
     with pytest.raises(PlanError, match="cannot take the shifts"):
-        with_shifts(RESIDUAL, {TensorId("a"): np.ones(7, F)})
+        write_shifts(RESIDUAL, {TensorId("a"): np.ones(7, F)})
 
 
 def test_a_run_absorbs_says_so_and_a_plan_repeats_it() -> None:

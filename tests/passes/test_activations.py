@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import parser
 
-from onnxq.graph import GraphIndex, name_nodes, opset_of
-from onnxq.passes.rewrites.activations import activations
-from onnxq.runtime import optimized_graph
+from onnxq.graph import GraphIndex, find_opset, name_nodes
+from onnxq.passes.rewrites.activations import fuse_activations
+from onnxq.runtime import optimize_graph
 from tests.passes.kit import apply, assert_same, assert_untouched, in_branch, ops, parse
 
 F = np.float32
@@ -57,9 +57,9 @@ def numbers(lines: str, shape: tuple[int, ...] = (), dtype: type = F, **other: f
 def test_every_spelling_of_hard_swish(spelling: str, shape: str) -> None:
     lines = HARD_SWISH[spelling]
     model = parse(graph(lines), opset=13, **numbers(lines, SHAPES[shape]))
-    result, report = apply(activations, model)
+    result, report = apply(fuse_activations, model)
     assert ops(result) == {"HardSwish": 1}
-    assert opset_of(result) == 14
+    assert find_opset(result) == 14
     assert [node.name for node in result.graph.node] == [model.graph.node[-1].name]
     assert len(report.changed) == 1
     assert not result.graph.initializer
@@ -78,9 +78,9 @@ HARD_SIGMOID = {
 def test_every_spelling_of_hard_sigmoid(spelling: str) -> None:
     lines = HARD_SIGMOID[spelling]
     model = parse(graph(lines), opset=13, **numbers(lines))
-    result, _ = apply(activations, model)
+    result, _ = apply(fuse_activations, model)
     assert ops(result) == {"HardSigmoid": 1}
-    assert opset_of(result) == 13
+    assert find_opset(result) == 13
     assert_same(model, result)
 
 
@@ -88,7 +88,7 @@ def test_every_spelling_of_hard_sigmoid(spelling: str) -> None:
 def test_any_clipped_line_is_a_hard_sigmoid(alpha: float, beta: float, height: float) -> None:
     lines = "s = Mul(x, a) p = Add(s, b) c = Clip(p, zero, h) y = Div(c, h)"
     model = parse(graph(lines), a=alpha * height, b=beta * height, zero=0.0, h=height)
-    result, _ = apply(activations, model)
+    result, _ = apply(fuse_activations, model)
     assert ops(result) == {"HardSigmoid": 1}
     assert_same(model, result, rtol=5e-6)
 
@@ -116,9 +116,9 @@ CONSTANTS = {"root": ROOT, "inverse": 1 / ROOT, "k": 0.044715, "tip": math.sqrt(
 def test_every_spelling_of_gelu(spelling: str, shape: str) -> None:
     lines = {**GELU, **TANH}[spelling]
     model = parse(graph(lines), **numbers(lines, SHAPES[shape], **CONSTANTS))
-    result, _ = apply(activations, model)
+    result, _ = apply(fuse_activations, model)
     assert ops(result) == {"Gelu": 1}
-    assert opset_of(result) == 20
+    assert find_opset(result) == 20
     approximate = GraphIndex(result).nodes[0].attrs.get("approximate", "none")
     assert approximate == ("tanh" if spelling in TANH else "none")
     assert_same(model, result, rtol=1e-5)
@@ -136,12 +136,12 @@ SILU = {
 def test_silu_becomes_quickgelu_for_ort_only(spelling: str) -> None:
     lines = SILU[spelling]
     model = parse(graph(lines), **numbers(lines, (1,), beta=1.702))
-    result, _ = apply(activations, model)
+    result, _ = apply(fuse_activations, model)
     node = GraphIndex(result).nodes[0]
     assert (node.domain, node.op_type) == ("com.microsoft", "QuickGelu")
     assert node.attrs["alpha"] == pytest.approx(1.702 if spelling == "beta" else 1.0)
     assert_same(model, result)
-    for_trt, report = apply(activations, model, target="trt")
+    for_trt, report = apply(fuse_activations, model, target="trt")
     assert ops(for_trt) == ops(model)
     assert not report.changed
 
@@ -150,7 +150,7 @@ def test_silu_becomes_quickgelu_for_ort_only(spelling: str) -> None:
 def test_half_precision(lines: str) -> None:
     held = numbers(lines, (), np.float16, **CONSTANTS)
     model = parse(graph(lines, "float16[N,4,5,5] x", "float16[N,4,5,5] y"), **held)
-    result, report = apply(activations, model)
+    result, report = apply(fuse_activations, model)
     assert len(report.changed) == 1
     assert_same(model, result, rtol=4e-3)
 
@@ -159,13 +159,13 @@ def test_half_precision(lines: str) -> None:
 def test_double_stays(lines: str) -> None:
     """ORT runs most of these chains in double, and none of the single nodes."""
     held = numbers(lines, (), np.float64, **CONSTANTS)
-    assert_untouched(activations, parse(graph(lines, "double[N,4,5,5] x", "double[N,4,5,5] y"), opset=20, **held))
+    assert_untouched(fuse_activations, parse(graph(lines, "double[N,4,5,5] x", "double[N,4,5,5] y"), opset=20, **held))
 
 
 @pytest.mark.parametrize("lines", [HARD_SWISH["paddle"], SILU["plain"], TANH["times"]], ids=["hswish", "silu", "gelu"])
 def test_inside_a_branch(lines: str) -> None:
     model = in_branch(parse(graph(lines), opset=20, **numbers(lines, **CONSTANTS)))
-    result, report = apply(activations, model)
+    result, report = apply(fuse_activations, model)
     assert len(report.changed) == 1
     assert_same(model, result, rtol=1e-5)
 
@@ -176,7 +176,7 @@ def test_constants_of_an_outer_scope() -> None:
     inner = model.graph.node[0].attribute[0].g
     model.graph.initializer.extend(inner.initializer)
     del inner.initializer[:]
-    result, _ = apply(activations, model)
+    result, _ = apply(fuse_activations, model)
     assert ops(result)["HardSwish"] == 1
     assert not result.graph.initializer
     assert_same(model, result)
@@ -205,14 +205,14 @@ NEAR_MISSES = {
 def test_near_misses_stay(name: str) -> None:
     lines, other = NEAR_MISSES[name]
     held = numbers(lines, **{**CONSTANTS, **other})
-    assert_untouched(activations, parse(graph(lines), opset=20, **held))
+    assert_untouched(fuse_activations, parse(graph(lines), opset=20, **held))
 
 
 def test_the_gate_of_another_tensor_stays() -> None:
     lines = "s = Sigmoid(z) y = Mul(x, s)"
-    assert_untouched(activations, parse(graph(lines, "float[N,4,5,5] x, float[N,4,5,5] z")))
+    assert_untouched(fuse_activations, parse(graph(lines, "float[N,4,5,5] x, float[N,4,5,5] z")))
     lines = "p = Add(z, three) c = Clip(p, zero, six) m = Mul(x, c) y = Div(m, six)"
-    assert_untouched(activations, parse(graph(lines, "float[N,4,5,5] x, float[N,4,5,5] z"), **numbers(lines)))
+    assert_untouched(fuse_activations, parse(graph(lines, "float[N,4,5,5] x, float[N,4,5,5] z"), **numbers(lines)))
 
 
 @pytest.mark.parametrize("tensor", ["p", "c", "m"])
@@ -221,36 +221,36 @@ def test_what_others_see_stays(tensor: str, how: str) -> None:
     lines = HARD_SWISH["paddle"]
     more = f"z = Identity({tensor})" if how == "reader" else ""
     outs = f"float[N,4,5,5] y, float[N,4,5,5] {'z' if how == 'reader' else tensor}"
-    assert_untouched(activations, parse(graph(lines + more, out=outs), opset=14, **numbers(lines)))
+    assert_untouched(fuse_activations, parse(graph(lines + more, out=outs), opset=14, **numbers(lines)))
 
 
 def test_x_may_have_any_readers() -> None:
     lines = "x = Relu(w)" + HARD_SWISH["paddle"] + "z = Neg(x)"
     text = graph(lines, "float[N,4,5,5] w", "float[N,4,5,5] y, float[N,4,5,5] z, float[N,4,5,5] x")
     model = parse(text, opset=14, **numbers(lines))
-    result, _ = apply(activations, model)
+    result, _ = apply(fuse_activations, model)
     assert ops(result) == {"Relu": 1, "HardSwish": 1, "Neg": 1}
     assert_same(model, result)
 
 
 def test_a_number_that_is_not_constant_stays() -> None:
     lines = "p = Add(x, t) c = Clip(p, zero, six) m = Mul(x, c) y = Div(m, six)"
-    assert_untouched(activations, parse(graph(lines, "float[N,4,5,5] x, float[1] t"), opset=14, **numbers(lines)))
+    assert_untouched(fuse_activations, parse(graph(lines, "float[N,4,5,5] x, float[1] t"), opset=14, **numbers(lines)))
     # An initializer that a caller may override is no constant either.
     model = parse(graph(lines, "float[N,4,5,5] x, float[1] t"), opset=14, t=np.full(1, 3, F), **numbers(lines))
-    assert_untouched(activations, model)
+    assert_untouched(fuse_activations, model)
 
 
 def test_a_constant_per_channel_stays() -> None:
     lines = HARD_SWISH["paddle"]
     held = {**numbers(lines), "three": np.array([3, 3, 3, 2.5], F).reshape(4, 1, 1)}
-    assert_untouched(activations, parse(graph(lines), opset=14, **held))
+    assert_untouched(fuse_activations, parse(graph(lines), opset=14, **held))
 
 
 def test_a_constant_that_raises_the_rank_stays() -> None:
     lines = HARD_SWISH["paddle"]
     held = {**numbers(lines), "three": np.full((1, 1, 1), 3, F)}
-    assert_untouched(activations, parse(graph(lines, "float[N,5] x", "float[1,N,5] y"), opset=14, **held))
+    assert_untouched(fuse_activations, parse(graph(lines, "float[N,5] x", "float[1,N,5] y"), opset=14, **held))
 
 
 def test_unknown_rank_takes_true_scalars_only() -> None:
@@ -258,7 +258,7 @@ def test_unknown_rank_takes_true_scalars_only() -> None:
     for shape, fused in (((), True), ((1,), False)):
         text = graph(lines, "float[N,4] x, int64[k] shape", "float[A,B] y")
         model = parse(text, opset=14, **numbers(lines, shape))
-        _, report = apply(activations, model)
+        _, report = apply(fuse_activations, model)
         assert bool(report.changed) == fused
 
 
@@ -267,14 +267,14 @@ def test_wrong_constants_on_purpose() -> None:
     lines = HARD_SWISH["paddle"]
     for name, sign in itertools.product(("three", "six"), (-1, 1)):
         held = numbers(lines, **{name: NUMBERS[name] * (1 + 0.01 * sign)})
-        assert_untouched(activations, parse(graph(lines), opset=14, **held))
+        assert_untouched(fuse_activations, parse(graph(lines), opset=14, **held))
 
 
 def test_pairs_are_not_crossed() -> None:
     lines = "p = Add(x, three) q = QuantizeLinear(p, s, z) d = DequantizeLinear(q, s, z)"
     lines += " c = Clip(d, zero, six) m = Mul(x, c) y = Div(m, six)"
     held = {**numbers(lines, s=0.1), "z": np.uint8(3)}
-    assert_untouched(activations, parse(graph(lines), opset=14, **{k: np.asarray(v) for k, v in held.items()}))
+    assert_untouched(fuse_activations, parse(graph(lines), opset=14, **{k: np.asarray(v) for k, v in held.items()}))
 
 
 def test_an_opset_that_cannot_be_raised_is_reported() -> None:
@@ -286,17 +286,17 @@ def test_an_opset_that_cannot_be_raised_is_reported() -> None:
     model.functions.append(parser.parse_function(function.replace("'", '"')))
     model.graph.node.add(op_type="f", domain="local", input=["x"], output=["z"], name="call")
     model = name_nodes(model)
-    result, report = apply(activations, model)
+    result, report = apply(fuse_activations, model)
     assert ops(result) == ops(model)
-    assert opset_of(result) == 17
+    assert find_opset(result) == 17
     assert [(refusal.subject, refusal.rule) for refusal in report.skipped] == [("y/Mul", "activations")]
     assert "Gelu needs opset 20" in report.skipped[0].reason
 
 
 def test_the_newest_opset_is_kept() -> None:
     lines = HARD_SWISH["paddle"]
-    result, _ = apply(activations, parse(graph(lines), opset=22, **numbers(lines)))
-    assert opset_of(result) == 22
+    result, _ = apply(fuse_activations, parse(graph(lines), opset=22, **numbers(lines)))
+    assert find_opset(result) == 22
     assert ops(result) == {"HardSwish": 1}
 
 
@@ -308,7 +308,7 @@ def test_one_node_needs_one_dequantize(lines: str) -> None:
     text += " r = QuantizeLinear(v, s0, z0) y = DequantizeLinear(r, s0, z0)"
     held = {**numbers(lines, **CONSTANTS), "s0": np.float32(0.05), "z0": np.uint8(90)}
     model = parse(graph(text, "float[N,4,5,5] w"), opset=20, **{k: np.asarray(v) for k, v in held.items()})
-    chain, single = ops(optimized_graph(model)), ops(optimized_graph(apply(activations, model)[0]))
+    chain, single = ops(optimize_graph(model)), ops(optimize_graph(apply(fuse_activations, model)[0]))
     assert single["DequantizeLinear"] == 2
     assert chain["DequantizeLinear"] == 3
     assert any(single[kernel] for kernel in kernels)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-from onnxq.passes.affine_core import per_channel, rounded, scale_outputs, sum_inputs
-from onnxq.passes.rewrites.affine import batchnorm, scalars
+from onnxq.passes.affine_core import per_channel, round_to_type, scale_outputs, sum_inputs
+from onnxq.passes.rewrites.affine import fold_batchnorm, fold_scalars
 from tests.passes.kit import apply, assert_same, assert_untouched, constant, in_branch, infer, ops, parse
 
 F = np.float32
@@ -52,12 +52,12 @@ def conv_bn(kind: str, groups: int, bias: bool, rank: int) -> ModelProto:
 @pytest.mark.parametrize("rank", [1, 2])
 def test_batchnorm_behind_a_convolution(kind: str, groups: int, bias: bool, rank: int) -> None:
     model = conv_bn(kind, groups, bias, rank)
-    result, report = apply(batchnorm, model)
+    result, report = apply(fold_batchnorm, model)
     assert ops(result) == {kind: 1}
     assert report.changed == (f"h/{kind}: took in y/BatchNormalization",)
     assert {tensor.name for tensor in result.graph.initializer} == {"w", "b" if bias else f"h/{kind}/bias"}
     assert_same(model, result)
-    assert apply(scalars, model)[1].changed == report.changed  # it takes what arithmetic brought into reach
+    assert apply(fold_scalars, model)[1].changed == report.changed  # it takes what arithmetic brought into reach
 
 
 def test_depthwise_and_a_bias_left_out_by_name() -> None:
@@ -65,7 +65,7 @@ def test_depthwise_and_a_bias_left_out_by_name() -> None:
         {{ h = Conv <group = 6, kernel_shape = [3,3]> (x, w) y = {BN} }}"""
     model = parse(text, w=normal(6, 1, 3, 3), **norm(6))
     model.graph.node[0].input.append("")
-    result, _ = apply(batchnorm, model)
+    result, _ = apply(fold_batchnorm, model)
     assert ops(result) == {"Conv": 1}
     assert_same(model, result)
 
@@ -81,7 +81,7 @@ def test_batchnorm_behind_a_gemm(flip: int, shape: tuple[int, ...] | None, beta:
     if shape is not None:
         held["c"] = normal(*shape, seed=1) if shape else np.asarray(F(0.8))
     model = parse(text, **held)
-    result, _ = apply(batchnorm, model)
+    result, _ = apply(fold_batchnorm, model)
     assert ops(result) == {"Gemm": 1}
     assert constant(result, "h/Gemm", 2).shape == (6,)
     assert_same(model, result)
@@ -106,21 +106,21 @@ def test_batchnorm_that_stays() -> None:
     for name, (head, lines, held) in stays.items():
         first = "" if name in ("alone", "in front") else conv
         lines = lines.replace(BN, f"n = {BN}" if name == "in front" else f"y = {BN}")
-        assert_untouched(batchnorm, parse(f"{head} {{ {first} {lines} }}", **held))
-        assert_untouched(scalars, parse(f"{head} {{ {first} {lines} }}", **held))
+        assert_untouched(fold_batchnorm, parse(f"{head} {{ {first} {lines} }}", **held))
+        assert_untouched(fold_scalars, parse(f"{head} {{ {first} {lines} }}", **held))
 
 
 def test_batchnorm_in_training_stays() -> None:
     text = """g (float[N,4,7,7] x) => (float[N,6,5,5] y) { h = Conv <kernel_shape = [3,3]> (x, w)
         y, m, v = BatchNormalization <training_mode = 1> (h, gamma, beta, mean, var) }"""
-    assert_untouched(batchnorm, parse(text, w=normal(6, 4, 3, 3), **norm(6)))
+    assert_untouched(fold_batchnorm, parse(text, w=normal(6, 4, 3, 3), **norm(6)))
 
 
 def test_batchnorm_over_another_axis_than_a_matmul_writes() -> None:
     text = f"g (float[N,6,4] x) => (float[N,6,6] y) {{ m = MatMul(x, w) h = Add(m, c) y = {BN} }}"
-    assert_untouched(scalars, parse(text, w=normal(4, 6), c=normal(6), **norm(6)))
+    assert_untouched(fold_scalars, parse(text, w=normal(4, 6), c=normal(6), **norm(6)))
     flat = parse(text.replace("N,6,4", "N,4").replace("N,6,6", "N,6"), w=normal(4, 6), c=normal(6), **norm(6))
-    result, _ = apply(scalars, flat)
+    result, _ = apply(fold_scalars, flat)
     assert ops(result) == {"MatMul": 1, "Add": 1}
     assert_same(flat, result)
 
@@ -159,7 +159,7 @@ def test_any_row_of_arithmetic_behind(row: list[str], kind: str, channels: bool,
         lines += " " + STEPS[step](f"t{k}", f"t{k + 1}" if k + 1 < len(row) else "y", f"k{k}")
     head = "g (float[N,4,6,6] x) => (float[N,6,6,6] y)" if image else "g (float[N,4] x) => (float[N,6] y)"
     model = parse(f"{head} {{ {lines} }}", **held)
-    result, report = apply(scalars, model)
+    result, report = apply(fold_scalars, model)
     assert ops(result) == ({"MatMul": 1, "Add": 1} if kind == "MatMulAdd" else {kind: 1})
     assert len(report.changed) == 1
     assert_same(model, result, rtol=2e-5, seed=seed)
@@ -169,11 +169,11 @@ def test_a_bare_matmul_takes_factors_only() -> None:
     head = "g (float[N,3,4] x) => (float[N,3,6] y)"
     held = {"w": normal(4, 6), "k": normal(6, seed=1), "c": normal(1, seed=2)}
     model = parse(f"{head} {{ m = MatMul(x, w) s = Mul(m, k) r = Div(s, c) y = Relu(r) }}", **held)
-    result, _ = apply(scalars, model)
+    result, _ = apply(fold_scalars, model)
     assert ops(result) == {"MatMul": 1, "Relu": 1}
     assert_same(model, result)
     scaled = parse(f"{head} {{ m = MatMul(x, w) a = Sub(m, c) y = Mul(a, k) }}", **held)
-    assert_untouched(scalars, scaled)
+    assert_untouched(fold_scalars, scaled)
 
 
 CONV = "h = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (x, w)"
@@ -205,7 +205,7 @@ def test_arithmetic_that_is_none_of_ours_stays(step: str) -> None:
     used = {name: value for name, value in held.items() if name in step}
     head = HEAD.replace("x)", "x, float[1,6,1,1] x6)") if "x6" in step else HEAD
     head = head.replace("(float[N,6,7,7] y)", "(float[1,N,6,7,7] y)") if "big" in step else head
-    assert_untouched(scalars, parse(f"{head} {{ {CONV} {step} }}", w=normal(6, 4, 3, 3), **used))
+    assert_untouched(fold_scalars, parse(f"{head} {{ {CONV} {step} }}", w=normal(6, 4, 3, 3), **used))
 
 
 def test_a_shared_weight_gets_a_copy() -> None:
@@ -215,7 +215,7 @@ def test_a_shared_weight_gets_a_copy() -> None:
         h2 = Neg(x) }"""
     text = text.replace("i = Conv", "h2 = Neg(x) i = Conv").replace("\n        h2 = Neg(x) }", " }")
     model = parse(text, w=normal(4, 4, 3, 3), b=normal(4, seed=1), two=2.0)
-    result, _ = apply(scalars, model)
+    result, _ = apply(fold_scalars, model)
     assert {tensor.name for tensor in result.graph.initializer} == {"w", "b", "w/h/Conv", "b/h/Conv"}
     np.testing.assert_array_equal(constant(result, "i/Conv", 1), normal(4, 4, 3, 3))
     assert_same(model, result)
@@ -224,7 +224,7 @@ def test_a_shared_weight_gets_a_copy() -> None:
 def test_a_tensor_that_keeps_its_name_keeps_its_value() -> None:
     """y is the graph's output and the last node's: the Conv writes it now, and h (another value) is gone."""
     model = parse(f"{HEAD} {{ {CONV} a = Mul(h, k) y = Add(a, k) }}", w=normal(6, 4, 3, 3), k=0.5)
-    result, _ = apply(scalars, model)
+    result, _ = apply(fold_scalars, model)
     assert [(node.name, list(node.output)) for node in result.graph.node] == [("h/Conv", ["y"])]
 
 
@@ -233,11 +233,11 @@ def test_both_sides_and_norm_in_one_row() -> None:
     model = parse(
         f"g (float[N,4,7,7] x) => (float[N,6,5,5] y) {{ {lines} }}", w=normal(6, 4, 3, 3), k=F(0.7), **norm(6)
     )
-    result, report = apply(scalars, model)
+    result, report = apply(fold_scalars, model)
     assert ops(result) == {"Conv": 1}
     assert len(report.changed) == 2
     assert_same(model, result)
-    without, _ = apply(scalars, model, skip=("batchnorm",))
+    without, _ = apply(fold_scalars, model, skip=("batchnorm",))
     assert ops(without) == {"Conv": 1, "BatchNormalization": 1, "Sub": 1}
     assert_same(model, without)
 
@@ -274,7 +274,7 @@ def test_any_row_of_scalars_in_front(row: list[str], kind: str, padded: bool, bi
         held["c"] = normal(6, seed=4)
     head = "g (float[N,4,6,6] x) => (float[N,6,A,B] y)" if image else "g (float[N,4] x) => (float[N,6] y)"
     model = parse(f"{head} {{ {lines} }}", **held)
-    result, _ = apply(scalars, model)
+    result, _ = apply(fold_scalars, model)
     left = sum(ops(result)[op] for op in ("Mul", "Div", "Add", "Sub")) - (kind == "MatMulAdd")
     shifts = any(step.split()[0] in ("Add", "Sub") and step != "Sub from" for step in row) or "Sub from" in row
     takes_shift = kind in ("Gemm", "MatMulAdd") or (kind == "Conv" and not padded)
@@ -284,21 +284,21 @@ def test_any_row_of_scalars_in_front(row: list[str], kind: str, padded: bool, bi
 
 def test_channel_factors_in_front_stay() -> None:
     text = "g (float[N,4,7,7] x) => (float[N,6,5,5] y) { p = Mul(x, k) y = Conv <kernel_shape = [3,3]> (p, w) }"
-    assert_untouched(scalars, parse(text, w=normal(6, 4, 3, 3), k=normal(4, 1, 1)))
+    assert_untouched(fold_scalars, parse(text, w=normal(6, 4, 3, 3), k=normal(4, 1, 1)))
 
 
 def test_scalars_in_front_that_others_read_stay() -> None:
     lines = "p = Mul(x, k) y = Conv <kernel_shape = [3,3]> (p, w)"
     held = {"w": normal(6, 4, 3, 3), "k": np.asarray(F(0.5))}
     both = "g (float[N,4,7,7] x) => (float[N,6,5,5] y, float[N,4,7,7] {}) {{ {} }}"
-    assert_untouched(scalars, parse(both.format("z", lines + " z = Relu(p)"), **held))
-    assert_untouched(scalars, parse(both.format("p", lines), **held))
+    assert_untouched(fold_scalars, parse(both.format("z", lines + " z = Relu(p)"), **held))
+    assert_untouched(fold_scalars, parse(both.format("p", lines), **held))
 
 
 def test_inside_a_branch() -> None:
-    for run, step in ((batchnorm, f"y = {BN}"), (scalars, "a = Mul(h, mean) y = Add(a, k)")):
+    for run, step in ((fold_batchnorm, f"y = {BN}"), (fold_scalars, "a = Mul(h, mean) y = Add(a, k)")):
         held = {"w": normal(6, 4, 3, 3), **norm(6)}
-        if run is scalars:
+        if run is fold_scalars:
             held = {"w": held["w"], "mean": held["mean"].reshape(6, 1, 1), "k": np.asarray(F(0.3))}
         model = in_branch(parse(f"{HEAD} {{ {CONV} {step} }}", **held))
         result, report = apply(run, model)
@@ -317,7 +317,7 @@ def test_a_convolution_that_a_branch_reads_stays() -> None:
     outside.graph.node.extend(nodes)
     outside.graph.output.extend(model.graph.output)
     outside.graph.input.append(model.graph.input[0])
-    assert_untouched(scalars, outside)
+    assert_untouched(fold_scalars, outside)
 
 
 def test_half_precision() -> None:
@@ -325,7 +325,7 @@ def test_half_precision() -> None:
     lines = "h = Conv <kernel_shape = [3,3]> (x, w, b) a = Mul(h, k) y = Add(a, k)"
     held = {"w": normal(6, 4, 3, 3, dtype=np.float16), "b": normal(6, dtype=np.float16), "k": np.float16([1.5])}
     model = parse(f"{head} {{ {lines} }}", **held)
-    result, _ = apply(scalars, model)
+    result, _ = apply(fold_scalars, model)
     assert ops(result) == {"Conv": 1}
     assert constant(result, "h/Conv", 1).dtype == np.float16
     assert_same(model, result, rtol=2e-3)
@@ -336,23 +336,23 @@ def test_a_fold_that_half_precision_cannot_hold_is_reported(factor: np.float16) 
     head = "g (float16[N,4,7,7] x) => (float16[N,6,5,5] y)"
     lines = "h = Conv <kernel_shape = [3,3]> (x, w) y = Mul(h, k)"
     model = parse(f"{head} {{ {lines} }}", w=normal(6, 4, 3, 3, dtype=np.float16), k=np.asarray([factor]))
-    report = assert_untouched(scalars, model)
+    report = assert_untouched(fold_scalars, model)
     assert [(refusal.subject, refusal.rule) for refusal in report.skipped] == [("h/Conv", "scalars")]
 
 
 def test_weights_behind_a_pair_stay() -> None:
     text = f"{HEAD} {{ v = DequantizeLinear(w, s) {CONV.replace('(x, w)', '(x, v)')} y = Mul(h, k) }}"
-    assert_untouched(scalars, parse(text, w=np.ones((6, 4, 3, 3), np.int8), s=0.1, k=2.0))
+    assert_untouched(fold_scalars, parse(text, w=np.ones((6, 4, 3, 3), np.int8), s=0.1, k=2.0))
 
 
 def test_pairs_are_not_crossed() -> None:
     text = f"{HEAD} {{ {CONV} q = QuantizeLinear(h, s, z) d = DequantizeLinear(q, s, z) y = Mul(d, k) }}"
-    assert_untouched(scalars, parse(text, w=normal(6, 4, 3, 3), s=0.1, z=np.uint8(128), k=2.0))
+    assert_untouched(fold_scalars, parse(text, w=normal(6, 4, 3, 3), s=0.1, z=np.uint8(128), k=2.0))
 
 
 def test_empty_batch() -> None:
     model = parse(f"{HEAD} {{ {CONV} y = Mul(h, k) }}", w=normal(6, 4, 3, 3), k=2.0)
-    result, _ = apply(scalars, model)
+    result, _ = apply(fold_scalars, model)
     feeds = {"x": np.zeros((0, 4, 7, 7), F)}
     assert infer(result, feeds)[0].shape == infer(model, feeds)[0].shape == (0, 6, 7, 7)
 
@@ -384,9 +384,9 @@ def test_per_channel_reads_broadcasting() -> None:
 
 
 def test_rounded_keeps_digits() -> None:
-    assert rounded(np.array([1e39]), np.dtype(F)) is None
-    assert rounded(np.array([1e5]), np.dtype(np.float16)) is None
-    assert rounded(np.array([1e-7]), np.dtype(np.float16)) is None
-    assert rounded(np.array([1.0, 1e-7]), np.dtype(np.float16)) is not None  # too small to count beside 1
-    assert rounded(np.array([0.0]), np.dtype(F)) is not None
+    assert round_to_type(np.array([1e39]), np.dtype(F)) is None
+    assert round_to_type(np.array([1e5]), np.dtype(np.float16)) is None
+    assert round_to_type(np.array([1e-7]), np.dtype(np.float16)) is None
+    assert round_to_type(np.array([1.0, 1e-7]), np.dtype(np.float16)) is not None  # too small to count beside 1
+    assert round_to_type(np.array([0.0]), np.dtype(F)) is not None
     np.testing.assert_array_equal(sum_inputs(np.ones((2, 3, 4), F), 0), [12.0, 12.0])

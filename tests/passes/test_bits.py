@@ -15,8 +15,8 @@ from onnxq.config import Config, Rule
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics import fake_quant
-from onnxq.passes.mixed_precision.weight_bits_core import Weight, mean_bits, spend
-from onnxq.passes.mixed_precision.weight_errors import isolated_errors
+from onnxq.passes.mixed_precision.weight_bits_core import Weight, mean_bits, spend_budget
+from onnxq.passes.mixed_precision.weight_errors import measure_isolated
 from onnxq.report import silent
 from onnxq.runtime import Session
 from onnxq.sites import Role
@@ -39,7 +39,7 @@ def test_the_average_is_kept_and_little_is_left_that_could_be_had(
     sizes: list[tuple[int, float]], average: float, widths: tuple[int, ...]
 ) -> None:
     weights = [Weight(n, 4, error, widths) for n, error in sizes]
-    bits = spend(weights, average)
+    bits = spend_budget(weights, average)
     counts = [one.elements for one in weights]
     assert mean_bits(counts, bits) <= average + 1e-9
     assert set(bits) <= {4, *widths}
@@ -57,17 +57,17 @@ def test_the_average_is_kept_and_little_is_left_that_could_be_had(
 
 def test_error_per_bit_decides_and_not_size() -> None:
     small, large = Weight(100, 4, 1e-6, (8,)), Weight(400, 4, 1e-2, (8,))
-    assert spend([small, large], 7.2) == [4, 8]
+    assert spend_budget([small, large], 7.2) == [4, 8]
     # The same error in fewer elements is had first.
-    assert spend([Weight(100, 4, 1e-2, (8,)), large], 5.0) == [8, 4]
+    assert spend_budget([Weight(100, 4, 1e-2, (8,)), large], 5.0) == [8, 4]
 
 
 def test_what_cannot_change_counts() -> None:
     one = Weight(100, 4, 1.0, (8,))
-    assert spend([one], 6.0, others=(100, 400)) == [8]
-    assert spend([one], 5.9, others=(100, 400)) == [4]
-    assert spend([one], 4.0, others=(100, 800)) == [4]
-    assert spend([], 4.0) == []
+    assert spend_budget([one], 6.0, others=(100, 400)) == [8]
+    assert spend_budget([one], 5.9, others=(100, 400)) == [4]
+    assert spend_budget([one], 4.0, others=(100, 800)) == [4]
+    assert spend_budget([], 4.0) == []
 
 
 def config(**raw: object) -> Config:
@@ -78,7 +78,7 @@ def test_measured_errors_are_those_of_each_weight_alone() -> None:
     proto = residual()
     result = onnxq.quantize(proto, images(), config(effort="fast"), latency=False)
     samples = [{"x": images()["x"][k : k + 1]} for k in range(4)]
-    found = isolated_errors(name_nodes(proto), result.plan, samples, samples, rounded=False, progress=silent)
+    found = measure_isolated(name_nodes(proto), result.plan, samples, samples, rounded=False, progress=silent)
     weights = [site for site in result.plan.sites if site.role is Role.WEIGHT]
     assert set(found) == {site.site for site in weights}
     index = GraphIndex(name_nodes(proto))

@@ -11,8 +11,8 @@ from onnx import ModelProto
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes
 from onnxq.passes.equalization.channels import find_channels
-from onnxq.passes.equalization.cross_layer import channel_axes, equalized, equalizing_factors
-from onnxq.passes.equalization.cross_layer_core import by_values, by_weights, merged, scaled
+from onnxq.passes.equalization.cross_layer import channel_axes, compute_factors, write_scales
+from onnxq.passes.equalization.cross_layer_core import by_values, by_weights, merge_labels, scale_weight
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 from tests.passes.kit import assert_same, constant, in_branch, parse
@@ -67,7 +67,7 @@ def test_the_function_stays_and_channels_become_alike(name: str, groups: int) ->
     found = find_channels(View(model))
     assert found.free[:6].all(), name
     factors = {TensorId("h"): np.geomspace(0.25, 4, 6).astype(F)}
-    result, changed = equalized(model, factors)
+    result, changed = write_scales(model, factors)
     assert len(changed) == 2
     np.testing.assert_allclose(
         constant(result, "h/Conv", 1), constant(model, "h/Conv", 1) * factors[TensorId("h")].reshape(6, 1, 1, 1)
@@ -77,9 +77,9 @@ def test_the_function_stays_and_channels_become_alike(name: str, groups: int) ->
 
 def test_weights_decide_in_a_chain() -> None:
     model = row(PASSING["Relu"])
-    factors = equalizing_factors(model)
+    factors = compute_factors(model)
     assert set(factors) == {TensorId("h")}  # d has no activation behind it: weights alone say too little there
-    result, _ = equalized(model, factors)
+    result, _ = write_scales(model, factors)
     rows = np.abs(constant(result, "h/Conv", 1)).max(axis=(1, 2, 3))
     columns = np.abs(constant(result, "d/Conv", 1)).max(axis=(0, 2, 3))
     np.testing.assert_allclose(rows / columns, rows[0] / columns[0], rtol=1e-5)
@@ -93,7 +93,7 @@ def test_any_factors_leave_the_function(seed: int, name: str, groups: int) -> No
     model = row(PASSING[name], groups, seed)
     rng = np.random.default_rng(seed)
     factors = {TensorId(t): np.exp(rng.uniform(-3, 3, 6)).astype(F) for t in ("h", "d")}
-    result, changed = equalized(model, factors)
+    result, changed = write_scales(model, factors)
     assert len(changed) == 3
     assert_same(model, result, rtol=1e-4, seed=seed)
 
@@ -116,7 +116,7 @@ def test_what_does_not_commute_stays(name: str) -> None:
     found = find_channels(View(model))
     assert not found.free[:6].any()
     with pytest.raises(PlanError, match="cannot take the factors"):
-        equalized(model, {TensorId("h"): np.full(6, 2, F)})
+        write_scales(model, {TensorId("h"): np.full(6, 2, F)})
 
 
 def test_outputs_shared_weights_and_captured_tensors_stay() -> None:
@@ -124,13 +124,13 @@ def test_outputs_shared_weights_and_captured_tensors_stay() -> None:
     lines = "h = Conv (x, w) r = Relu(h) y = Conv (r, v)"
     weights = {"w": uneven(6, 6, 1, 1), "v": uneven(6, 6, 1, 1, seed=1)}
     free = infer_shapes(parse(f"{head}) {{ {lines} }}", **weights))
-    assert equalizing_factors(free)
+    assert compute_factors(free)
     seen = infer_shapes(parse(f"{head}, float[N,6,8,8] r) {{ {lines} }}", **weights))
-    assert not equalizing_factors(seen)
+    assert not compute_factors(seen)
     shared = infer_shapes(parse(f"{head}) {{ {lines.replace('(r, v)', '(r, w)')} }}", **weights))
-    assert not equalizing_factors(shared)
+    assert not compute_factors(shared)
     inner = infer_shapes(in_branch(free))
-    assert set(equalizing_factors(inner)) == {TensorId("h", "branch.then_branch")}
+    assert set(compute_factors(inner)) == {TensorId("h", "branch.then_branch")}
 
 
 def joined() -> ModelProto:
@@ -146,13 +146,13 @@ def test_values_decide_behind_add_and_concat() -> None:
     model = joined()
     axes = channel_axes(model)
     assert axes == dict.fromkeys(map(TensorId, "abscrkmf"), 1)
-    assert not equalizing_factors(model)  # nothing is known without values
+    assert not compute_factors(model)  # nothing is known without values
     rng = np.random.default_rng(0)
     sizes = {"c": 3, "k": 9, "m": 9, "f": 9}
     largest = {t: 10 ** rng.uniform(-2, 2, sizes.get(t.name, 6)) for t in axes}
-    factors = equalizing_factors(model, largest)
+    factors = compute_factors(model, largest)
     np.testing.assert_array_equal(factors[TensorId("a")], factors[TensorId("b")])
-    result, changed = equalized(model, factors)
+    result, changed = write_scales(model, factors)
     assert len(changed) == 4
     assert_same(model, result, rtol=5e-5)
 
@@ -160,11 +160,11 @@ def test_values_decide_behind_add_and_concat() -> None:
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     model = joined()
     with pytest.raises(PlanError, match="no channels"):
-        equalized(model, {TensorId("a"): np.ones(5, F) * 2})
+        write_scales(model, {TensorId("a"): np.ones(5, F) * 2})
     with pytest.raises(PlanError, match="no channels"):
-        equalized(model, {TensorId("nobody"): np.ones(6, F) * 2})
+        write_scales(model, {TensorId("nobody"): np.ones(6, F) * 2})
     with pytest.raises(PlanError, match="cannot take"):
-        equalized(model, {TensorId("a"): np.full(6, 2, F), TensorId("b"): np.full(6, 3, F)})
+        write_scales(model, {TensorId("a"): np.full(6, 2, F), TensorId("b"): np.full(6, 3, F)})
 
 
 def test_dead_channels_keep_their_size() -> None:
@@ -178,7 +178,7 @@ def test_dead_channels_keep_their_size() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=20))
 def test_labels_that_meet_are_one(pairs: list[tuple[int, int]]) -> None:
-    labels = merged(12, [(np.array([a]), np.array([b])) for a, b in pairs])
+    labels = merge_labels(12, [(np.array([a]), np.array([b])) for a, b in pairs])
     parent = list(range(12))
     for _ in range(12):
         for a, b in pairs:
@@ -188,4 +188,4 @@ def test_labels_that_meet_are_one(pairs: list[tuple[int, int]]) -> None:
 
 def test_float16_weights_that_would_overflow_are_refused() -> None:
     weight = np.full((2, 2, 1, 1), 60000, np.float16)
-    assert scaled(weight, 1, True, np.array([2.0, 1.0]), np.ones(2)) is None
+    assert scale_weight(weight, 1, True, np.array([2.0, 1.0]), np.ones(2)) is None

@@ -9,7 +9,7 @@ from onnx import ModelProto
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
 from onnxq.passes.assembly.guards import guard_float
-from onnxq.runtime import optimized_graph
+from onnxq.runtime import optimize_graph
 from tests.passes.kit import assert_same, feeds_for, in_branch, infer, ops, parse
 
 F = np.float32
@@ -85,14 +85,14 @@ FLOAT = ("Conv", "ConvTranspose", "MatMul", "AveragePool", "Softmax")
 def test_what_ort_would_quantize_stays_float(name: str) -> None:
     lines, constants, by_itself, wanted = NODES[name]
     model = between_pairs(lines, constants)
-    alone = ops(optimized_graph(model))
+    alone = ops(optimize_graph(model))
     if by_itself == "DequantizeLinear":
         assert alone["DequantizeLinear"] > ops(model)["DequantizeLinear"]
     else:
         assert alone[by_itself or wanted] == 1
     guarded, report = guard_float(model, named(model, *FLOAT))
     assert len(report.changed) == 1
-    left = ops(optimized_graph(guarded))
+    left = ops(optimize_graph(guarded))
     assert left[wanted] == 1
     assert not left[by_itself] or by_itself == "DequantizeLinear"
     assert left["DequantizeLinear"] == 2
@@ -109,10 +109,10 @@ def test_what_ort_would_quantize_stays_float(name: str) -> None:
 def test_ort_reaches_through_nodes_that_pass_integers_on(via: str) -> None:
     lines, constants, _, _ = NODES["conv"]
     model = between_pairs(lines, constants, VIA[via])
-    assert ops(optimized_graph(model))["QLinearConv"] == 1
+    assert ops(optimize_graph(model))["QLinearConv"] == 1
     guarded, report = guard_float(model, named(model, "Conv"))
     assert len(report.changed) == 1
-    assert ops(optimized_graph(guarded))["Conv"] == 1
+    assert ops(optimize_graph(guarded))["Conv"] == 1
     assert_same(model, guarded, rtol=0)
 
 
@@ -122,7 +122,7 @@ def test_every_opset(opset: int) -> None:
     model = between_pairs(lines, constants)
     model.opset_import[0].version = opset
     guarded, _ = guard_float(model, named(model, "Conv"))
-    assert ops(optimized_graph(guarded))["Conv"] == 1
+    assert ops(optimize_graph(guarded))["Conv"] == 1
 
 
 def test_one_guard_for_the_readers_of_one_tensor() -> None:
@@ -132,7 +132,7 @@ def test_one_guard_for_the_readers_of_one_tensor() -> None:
     guarded, report = guard_float(model, named(model, "Conv"))
     assert ops(guarded)["Clip"] == 1
     assert len(report.changed) == 2
-    assert "QLinearConv" not in ops(optimized_graph(guarded))
+    assert "QLinearConv" not in ops(optimize_graph(guarded))
     assert_same(model, guarded, rtol=0)
 
 
@@ -161,7 +161,7 @@ def test_what_needs_no_guard_gets_none() -> None:
         assert not report.changed
         assert reason in report.skipped[0].reason
         assert result.SerializeToString() == model.SerializeToString()
-        assert "QLinearConv" not in ops(optimized_graph(model))  # and rightly so
+        assert "QLinearConv" not in ops(optimize_graph(model))  # and rightly so
 
 
 def test_quantized_weights_are_no_reason() -> None:
@@ -178,7 +178,7 @@ def test_inside_a_branch() -> None:
     model = in_branch(between_pairs(lines, constants))
     guarded, report = guard_float(model, named(model, "Conv"))
     assert len(report.changed) == 1
-    before, after = ops(optimized_graph(model)), ops(optimized_graph(guarded))
+    before, after = ops(optimize_graph(model)), ops(optimize_graph(guarded))
     assert before["QLinearConv"] == 1
     assert after["Conv"] == 1
     assert after["QLinearConv"] == 0

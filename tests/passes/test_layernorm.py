@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxq.graph import GraphIndex, opset_of
-from onnxq.passes.rewrites.layernorm import layernorm
+from onnxq.graph import GraphIndex, find_opset
+from onnxq.passes.rewrites.layernorm import fuse_layernorm
 from tests.passes.kit import apply, assert_same, assert_untouched, in_branch, ops, parse
 
 F = np.float32
@@ -52,10 +52,10 @@ def held(lines: str, size: int = 8, **other: np.ndarray | float) -> dict[str, np
 def test_every_spelling(spelling: str, opset: int) -> None:
     lines = SPELLINGS[spelling]
     model = parse(f"{HEAD} {{ {lines} }}", opset=opset, **held(lines))
-    result, _ = apply(layernorm, model)
+    result, _ = apply(fuse_layernorm, model)
     node = GraphIndex(result).nodes[0]
     assert ops(result) == {"LayerNormalization": 1}
-    assert opset_of(result) == 17
+    assert find_opset(result) == 17
     assert node.attrs["epsilon"] == pytest.approx(1e-5)
     assert len([name for name in node.inputs if name]) == (2 if spelling == "no beta" else 3)
     assert_same(model, result, rtol=1e-5)
@@ -64,7 +64,7 @@ def test_every_spelling(spelling: str, opset: int) -> None:
 def test_axes_as_an_input() -> None:
     lines = PLAIN.replace(" <axes = [-1]> (x)", "(x, ax)").replace(" <axes = [-1]> (p)", "(p, ax)")
     model = parse(f"{HEAD} {{ {lines} }}", opset=18, **held(lines), ax=np.array([-1]))
-    result, _ = apply(layernorm, model)
+    result, _ = apply(fuse_layernorm, model)
     assert ops(result) == {"LayerNormalization": 1}
     assert_same(model, result, rtol=1e-5)
 
@@ -80,7 +80,7 @@ def test_any_trailing_axes(shape: list[int], count: int, eps: float, full: bool)
     gamma = rng.uniform(0.5, 2, shape[-count:] if full else [1] * count).astype(F)
     values = {**held(lines), "eps": eps, "gamma": gamma, "beta": np.asarray(F(0.3))}
     model = parse(f"g (float[{dims}] x) => (float[{dims}] y) {{ {lines} }}", **values)
-    result, _ = apply(layernorm, model)
+    result, _ = apply(fuse_layernorm, model)
     assert ops(result) == {"LayerNormalization": 1}
     assert_same(model, result, rtol=3e-5)
 
@@ -89,14 +89,14 @@ def test_half_precision() -> None:
     lines = PLAIN
     values = {key: np.asarray(value, np.float16) for key, value in held(lines, eps=1e-3).items()}
     model = parse(f"{HEAD.replace('float', 'float16')} {{ {lines} }}", **values)
-    result, _ = apply(layernorm, model)
+    result, _ = apply(fuse_layernorm, model)
     assert ops(result) == {"LayerNormalization": 1}
     assert_same(model, result, rtol=4e-3)
 
 
 def test_inside_a_branch() -> None:
     model = in_branch(parse(f"{HEAD} {{ {PLAIN} }}", **held(PLAIN)))
-    result, report = apply(layernorm, model)
+    result, report = apply(fuse_layernorm, model)
     assert len(report.changed) == 1
     assert_same(model, result, rtol=1e-5)
 
@@ -119,28 +119,28 @@ NEAR_MISSES = {
 def test_near_misses_stay(name: str) -> None:
     lines, other = NEAR_MISSES[name]
     text = f"{HEAD.replace('N,T', '2,3')} {{ {lines} }}"
-    assert_untouched(layernorm, parse(text, **held(lines, **other)))
+    assert_untouched(fuse_layernorm, parse(text, **held(lines, **other)))
 
 
 @pytest.mark.parametrize("tensor", ["u", "d", "p", "v", "e", "s", "n"])
 def test_what_others_see_stays(tensor: str) -> None:
     size = 1 if tensor in "uves" else 8
     head = HEAD.replace("y)", f"y, float[N,T,{size}] z)")
-    assert_untouched(layernorm, parse(f"{head} {{ {PLAIN} z = Relu({tensor}) }}", **held(PLAIN)))
+    assert_untouched(fuse_layernorm, parse(f"{head} {{ {PLAIN} z = Relu({tensor}) }}", **held(PLAIN)))
 
 
 def test_a_scale_seen_by_others_ends_the_chain_there() -> None:
     """m is an output too: the normalization without beta is whole, and the Add stays."""
     model = parse(f"{HEAD.replace('y)', 'y, float[N,T,8] m)')} {{ {PLAIN} }}", **held(PLAIN))
-    result, _ = apply(layernorm, model)
+    result, _ = apply(fuse_layernorm, model)
     assert ops(result) == {"LayerNormalization": 1, "Add": 1}
     assert_same(model, result, rtol=1e-5)
 
 
 def test_sizes_must_be_known_for_a_single_number() -> None:
     text = f"{HEAD.replace('8', 'C')} {{ {PLAIN} }}"
-    assert_untouched(layernorm, parse(text, **held(PLAIN, gamma=2.0, beta=1.0)))
+    assert_untouched(fuse_layernorm, parse(text, **held(PLAIN, gamma=2.0, beta=1.0)))
     model = parse(text, **held(PLAIN, size=3))
-    result, _ = apply(layernorm, model)
+    result, _ = apply(fuse_layernorm, model)
     assert ops(result) == {"LayerNormalization": 1}
     assert_same(model, result, rtol=1e-5)

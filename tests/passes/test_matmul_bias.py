@@ -7,15 +7,15 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.errors import ModelError
-from onnxq.numerics import keep_sums
+from onnxq.numerics import limit_sums
 from onnxq.passes.assembly.matmul_bias import unfuse_matmul_bias
-from onnxq.runtime import optimized_graph
+from onnxq.runtime import optimize_graph
 from tests.passes.kit import assert_same, constant, in_branch, infer, ops, parse
 
 F = np.float32
 RNG = np.random.default_rng(0)
 # Integers that every CPU adds up exactly: what MatMulIntegerToFloat does with others depends on it.
-WEIGHT = keep_sums(*[RNG.integers(-127, 128, (64, 48)).astype(np.int8)] * 2, [(1, 0)])
+WEIGHT = limit_sums(*[RNG.integers(-127, 128, (64, 48)).astype(np.int8)] * 2, [(1, 0)])
 BIAS = RNG.standard_normal(48).astype(F)
 
 SHAPES = {
@@ -48,11 +48,11 @@ def quantized(shape: str, add: str = "y = Add(m, b)", tail: str = "", **other: n
 def test_the_matmul_stays_an_integer_matmul(name: str, flip: bool) -> None:
     model = quantized(SHAPES[name], "y = Add(b, m)" if flip else "y = Add(m, b)")
     if "dynamic" not in name or name.startswith("2"):
-        assert "MatMulIntegerToFloat" not in ops(optimized_graph(model))  # why the rewrite is there
-        assert ops(optimized_graph(model))["Gemm"] == 1
+        assert "MatMulIntegerToFloat" not in ops(optimize_graph(model))  # why the rewrite is there
+        assert ops(optimize_graph(model))["Gemm"] == 1
     result, report = unfuse_matmul_bias(model, ["m/MatMul"])
-    assert ops(optimized_graph(result))["MatMulIntegerToFloat"] == 1
-    assert "Gemm" not in ops(optimized_graph(result))
+    assert ops(optimize_graph(result))["MatMulIntegerToFloat"] == 1
+    assert "Gemm" not in ops(optimize_graph(result))
     assert len(report.changed) == 1
     assert not report.skipped
     assert_same(model, result, rtol=0)
@@ -78,7 +78,7 @@ def test_two_matmuls_may_share_a_bias() -> None:
     model = quantized(SHAPES["3-D"], "a = Add(m, b) y = Mul(a, c)", tail)
     result, report = unfuse_matmul_bias(model, ["m/MatMul", "k/MatMul", "m/MatMul"])
     assert len(report.changed) == 2
-    assert ops(optimized_graph(result))["MatMulIntegerToFloat"] == 2
+    assert ops(optimize_graph(result))["MatMulIntegerToFloat"] == 2
     assert_same(model, result, rtol=0)
 
 

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-from onnxq.runtime import optimized_graph
+from onnxq.runtime import optimize_graph
 from tests.passes.kit import infer, ops, parse
 
 pytestmark = pytest.mark.recent_ort
@@ -63,7 +63,7 @@ def steps_apart(model: ModelProto, scale: float = 0.04, seeds: int = 3) -> tuple
 
 
 def fuses(model: ModelProto) -> bool:
-    return ops(optimized_graph(model))["QLinearConv"] == 1
+    return ops(optimize_graph(model))["QLinearConv"] == 1
 
 
 def level(value: float, scale: np.float32, zero: int) -> int:
@@ -107,7 +107,7 @@ def test_symmetric_clip_at_eight_bits() -> None:
 def test_relu_needs_the_lowest_zero_point(zero: np.generic | int, wanted: bool) -> None:
     model = quantized("v = Relu(c)", 0.02, zero)
     assert fuses(model) == wanted
-    assert ops(optimized_graph(model))["FusedConv"] == (0 if wanted else 1)  # float
+    assert ops(optimize_graph(model))["FusedConv"] == (0 if wanted else 1)  # float
 
 
 # ---- (b) Activations behind a convolution.
@@ -130,9 +130,9 @@ def test_an_activation_needs_a_pair_in_front_of_it(name: str) -> None:
     """Without one the convolution is float; with one it is quantized, and LeakyRelu and Sigmoid are too."""
     op, attrs = name.split(" ", 1) if " " in name else (name, "")
     bare = quantized(f"v = {op} {attrs}(c)", opset=20)
-    assert ops(optimized_graph(bare))["QLinearConv"] == 0
+    assert ops(optimize_graph(bare))["QLinearConv"] == 0
     paired = quantized(f"i = QuantizeLinear(c, s, z) e = DequantizeLinear(i, s, z) v = {op} {attrs}(e)", opset=20)
-    found = ops(optimized_graph(paired))
+    found = ops(optimize_graph(paired))
     assert found["QLinearConv"] == 1
     assert {kernel: found[kernel] for kernel in ACTIVATIONS[name]} == ACTIVATIONS[name]
     inner = next(iter(ACTIVATIONS[name])).startswith("QLinear")
@@ -146,7 +146,7 @@ def test_silu_of_quantized_halves() -> None:
         "f = DequantizeLinear(h, r, n) v = Mul(e, f)"
     )
     model = quantized(middle, r=np.asarray(F(1 / 255)), n=np.uint8(0))
-    found = ops(optimized_graph(model))
+    found = ops(optimize_graph(model))
     assert (found["QLinearConv"], found["QLinearSigmoid"], found["QLinearMul"]) == (1, 1, 1)
 
 
@@ -218,7 +218,7 @@ def gemm(bias: str, paired: bool, point: bool = True) -> ModelProto:
 def test_gemm(bias: str, paired: bool, kernel: str) -> None:
     """Without a pair behind it a Gemm is quantized only if its bias is int32, or missing."""
     model = gemm(bias, paired)
-    assert ops(optimized_graph(model))[kernel] == 1
+    assert ops(optimize_graph(model))[kernel] == 1
     largest, share = steps_apart(model)
     if paired:
         assert largest <= 1.01
@@ -229,7 +229,7 @@ def test_gemm(bias: str, paired: bool, kernel: str) -> None:
 
 def test_gemm_asks_for_the_weights_zero_point() -> None:
     """Conv and MatMul take weights without one."""
-    assert ops(optimized_graph(gemm("none", True, point=False)))["Gemm"] == 1
+    assert ops(optimize_graph(gemm("none", True, point=False)))["Gemm"] == 1
 
 
 # ---- (d) MatMul: see test_matmul_bias.py for the bias.
@@ -243,7 +243,7 @@ def test_matmul_of_any_rank(shape: str, paired: bool) -> None:
     held = {"t": np.asarray(F(0.04)), "u": np.uint8(120)} if paired else {}
     text = f"g (float[{shape}] x) => (float[{shape}] y) {{ {PAIR_IN}{line}{PAIR_OUT if paired else ''} }}"
     model = parse(text, **{**HELD, "w": WEIGHT.reshape(16, 16)}, **held)
-    assert ops(optimized_graph(model))["QLinearMatMul" if paired else "MatMulIntegerToFloat"] == 1
+    assert ops(optimize_graph(model))["QLinearMatMul" if paired else "MatMulIntegerToFloat"] == 1
     feeds = {"x": RNG.standard_normal([int(d) for d in dims.split(",")]).astype(F)}
     (off,), (on,) = infer(model, feeds), infer(model, feeds, optimize=True)
     if paired:
@@ -312,7 +312,7 @@ def between(lines: str, zero: int = 100, **scales: float) -> ModelProto:
 def test_what_becomes_an_integer_kernel(name: str) -> None:
     lines, kernel, off = BETWEEN[name]
     model = between(lines)
-    found = ops(optimized_graph(model))
+    found = ops(optimize_graph(model))
     assert found[kernel] >= 1
     assert (found["QuantizeLinear"], found["DequantizeLinear"]) == (1, 1)  # only at the model's own ends
     assert steps_apart(model)[0] <= off + 0.01
@@ -321,7 +321,7 @@ def test_what_becomes_an_integer_kernel(name: str) -> None:
 @pytest.mark.parametrize("name", FLOAT)
 def test_what_stays_float(name: str) -> None:
     model = between(FLOAT[name], zero=5 if "Relu" in FLOAT[name] else 100)
-    found = ops(optimized_graph(model))
+    found = ops(optimize_graph(model))
     assert found["DequantizeLinear"] >= 2
     assert not any(op.startswith("QLinear") and op != "QLinearConv" for op in found)
 
@@ -333,7 +333,7 @@ def test_passing_integers_on_needs_one_scale(name: str) -> None:
     held = {word: NUMBERS[word] for word in ("to",) if word in lines}
     rank = {"Flatten": 2, "Reshape": 3}.get(name, 4)
     model = quantized(front + lines, r=np.asarray(F(0.05)), out=",".join("ABCD"[:rank]), **held)
-    assert ops(optimized_graph(model))["DequantizeLinear"] == 2
+    assert ops(optimize_graph(model))["DequantizeLinear"] == 2
 
 
 def test_residual_add_and_relu() -> None:
@@ -345,7 +345,7 @@ def test_residual_add_and_relu() -> None:
     )
     held = {"r": np.asarray(F(0.05)), "n": np.uint8(110)}
     model = quantized(front + lines, zero=0, **held)
-    assert ops(optimized_graph(model))["QLinearAdd"] == 1
+    assert ops(optimize_graph(model))["QLinearAdd"] == 1
     assert steps_apart(model)[0] <= 1.01
 
 
@@ -358,4 +358,4 @@ def test_the_opset_changes_nothing(opset: int) -> None:
     text = f"g (float[2,7,16] x) => (float[2,7,16] y) {{ {PAIR_IN} k = DequantizeLinear <axis = 1> (w, sw)"
     text += " m = MatMul(d, k) y = Add(m, b) }"
     held = {**HELD, "w": WEIGHT.reshape(16, 16), "b": np.ones((1, 1, 16), F)}
-    assert ops(optimized_graph(parse(text, opset=opset, **held)))["MatMulIntegerToFloat"] == 1
+    assert ops(optimize_graph(parse(text, opset=opset, **held)))["MatMulIntegerToFloat"] == 1

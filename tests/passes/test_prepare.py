@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from onnx import ModelProto, helper, numpy_helper
 
 from onnxq.errors import ConfigError
-from onnxq.graph import GraphIndex, infer_shapes, opset_of
+from onnxq.graph import GraphIndex, find_opset, infer_shapes
 from onnxq.passes.rewrites.passes import REWRITES as PASSES
 from onnxq.passes.rewrites.passes import rewrite_model
 from onnxq.passes.rewrites.replace import NEWEST
-from onnxq.runtime import optimized_graph
+from onnxq.runtime import optimize_graph
 from tests.passes.kit import assert_same, feeds_for, in_branch, infer, ops, parse, prepared
 
 F = np.float32
@@ -84,7 +84,7 @@ def test_a_network_of_everything() -> None:
         "MatMul": 1,
         "Add": 1,
     }
-    assert opset_of(result.proto) == 20
+    assert find_opset(result.proto) == 20
     onnx.checker.check_model(result.proto)
     assert_same(model, result.proto, rtol=1e-5)
     assert [report.name for report in result.reports] == [entry.name for entry in PASSES]
@@ -216,16 +216,16 @@ def test_inferred_types_do_not_reach_the_file() -> None:
 
 def test_the_opset_rises_no_further_than_needed() -> None:
     plain = parse("g (float[N,4] x) => (float[N,4] y) { y = Relu(x) }", opset=11)
-    assert opset_of(prepared(plain)) == 11
+    assert find_opset(prepared(plain)) == 11
     newer = parse("g (float[N,4] x) => (float[N,4] y) { s = Sigmoid(x) y = Mul(x, s) }", opset=22)
-    assert opset_of(prepared(newer)) == 22
+    assert find_opset(prepared(newer)) == 22
     without = rewrite_model(network(), skip=frozenset({"activations"}))
-    assert opset_of(without.proto) == 13
+    assert find_opset(without.proto) == 13
     assert NEWEST == 20
 
 
 def test_the_prepared_network_is_loaded_and_fused() -> None:
-    found = ops(optimized_graph(prepared(network())))
+    found = ops(optimize_graph(prepared(network())))
     assert found["BatchNormalization"] == 0
     assert found["Pad"] == 0
 

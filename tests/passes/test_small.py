@@ -8,12 +8,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from onnxq.graph import GraphIndex
-from onnxq.passes.rewrites.dead import dead
-from onnxq.passes.rewrites.pad import pad
-from onnxq.passes.rewrites.pool import pool
-from onnxq.passes.rewrites.prelu import prelu
-from onnxq.passes.rewrites.residual import residual
-from onnxq.runtime import optimized_graph
+from onnxq.passes.rewrites.dead import remove_dead
+from onnxq.passes.rewrites.pad import fold_pad
+from onnxq.passes.rewrites.pool import replace_reduce_mean
+from onnxq.passes.rewrites.prelu import replace_prelu
+from onnxq.passes.rewrites.residual import reorder_residual
+from onnxq.runtime import optimize_graph
 from tests.passes.kit import apply, assert_same, assert_untouched, in_branch, ops, parse
 
 F = np.float32
@@ -29,7 +29,7 @@ def test_any_pad_joins_the_convolutions_own(outer: list[int], inner: list[int]) 
     conv = f"y = Conv <kernel_shape = [3,3], pads = [{','.join(map(str, inner))}], strides = [2,1]> (p, w)"
     amounts = np.array([0, 0, *outer[:2], 0, 0, *outer[2:]])
     model = parse(f"{IMAGE} {{ p = Pad(x, amounts) {conv} }}", w=W, amounts=amounts)
-    result, _ = apply(pad, model)
+    result, _ = apply(fold_pad, model)
     assert ops(result) == {"Conv": 1}
     assert list(GraphIndex(result).nodes[0].attrs["pads"]) == [a + b for a, b in zip(outer, inner, strict=True)]
     assert_same(model, result)
@@ -54,7 +54,7 @@ def test_every_form_of_pad(value: float | None, opset: int) -> None:
         lines, held = lines.replace(f"Pad({read})", f"Pad <{attrs}> (x)"), {"w": W}
     lines = lines.replace("'VALID'", '"VALID"')
     model = parse(f"{IMAGE} {{ {lines} }}", opset=opset, **held)
-    result, _ = apply(pad, model)
+    result, _ = apply(fold_pad, model)
     assert ops(result) == {"Conv": 1}
     assert "auto_pad" not in GraphIndex(result).nodes[0].attrs
     assert_same(model, result)
@@ -63,7 +63,7 @@ def test_every_form_of_pad(value: float | None, opset: int) -> None:
 def test_one_pad_for_two_convolutions() -> None:
     text = f"{IMAGE.replace('y)', 'y, float[N,6,A,B] z)')} {{ {PADDED} z = Conv <kernel_shape = [3,3]> (p, v) }}"
     model = parse(text, w=W, v=-W, amounts=np.array([0, 0, 1, 1, 0, 0, 1, 1]))
-    result, _ = apply(pad, model)
+    result, _ = apply(fold_pad, model)
     assert ops(result) == {"Conv": 2}
     assert_same(model, result)
 
@@ -100,7 +100,7 @@ def test_pads_that_stay(lines: str, amounts: list[int] | str) -> None:
         held["amounts"] = np.array(amounts)
     if "MaxPool" in lines or "AveragePool" in lines:
         head = head.replace("float[N,4,A,B] y", "float[a,b,c,d] y")
-    assert_untouched(pad, parse(f"{head.replace('M,6,A,B', 'a,b,c,d')} {{ {lines} }}", **held))
+    assert_untouched(fold_pad, parse(f"{head.replace('M,6,A,B', 'a,b,c,d')} {{ {lines} }}", **held))
 
 
 MEANS = {
@@ -124,11 +124,11 @@ def test_a_mean_over_space_is_a_pool(name: str, opset: int) -> None:
             line = line.replace(f"axes = [{axes}], ", "").replace(f" <axes = [{axes}]>", "")
         line, held = line.replace("(x)", "(x, axes)"), {"axes": np.array([2, 3])}
     model = parse(f"g (float[N,4,5,6] x) => ({out} y) {{ {line} }}", opset=opset, **held)
-    result, _ = apply(pool, model)
+    result, _ = apply(replace_reduce_mean, model)
     assert ops(result) == wanted
     assert_same(model, result)
     inside = in_branch(model)
-    assert_same(inside, apply(pool, inside)[0])
+    assert_same(inside, apply(replace_reduce_mean, inside)[0])
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_mean_over_space_is_a_pool(name: str, opset: int) -> None:
     ],
 )
 def test_other_means_stay(line: str, out: str, x: str) -> None:
-    assert_untouched(pool, parse(f"g ({x} x) => ({out} y) {{ {line} }}"))
+    assert_untouched(replace_reduce_mean, parse(f"g ({x} x) => ({out} y) {{ {line} }}"))
 
 
 SLOPES = {
@@ -161,11 +161,11 @@ SLOPES = {
 def test_a_constant_slope(name: str) -> None:
     slope, wanted = SLOPES[name]
     model = parse("g (float[N,4,5,6] x) => (float[N,4,5,6] y) { y = PRelu(x, slope) }", slope=slope)
-    result, _ = apply(prelu, model)
+    result, _ = apply(replace_prelu, model)
     assert ops(result) == wanted
     assert_same(model, result, rtol=1e-7)
     inside = in_branch(model)
-    assert_same(inside, apply(prelu, inside)[0], rtol=1e-7)
+    assert_same(inside, apply(replace_prelu, inside)[0], rtol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -173,12 +173,12 @@ def test_a_constant_slope(name: str) -> None:
 )
 def test_slopes_that_max_would_get_wrong_stay(slope: np.ndarray) -> None:
     text = "g (float[N,4,5,6] x) => (float[N,4,5,6] y) { y = PRelu(x, slope) }"
-    assert_untouched(prelu, parse(text, slope=slope))
+    assert_untouched(replace_prelu, parse(text, slope=slope))
 
 
 def test_a_slope_given_at_run_time_stays() -> None:
     text = "g (float[N,4,5,6] x, float[4,1,1] slope) => (float[N,4,5,6] y) { y = PRelu(x, slope) }"
-    assert_untouched(prelu, parse(text))
+    assert_untouched(replace_prelu, parse(text))
 
 
 RESIDUAL = "g (float[2,3,8] x, float[2,3,8] z) => (float[2,3,8] y) { h = Add(x, z) y = LayerNormalization(h, gamma) }"
@@ -186,17 +186,21 @@ RESIDUAL = "g (float[2,3,8] x, float[2,3,8] z) => (float[2,3,8] y) { h = Add(x, 
 
 def test_a_residual_add_is_no_skip_layernorm() -> None:
     model = parse(RESIDUAL, gamma=np.ones(8, F))
-    assert ops(optimized_graph(model))["SkipLayerNormalization"] == 1  # why the pass is there
-    result, _ = apply(residual, model)
+    assert ops(optimize_graph(model))["SkipLayerNormalization"] == 1  # why the pass is there
+    result, _ = apply(reorder_residual, model)
     assert ops(result) == {"Sum": 1, "LayerNormalization": 1}
-    assert ops(optimized_graph(result)) == {"Sum": 1, "LayerNormalization": 1}
+    assert ops(optimize_graph(result)) == {"Sum": 1, "LayerNormalization": 1}
     assert_same(model, result, rtol=0)
-    assert ops(apply(residual, model, target="trt")[0]) == ops(model)
+    assert ops(apply(reorder_residual, model, target="trt")[0]) == ops(model)
 
 
 def test_adds_that_are_no_residual_stay() -> None:
-    assert_untouched(residual, parse(RESIDUAL.replace(", float[2,3,8] z)", ")"), gamma=np.ones(8, F), z=np.ones(8, F)))
-    assert_untouched(residual, parse(RESIDUAL.replace("LayerNormalization(h, gamma)", "Mul(h, gamma)"), gamma=2.0))
+    assert_untouched(
+        reorder_residual, parse(RESIDUAL.replace(", float[2,3,8] z)", ")"), gamma=np.ones(8, F), z=np.ones(8, F))
+    )
+    assert_untouched(
+        reorder_residual, parse(RESIDUAL.replace("LayerNormalization(h, gamma)", "Mul(h, gamma)"), gamma=2.0)
+    )
 
 
 DEAD = {
@@ -219,13 +223,13 @@ DEAD = {
 def test_what_does_nothing_goes(name: str) -> None:
     lines, held = DEAD[name]
     model = parse(f"g (float[N,5] x) => (float[N,5] y) {{ {lines} }}", **held, unused=1.0)
-    result, report = apply(dead, model)
+    result, report = apply(remove_dead, model)
     assert ops(result) == {"Relu": 1}
     assert len(report.changed) == len(model.graph.node) - 1
     assert not result.graph.initializer
     assert_same(model, result, rtol=0)
     inside = in_branch(model)
-    assert_same(inside, apply(dead, inside)[0], rtol=0)
+    assert_same(inside, apply(remove_dead, inside)[0], rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -249,4 +253,4 @@ def test_what_does_nothing_goes(name: str) -> None:
 )
 def test_what_does_something_stays(lines: str, held: dict[str, np.ndarray | float]) -> None:
     head = f"g (float[N,5] x) => (float[{'A,B,C' if 'deep' in lines else 'A,B'}] y)"
-    assert_untouched(dead, parse(f"{head} {{ {lines} }}", **held))
+    assert_untouched(remove_dead, parse(f"{head} {{ {lines} }}", **held))

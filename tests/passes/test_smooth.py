@@ -14,8 +14,15 @@ from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes
 from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.passes.equalization import awq_core
-from onnxq.passes.equalization.smoothquant import find_groups, quantized_groups, smoothed, smoothing_factors
-from onnxq.passes.equalization.smoothquant_core import ALPHAS, Reader, Seen, layer_error, search, smoothing
+from onnxq.passes.equalization.smoothquant import find_groups, find_quantized_groups, smoothing_factors, write_smoothing
+from onnxq.passes.equalization.smoothquant_core import (
+    ALPHAS,
+    Reader,
+    Seen,
+    compute_smoothing,
+    layer_error,
+    search_alpha,
+)
 from onnxq.passes.view import View
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId
@@ -68,7 +75,7 @@ def test_where_the_factor_goes(name: str) -> None:
     home = group.home
     held = "" if home is None else getattr(home, "name", "") or home.node.name
     assert held == CASES[name][2]
-    after = smoothed(before, {TensorId("h"): np.geomspace(0.1, 10, 12).astype(F)})
+    after = write_smoothing(before, {TensorId("h"): np.geomspace(0.1, 10, 12).astype(F)})
     assert ops(after)["Mul"] == (0 if home is not None else 1)
     assert_same(before, after, rtol=2e-5)
 
@@ -82,7 +89,7 @@ def test_any_factors_leave_the_function(name: str, seed: int) -> None:
         group.tensor: np.exp(rng.uniform(-3, 3, group.channels)).astype(F) for group in find_groups(View(before))
     }
     assert TensorId("h") in factors
-    assert_same(before, smoothed(before, factors), rtol=1e-4, seed=seed)
+    assert_same(before, write_smoothing(before, factors), rtol=1e-4, seed=seed)
 
 
 def test_gemm_both_ways_round_and_bodies() -> None:
@@ -90,11 +97,11 @@ def test_gemm_both_ways_round_and_bodies() -> None:
         h = Relu(x) y = Gemm <alpha = 0.5> (h, w2, c2) u = Gemm <transB = 1> (h, turned) }"""
     before = infer_shapes(parse(text, **HELD))
     s = np.geomspace(0.1, 10, 12).astype(F)
-    assert_same(before, smoothed(before, {TensorId("h"): s}), rtol=2e-5)
+    assert_same(before, write_smoothing(before, {TensorId("h"): s}), rtol=2e-5)
     inner = infer_shapes(in_branch(before))
     groups = find_groups(View(inner))
     assert [group.tensor for group in groups] == [TensorId("h", "branch.then_branch")]
-    assert_same(inner, smoothed(inner, {groups[0].tensor: s}), rtol=2e-5)
+    assert_same(inner, write_smoothing(inner, {groups[0].tensor: s}), rtol=2e-5)
 
 
 STAYING = {
@@ -113,9 +120,9 @@ def test_what_is_no_layer_stays(name: str) -> None:
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     with pytest.raises(PlanError, match="feeds no layers"):
-        smoothed(model("Gelu"), {TensorId("h"): np.ones(11, F)})
+        write_smoothing(model("Gelu"), {TensorId("h"): np.ones(11, F)})
     with pytest.raises(PlanError, match="feeds no layers"):
-        smoothed(model("Gelu"), {TensorId("y"): np.ones(5, F)})
+        write_smoothing(model("Gelu"), {TensorId("y"): np.ones(5, F)})
 
 
 def outliers(seed: int = 0) -> tuple[Seen, tuple[Reader, ...]]:
@@ -128,9 +135,11 @@ def outliers(seed: int = 0) -> tuple[Seen, tuple[Reader, ...]]:
 
 def test_outliers_are_smoothed_and_the_best_alpha_wins() -> None:
     seen, readers = outliers()
-    s, alpha, error, plain = search(seen, readers, U8)
+    s, alpha, error, plain = search_alpha(seen, readers, U8)
     largest = np.maximum(-seen.low, seen.high)
-    by_alpha = {a: layer_error(seen, readers, U8, smoothing(largest, [r.weight for r in readers], a)) for a in ALPHAS}
+    by_alpha = {
+        a: layer_error(seen, readers, U8, compute_smoothing(largest, [r.weight for r in readers], a)) for a in ALPHAS
+    }
     assert error == min(by_alpha.values()) == by_alpha[alpha]
     assert error < plain / 10
     assert np.prod(s.astype(float)) == pytest.approx(1.0, rel=1e-3)
@@ -139,15 +148,15 @@ def test_outliers_are_smoothed_and_the_best_alpha_wins() -> None:
 
 def test_the_formula() -> None:
     weights = [np.array([[1.0, -4.0], [9.0, 0.0]], F), np.array([[2.0], [1.0]], F)]
-    s = smoothing(np.array([8.0, 2.0]), weights, 0.5)
+    s = compute_smoothing(np.array([8.0, 2.0]), weights, 0.5)
     np.testing.assert_allclose(s[0] / s[1], np.sqrt(8 / 4) / np.sqrt(2 / 9), rtol=1e-6)
 
 
 def test_dead_channels_keep_their_size() -> None:
-    s = smoothing(np.array([0.0, 4.0, 1.0, 2.0]), [np.array([[1.0], [1.0], [1.0], [0.0]], F)], 0.5)
+    s = compute_smoothing(np.array([0.0, 4.0, 1.0, 2.0]), [np.array([[1.0], [1.0], [1.0], [0.0]], F)], 0.5)
     assert s[0] == s[3] == 1.0
     np.testing.assert_allclose(s[1:3], [np.sqrt(2), np.sqrt(0.5)], rtol=1e-6)
-    assert (smoothing(np.zeros(3), [np.zeros((3, 2), F)], 0.5) == 1.0).all()
+    assert (compute_smoothing(np.zeros(3), [np.zeros((3, 2), F)], 0.5) == 1.0).all()
 
 
 INT4 = QuantSpec(bits=4, signed=False, symmetric=False, granularity=PerBlock(0, 4), storage="uint4")
@@ -157,7 +166,7 @@ def test_awq_gives_room_to_weights_that_large_inputs_meet() -> None:
     rng = np.random.default_rng(3)
     rows = rng.standard_normal((200, 16)).astype(F) * np.where(np.arange(16) % 4 == 1, 30, 1).astype(F)
     readers = [Reader(normal(16, 9, seed=4), INT4), Reader(normal(16, 5, seed=5), INT4)]
-    s, alpha, error, plain = awq_core.search(rows, readers)
+    s, alpha, error, plain = awq_core.search_exponent(rows, readers)
     assert alpha in awq_core.ALPHAS
     assert error < 0.7 * plain
     assert set(np.argsort(s)[-4:] % 4) == {1}
@@ -171,9 +180,9 @@ def test_awq_gives_room_to_weights_that_large_inputs_meet() -> None:
 
 def test_awq_leaves_dead_inputs_finite() -> None:
     rows = np.zeros((4, 8), F)
-    assert awq_core.scaling(rows, 0.5).tolist() == [1.0] * 8
+    assert awq_core.compute_scaling(rows, 0.5).tolist() == [1.0] * 8
     rows[:, 2] = 3
-    s = awq_core.scaling(rows, 0.5)
+    s = awq_core.compute_scaling(rows, 0.5)
     assert np.isfinite(s).all()
     assert s.argmax() == 2
 
@@ -186,13 +195,13 @@ def test_weights_alone_are_scaled_too_where_it_is_free() -> None:
         for w, (node, k) in zip(("w2", "w3"), edges, strict=True)
     )
     plan = Plan(target="ort", model="m", topology="", weights="", sites=sites)
-    groups = quantized_groups(proto, plan)
+    groups = find_quantized_groups(proto, plan)
     assert [group.tensor for group in groups] == [TensorId("h")]
     rows = normal(50, 12, seed=1) * np.where(np.arange(12) == 5, 40, 1).astype(F)
     seen = {TensorId("h"): Seen(rows.min(axis=0), rows.max(axis=0), rows)}
     found = smoothing_factors(proto, plan, seen)
     assert list(found.factors) == [TensorId("h")]
     assert found.factors[TensorId("h")].argmax() == 5
-    assert_same(proto, smoothed(proto, found.factors), rtol=2e-5)
+    assert_same(proto, write_smoothing(proto, found.factors), rtol=2e-5)
     # One weight of the group in float: there is nothing that both gain from.
-    assert not quantized_groups(proto, replace(plan, sites=sites[:1]))
+    assert not find_quantized_groups(proto, replace(plan, sites=sites[:1]))

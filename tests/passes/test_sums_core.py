@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxq.config import Config, QuantWish, Rule
+from onnxq.config import Config, Rule, TensorConfig
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics import SumOrder
-from onnxq.passes.rounding.gptq_core import layer_error, nearest, round_spreading, spreading
-from onnxq.passes.rounding.operators import Operator, operators
+from onnxq.passes.rounding.gptq_core import factor_hessian, layer_error, round_to_nearest, round_with_feedback
+from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.pair_bound_core import partner_columns, round_within_sums
 from onnxq.pipeline import quantize
-from onnxq.targets.ort import sum_order
+from onnxq.targets.ort import find_sum_order
 from tests.passes.test_sweep_ops import one_node
 
 Array = np.ndarray[Any, Any]
@@ -66,9 +66,9 @@ def keeps(levels: Array, partner: Array) -> bool:
 @given(layers())
 def test_rounding_keeps_every_sum_and_is_no_worse_than_the_nearest(case: Any) -> None:
     w, h, scale, zero, partner = case
-    seen = spreading(h)
-    plain = nearest(w, scale, zero, LIMITS, partner)
-    found = round_spreading(w, seen, scale, zero, LIMITS, partner)
+    seen = factor_hessian(h)
+    plain = round_to_nearest(w, scale, zero, LIMITS, partner)
+    found = round_with_feedback(w, seen, scale, zero, LIMITS, partner)
     for levels in (plain, found):
         assert keeps(levels, partner)
         assert levels.min() >= LIMITS[0]
@@ -81,13 +81,13 @@ def test_rounding_keeps_every_sum_and_is_no_worse_than_the_nearest(case: Any) ->
 @given(layers())
 def test_each_row_takes_a_scale_of_its_own_that_is_worth_it(case: Any) -> None:
     w, h, scale, zero, partner = case
-    seen = spreading(h)
+    seen = factor_hessian(h)
     found = round_within_sums(w, seen, scale, zero, LIMITS, partner)
     assert keeps(found.levels, partner)
     assert found.factors.shape == w.shape[:2]
     assert ((found.factors >= 1) & (found.factors <= 2)).all()
     wider = np.asarray(scale * found.factors[:, :, None], np.float32)
-    plain = layer_error(w, nearest(w, wider, zero, LIMITS, partner), wider, zero, seen.damped)
+    plain = layer_error(w, round_to_nearest(w, wider, zero, LIMITS, partner), wider, zero, seen.damped)
     assert (layer_error(w, found.levels, wider, zero, seen.damped) <= plain * (1 + 1e-6) + 1e-12).all()
 
 
@@ -95,13 +95,13 @@ def test_each_row_takes_a_scale_of_its_own_that_is_worth_it(case: Any) -> None:
 @given(layers())
 def test_weights_with_room_are_rounded_as_without_the_bound(case: Any) -> None:
     w, h, scale, _, partner = case
-    narrow, zero, seen = w * np.float32(0.45), np.zeros(w.shape, np.int32), spreading(h)
-    free = round_spreading(narrow, seen, scale, zero, LIMITS)
+    narrow, zero, seen = w * np.float32(0.45), np.zeros(w.shape, np.int32), factor_hessian(h)
+    free = round_with_feedback(narrow, seen, scale, zero, LIMITS)
     if keeps(free, partner) and np.abs(free).max() <= 64:
         found = round_within_sums(narrow, seen, scale, zero, LIMITS, partner)
         assert np.array_equal(found.levels, free)
         assert (found.factors == 1).all()
-        assert np.array_equal(round_spreading(narrow, seen, scale, zero, LIMITS, partner), free)
+        assert np.array_equal(round_with_feedback(narrow, seen, scale, zero, LIMITS, partner), free)
 
 
 def test_columns_not_rounded_yet_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,14 +109,14 @@ def test_columns_not_rounded_yet_say_nothing(monkeypatch: pytest.MonkeyPatch) ->
     rng = np.random.default_rng(0)
     w = rng.uniform(-1, 1, (6, 4, 8)).astype(np.float32)
     x = rng.standard_normal((6, 8, 60)) * np.exp(rng.standard_normal((6, 8, 1)))
-    seen, partner = spreading(x @ x.transpose(0, 2, 1) / 60), np.arange(8) ^ 1
+    seen, partner = factor_hessian(x @ x.transpose(0, 2, 1) / 60), np.arange(8) ^ 1
     scale = np.broadcast_to(np.abs(w).max(axis=2, keepdims=True) / np.float32(127), w.shape)
     zero = np.zeros(w.shape, np.int32)
-    wanted = round_spreading(w, seen, scale, zero, LIMITS, partner)
+    wanted = round_with_feedback(w, seen, scale, zero, LIMITS, partner)
     full = np.full_like
     nan = lambda like, *_, **__: full(like, np.nan if like.dtype.kind == "f" else 77)  # noqa: E731
     monkeypatch.setattr(np, "empty_like", nan)
-    assert np.array_equal(round_spreading(w, seen, scale, zero, LIMITS, partner), wanted)
+    assert np.array_equal(round_with_feedback(w, seen, scale, zero, LIMITS, partner), wanted)
     assert keeps(wanted, partner)
 
 
@@ -124,12 +124,12 @@ def test_wider_steps_pay_for_uniform_weights() -> None:
     rng = np.random.default_rng(0)
     w = rng.uniform(-1, 1, (1, 16, 64)).astype(np.float32)
     x = rng.standard_normal((1, 64, 400))
-    seen, partner = spreading(x @ x.transpose(0, 2, 1) / 400), np.arange(64) ^ 1
+    seen, partner = factor_hessian(x @ x.transpose(0, 2, 1) / 400), np.arange(64) ^ 1
     scale = np.broadcast_to(np.abs(w).max(axis=2, keepdims=True) / np.float32(127), w.shape)
     zero = np.zeros(w.shape, np.int32)
     found = round_within_sums(w, seen, scale, zero, LIMITS, partner)
     wider = np.asarray(scale * found.factors[:, :, None], np.float32)
-    same = layer_error(w, round_spreading(w, seen, scale, zero, LIMITS, partner), scale, zero, seen.damped)
+    same = layer_error(w, round_with_feedback(w, seen, scale, zero, LIMITS, partner), scale, zero, seen.damped)
     assert layer_error(w, found.levels, wider, zero, seen.damped).sum() < 0.8 * same.sum()
 
 
@@ -153,11 +153,11 @@ def operator(name: str) -> tuple[Operator, SumOrder]:
     rng = np.random.default_rng(0)
     proto = one_node(op, rng.standard_normal(weight).astype(np.float32), shape, **attrs)
     rules = (Rule(op="*", set={"quantize": True}),)  # type: ignore[arg-type]
-    config = Config(target="virtual", effort="fast", rules=rules, weights=QuantWish(scheme="symmetric"))
+    config = Config(target="virtual", effort="fast", rules=rules, weights=TensorConfig(scheme="symmetric"))
     data = {"x": rng.standard_normal((8, *shape[1:])).astype(np.float32)}
     index = GraphIndex(name_nodes(proto))
-    found = operators(index, quantize(proto, data, config, latency=False).plan)
-    order = sum_order(index.node("op"), weight)
+    found = list_operators(index, quantize(proto, data, config, latency=False).plan)
+    order = find_sum_order(index.node("op"), weight)
     assert len(found) == 1
     assert order is not None
     return found[0], order

@@ -15,17 +15,23 @@ from onnx import helper
 from onnxq.passes.rounding.gptq_core import (
     POSITIONS_PER_COLUMN,
     RIDGES,
-    chosen_ridge,
-    corrected_bias,
-    damped_moments,
+    choose_ridge,
+    correct_bias,
+    damp_moments,
     layer_error,
     may_refit,
-    nearest,
-    refit,
+    refit_weight,
     round_by_moments,
+    round_to_nearest,
 )
-from onnxq.passes.rounding.im2col import Geometry, places, positions, sampled, window_means
-from onnxq.passes.rounding.second_moments import Accumulator, Moments, position_limit, together
+from onnxq.passes.rounding.im2col import (
+    Geometry,
+    compute_gather_indices,
+    gather_positions,
+    sample_positions,
+    window_means,
+)
+from onnxq.passes.rounding.second_moments import Accumulator, Moments, merge_moments, position_limit
 from onnxq.runtime import Session
 
 
@@ -85,13 +91,13 @@ def test_rows_times_weights_are_the_convolution(case: Any, seed: int) -> None:
     x, w = rng.standard_normal(shape).astype(np.float32), rng.standard_normal(weight).astype(np.float32)
     wanted = conv(x, w, attrs)
     geometry = geometry_of(attrs)
-    total = positions(shape, geometry)
+    total = gather_positions(shape, geometry)
     assert total == wanted.shape[0] * int(np.prod(wanted.shape[2:]))
-    rows = places(shape, geometry, np.arange(total)).columns(x).transpose(0, 2, 1)
+    rows = compute_gather_indices(shape, geometry, np.arange(total)).columns(x).transpose(0, 2, 1)
     each = rows.reshape(len(rows), shape[0], -1, rows.shape[2]).mean(axis=2, dtype=np.float64)
     np.testing.assert_allclose(window_means(x, geometry), each.transpose(1, 0, 2), atol=1e-5)
     some = np.flatnonzero(rng.integers(0, 2, total))
-    assert np.array_equal(places(shape, geometry, some).columns(x).transpose(0, 2, 1), rows[:, some])
+    assert np.array_equal(compute_gather_indices(shape, geometry, some).columns(x).transpose(0, 2, 1), rows[:, some])
     groups = geometry.groups
     got = rows @ w.reshape(groups, weight[0] // groups, -1).transpose(0, 2, 1)
     got = got.transpose(1, 0, 2).reshape(wanted.shape[0], *wanted.shape[2:], weight[0])
@@ -169,11 +175,11 @@ def test_without_second_moments_only_means_are_kept() -> None:
 
 
 def test_positions_are_chosen_alike_each_time_and_never_twice() -> None:
-    chosen = sampled(1000, 100, 3)
-    assert np.array_equal(chosen, sampled(1000, 100, 3))
+    chosen = sample_positions(1000, 100, 3)
+    assert np.array_equal(chosen, sample_positions(1000, 100, 3))
     assert len(set(chosen.tolist())) == 100
-    assert not np.array_equal(chosen, sampled(1000, 100, 4))
-    assert sampled(50, 100, 0).tolist() == list(range(50))
+    assert not np.array_equal(chosen, sample_positions(1000, 100, 4))
+    assert sample_positions(50, 100, 0).tolist() == list(range(50))
     assert position_limit(1, 2304) < position_limit(1, 64) * 8
     assert position_limit(1, 16) >= 100 * 16
 
@@ -200,8 +206,8 @@ def test_never_worse_than_nearest(
     found = round_by_moments(w, h, scale, zero, limits, damping=damping)
     assert found.min() >= limits[0]
     assert found.max() <= limits[1]
-    damped = damped_moments(h, damping)
-    plain = layer_error(w, nearest(w, scale, zero, limits), scale, zero, damped)
+    damped = damp_moments(h, damping)
+    plain = layer_error(w, round_to_nearest(w, scale, zero, limits), scale, zero, damped)
     assert (layer_error(w, found, scale, zero, damped) <= plain * (1 + 1e-9)).all()
     again = round_by_moments(w, h, scale, zero, limits, damping=damping)
     assert found.tobytes() == again.tobytes()
@@ -213,12 +219,12 @@ def test_rounding_comes_near_the_best_there_is() -> None:
         w, h = problem(seed, 1, 4)
         scale, zero = np.full(w.shape, 0.7, np.float32), np.zeros(w.shape, np.int32)
         limits = (-4, 3)
-        damped = damped_moments(h, 0.1)
+        damped = damp_moments(h, 0.1)
         every = np.array(list(itertools.product(range(-4, 4), repeat=4)), np.int32)[None]
         many = (np.repeat(a, every.shape[1], axis=1) for a in (w, scale, zero))
         big, scales, zeros = many
         best = layer_error(big, every, scales, zeros, damped).min()
-        plain = layer_error(w, nearest(w, scale, zero, limits), scale, zero, damped)[0, 0]
+        plain = layer_error(w, round_to_nearest(w, scale, zero, limits), scale, zero, damped)[0, 0]
         found = layer_error(w, round_by_moments(w, h, scale, zero, limits), scale, zero, damped)[0, 0]
         assert best <= found + 1e-9
         gained.append((plain - found) / (plain - best) if plain > best else 1.0)
@@ -230,7 +236,7 @@ def test_without_correlation_nearest_is_what_comes_out() -> None:
     scale, zero = np.full(w.shape, 0.3, np.float32), np.zeros(w.shape, np.int32)
     h = np.diag(np.arange(1.0, 8.0))[None]
     found = round_by_moments(w, h, scale, zero, (-8, 7))
-    assert np.array_equal(found, nearest(w, scale, zero, (-8, 7)))
+    assert np.array_equal(found, round_to_nearest(w, scale, zero, (-8, 7)))
     assert np.array_equal(round_by_moments(w, 0 * h, scale, zero, (-8, 7)), found)
 
 
@@ -247,9 +253,9 @@ def test_long_rows_go_through_several_blocks() -> None:
     w, h = problem(5, 3, 300, mixing=0.2)
     scale = np.full(w.shape, 0.5, np.float32)
     zero = np.zeros(w.shape, np.int32)
-    damped = damped_moments(h, 0.1)
+    damped = damp_moments(h, 0.1)
     found = layer_error(w, round_by_moments(w, h, scale, zero, (-8, 7)), scale, zero, damped)
-    plain = layer_error(w, nearest(w, scale, zero, (-8, 7)), scale, zero, damped)
+    plain = layer_error(w, round_to_nearest(w, scale, zero, (-8, 7)), scale, zero, damped)
     assert found.sum() < 0.8 * plain.sum()
 
 
@@ -261,7 +267,7 @@ def test_refit_undoes_what_can_be_undone() -> None:
     moments = Moments(0.25 * cov[None], 0.5 * cov[None], x.mean(1), y.mean(1), 5000)
     w = rng.standard_normal((1, 3, 4)).astype(np.float32)
     assert may_refit(moments)
-    np.testing.assert_allclose(refit(w, moments, ridge=1e-9), 2 * w, rtol=1e-5)
+    np.testing.assert_allclose(refit_weight(w, moments, ridge=1e-9), 2 * w, rtol=1e-5)
     assert not may_refit(Moments(moments.h, moments.c, moments.mean_x, moments.mean_y, 59))
 
 
@@ -280,14 +286,14 @@ def halves(factor: tuple[float, float], noise: float, count: int = 4000) -> tupl
 
 def test_a_refit_must_help_samples_it_did_not_see() -> None:
     w = np.random.default_rng(6).standard_normal((1, 3, 6)).astype(np.float32)
-    assert chosen_ridge(w, *halves((0.5, 0.5), 0.1)) == min(RIDGES)
-    assert chosen_ridge(w, *halves((0.5, 2.0), 0.1)) is None
-    assert chosen_ridge(w, *halves((0.5, 0.5), 0.1, count=6 * POSITIONS_PER_COLUMN // 2 - 1)) is None
+    assert choose_ridge(w, *halves((0.5, 0.5), 0.1)) == min(RIDGES)
+    assert choose_ridge(w, *halves((0.5, 2.0), 0.1)) is None
+    assert choose_ridge(w, *halves((0.5, 0.5), 0.1, count=6 * POSITIONS_PER_COLUMN // 2 - 1)) is None
 
 
 def test_the_ridge_grows_where_there_is_little_to_learn_from() -> None:
     w = np.random.default_rng(6).standard_normal((1, 3, 6)).astype(np.float32)
-    chosen = chosen_ridge(w, *halves((0.9, 0.9), 1.0, count=100))
+    chosen = choose_ridge(w, *halves((0.9, 0.9), 1.0, count=100))
     assert chosen is None or chosen > min(RIDGES)
 
 
@@ -299,12 +305,12 @@ def test_moments_of_two_halves_are_those_of_all() -> None:
     for first in range(0, 900, 300):
         whole.update(x[:, :, first : first + 300], y[:, :, first : first + 300])
         (one if first < 600 else other).update(x[:, :, first : first + 300], y[:, :, first : first + 300])
-    wanted, found = whole.result(), together(one.result(), other.result())
+    wanted, found = whole.result(), merge_moments(one.result(), other.result())
     assert found.count == wanted.count
     assert len(found.parts) == 3
     for name in ("h", "c", "mean_x", "mean_y"):
         np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-4, atol=1e-5)
-    alone = together(wanted, Accumulator(2, 3).result())
+    alone = merge_moments(wanted, Accumulator(2, 3).result())
     np.testing.assert_allclose(alone.h, wanted.h)
 
 
@@ -315,7 +321,7 @@ def test_a_bias_follows_samples_only_as_far_as_they_agree() -> None:
         sums = Accumulator(1, 1)
         for error in errors:
             sums.update(np.full((1, 1, 10), 1.0, np.float32), np.full((1, 1, 10), 1.0 - error, np.float32))
-        return float(corrected_bias(np.zeros((1, 1)), w, w, sums.result())[0, 0])
+        return float(correct_bias(np.zeros((1, 1)), w, w, sums.result())[0, 0])
 
     assert bias([0.3] * 4) == pytest.approx(0.3, rel=1e-5)
     assert bias([3.0, -3.0, 3.0, -2.9]) == 0.0
@@ -329,18 +335,18 @@ def test_corrected_bias_takes_the_mean_error_away() -> None:
     y = x + 0.2
     w, rounded = rng.standard_normal((2, 2, 3)), rng.standard_normal((2, 2, 3))
     moments = Moments(np.zeros((2, 3, 3)), np.zeros((2, 3, 3)), x.mean(1), y.mean(1), 50)
-    bias = corrected_bias(np.ones((2, 2)), w, rounded, moments)
+    bias = correct_bias(np.ones((2, 2)), w, rounded, moments)
     wanted = (x @ w.transpose(0, 2, 1)).mean(1) + 1
     got = (y @ rounded.transpose(0, 2, 1)).mean(1) + bias
     np.testing.assert_allclose(got, wanted)
     same = Moments(moments.h, moments.c, y.mean(1), y.mean(1), 50)
-    assert np.array_equal(corrected_bias(np.ones((2, 2)), w, w, same), np.ones((2, 2)))
+    assert np.array_equal(correct_bias(np.ones((2, 2)), w, w, same), np.ones((2, 2)))
 
 
 @pytest.mark.parametrize("pad", ["SAME_UPPER", "SAME_LOWER"])
 def test_same_padding_splits_an_odd_pixel_as_asked(pad: str) -> None:
     x = np.arange(4, dtype=np.float32).reshape(1, 1, 4)
     geometry = Geometry(kernel=(2,), strides=(1,), dilations=(1,), auto_pad=pad)
-    rows = places(x.shape, geometry, np.arange(4)).columns(x)[0].T
+    rows = compute_gather_indices(x.shape, geometry, np.arange(4)).columns(x)[0].T
     wanted = {"SAME_UPPER": [[0, 1], [1, 2], [2, 3], [3, 0]], "SAME_LOWER": [[0, 0], [0, 1], [1, 2], [2, 3]]}
     assert rows.tolist() == wanted[pad]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 import onnxq
-from onnxq.config import Config, QuantWish, Rule
+from onnxq.config import Config, Rule, TensorConfig
 from onnxq.graph import GraphIndex, name_nodes
-from onnxq.passes.rounding.im2col import places, positions, window_means
-from onnxq.passes.rounding.operators import Operator, operators
+from onnxq.passes.rounding.im2col import compute_gather_indices, gather_positions, window_means
+from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.runtime import Session
 from onnxq.sites import Role
 
@@ -39,7 +39,7 @@ def planned(proto: onnx.ModelProto, data: dict[str, np.ndarray], **raw: Any) -> 
 
 def only(proto: onnx.ModelProto, data: dict[str, np.ndarray]) -> Operator:
     result = planned(proto, data)
-    found = operators(GraphIndex(name_nodes(proto)), result.plan)
+    found = list_operators(GraphIndex(name_nodes(proto)), result.plan)
     assert len(found) == 1
     return found[0]
 
@@ -69,9 +69,9 @@ def test_rows_times_weights_are_the_transposed_convolution(case: Any, seed: int)
     proto = one_node("ConvTranspose", w, shape, **attrs)
     wanted = Session(proto, optimize=False).run({"x": x})["y"]
     one = only(proto, {"x": x})
-    total = positions(shape, one.geometry)
+    total = gather_positions(shape, one.geometry)
     assert total == wanted.shape[0] * int(np.prod(wanted.shape[2:]))
-    rows = places(shape, one.geometry, np.arange(total)).columns(x).transpose(0, 2, 1)
+    rows = compute_gather_indices(shape, one.geometry, np.arange(total)).columns(x).transpose(0, 2, 1)
     np.testing.assert_allclose(window_means(x, one.geometry).mean(axis=0), rows.mean(axis=1), atol=1e-5)
     got = rows @ one.rows(w).transpose(0, 2, 1)
     got = got.transpose(1, 0, 2).reshape(wanted.shape[0], *wanted.shape[2:], -1)
@@ -85,7 +85,7 @@ def test_padding_that_hangs_on_the_size_is_left_alone() -> None:
     for attrs in ({"auto_pad": "SAME_UPPER", "strides": [2]}, {"output_shape": [9], "strides": [2]}):
         proto = one_node("ConvTranspose", w, (4, 2, 5), **attrs)
         result = planned(proto, data, effort="balanced")
-        assert not operators(GraphIndex(name_nodes(proto)), result.plan)
+        assert not list_operators(GraphIndex(name_nodes(proto)), result.plan)
 
 
 CASES = {
@@ -122,11 +122,11 @@ def test_swept_weights_answer_better_on_new_data(name: str, grain: str, bits: in
     # Smaller, so that none lies outside the range of what was seen: clipping is not the weights' error.
     fresh = smooth(32, data.shape[1:], 6) * np.float32(0.6)
     proto = one_node(name.split()[-1], w, (None, *data.shape[1:]), **attrs)
-    wish = QuantWish(bits=bits, granularity=grain, block_size=4 if grain == "block" else None)  # type: ignore[arg-type]
+    wish = TensorConfig(bits=bits, granularity=grain, block_size=4 if grain == "block" else None)  # type: ignore[arg-type]
     errors = []
     for effort in ("fast", "balanced"):
         # 16 bits of activation: what is left is the weight's error.
-        wide = QuantWish(bits=16, scheme="asymmetric")
+        wide = TensorConfig(bits=16, scheme="asymmetric")
         plan = planned(proto, {"x": data}, weights=wish, activations=wide, effort=effort).plan
         weight = next(site for site in plan.sites if site.role is Role.WEIGHT)
         assert (weight.values is not None) == (effort == "balanced")
@@ -140,8 +140,8 @@ def test_swept_weights_answer_better_on_new_data(name: str, grain: str, bits: in
 def test_eight_bits_are_left_alone_where_few_positions_were_seen(bits: int, count: int, treated: bool) -> None:
     w = np.random.default_rng(3).standard_normal((32, 16)).astype(np.float32)
     proto = one_node("MatMul", w, (None, 32))
-    wish = QuantWish(bits=bits, granularity="channel")
-    wide = QuantWish(bits=16, scheme="asymmetric")
+    wish = TensorConfig(bits=bits, granularity="channel")
+    wide = TensorConfig(bits=16, scheme="asymmetric")
     done = planned(proto, {"x": smooth(count, (32,), 5)}, weights=wish, activations=wide, effort="balanced")
     weight = next(site for site in done.plan.sites if site.role is Role.WEIGHT)
     assert (weight.values is not None) == treated

@@ -13,19 +13,19 @@ from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, QuantWish, Rule
+from onnxq.config import Config, Rule, TensorConfig
 from onnxq.data import load_data
 from onnxq.graph import GraphIndex
-from onnxq.passes.assembly.model import realise
+from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.rounding import sequential as sweeping
 from onnxq.passes.rounding.im2col import Geometry
-from onnxq.passes.rounding.operators import operators
-from onnxq.passes.rounding.pooled import pooling
-from onnxq.passes.rounding.second_moments import Room
-from onnxq.passes.rounding.sequential import sweep
-from onnxq.passes.rounding.statistics import Samples, Wanted, gathered
+from onnxq.passes.rounding.operators import list_operators
+from onnxq.passes.rounding.pooled import find_pooling
+from onnxq.passes.rounding.second_moments import Workspace
+from onnxq.passes.rounding.sequential import round_sequentially
+from onnxq.passes.rounding.statistics import MomentsRequest, Samples, gather_statistics
 from onnxq.passes.view import View
-from onnxq.pipeline.prepared import load
+from onnxq.pipeline.prepared import load_state
 from onnxq.report import silent
 from onnxq.runtime import Session
 from onnxq.sites import TensorId
@@ -34,7 +34,7 @@ Array = NDArray[Any]
 FOUR = Config(
     rules=(Rule(op="*", set={"quantize": True}),),  # type: ignore[arg-type]
     skip=("cross_layer_equalization", "bias_absorption", "smoothquant"),
-    weights=QuantWish(granularity="channel", bits=4, narrow_range=True),
+    weights=TensorConfig(granularity="channel", bits=4, narrow_range=True),
 )
 HEAD = "Gemm <transB=1>(f, v, b)"
 
@@ -62,7 +62,7 @@ def pictures(count: int, seed: int = 0) -> dict[str, Array]:
 
 
 def planned(proto: onnx.ModelProto, feeds: dict[str, Array]) -> tuple[Any, Any, list[dict[str, Array]]]:
-    prepared = load(proto)
+    prepared = load_state(proto)
     data = load_data(feeds, GraphIndex(prepared.model).inputs)
     plan = calibrate(prepared.model, onnxq.make_plan(proto, feeds, FOUR), data)
     return prepared, plan, list(data.samples())
@@ -83,8 +83,8 @@ def planned(proto: onnx.ModelProto, feeds: dict[str, Array]) -> tuple[Any, Any, 
 def test_what_is_behind_a_pooling(head: str, weight: tuple[int, ...], found: bool) -> None:
     prepared, plan, _ = planned(network(head, weight), pictures(12))
     view = View(prepared.model)
-    last = operators(view.index, plan)[-1]
-    pool = pooling(view, last)
+    last = list_operators(view.index, plan)[-1]
+    pool = find_pooling(view, last)
     assert (pool is not None) == found
     assert pool is None or pool[0].op_type in ("GlobalAveragePool", "ReduceMean")
 
@@ -96,14 +96,14 @@ def test_fewer_answers_are_lost_on_new_pictures(monkeypatch: pytest.MonkeyPatch)
     wanted = Session(proto, optimize=False).run(fresh)["y"]
 
     def lost() -> float:
-        head = frozenset(one.node.name for one in operators(GraphIndex(prepared.model), plan)[-1:])
-        swept = sweep(prepared.model, plan, samples, nodes=head, alone=True, progress=silent)
+        head = frozenset(one.node.name for one in list_operators(GraphIndex(prepared.model), plan)[-1:])
+        swept = round_sequentially(prepared.model, plan, samples, nodes=head, alone=True, progress=silent)
         assert len(swept.done) == 1
-        got = Session(realise(prepared, swept.plan), optimize=False).run(fresh)["y"]
+        got = Session(build_quantized(prepared, swept.plan), optimize=False).run(fresh)["y"]
         return float(((got - wanted).std(axis=0) ** 2).sum())
 
     before_the_pool = lost()
-    monkeypatch.setattr(sweeping, "pooling", lambda view, one: None)
+    monkeypatch.setattr(sweeping, "find_pooling", lambda view, one: None)
     assert before_the_pool < 0.9 * lost()
 
 
@@ -117,7 +117,7 @@ class Given(Samples):
     def feeds(self) -> list[dict[str, Array]]:
         return [{} for _ in self.values]
 
-    def tensors(self, wanted: Wanted) -> list[tuple[dict[str, Array], Array, Array]]:
+    def tensors(self, wanted: MomentsRequest) -> list[tuple[dict[str, Array], Array, Array]]:
         return [({}, one, one) for one in self.values]
 
 
@@ -125,8 +125,8 @@ class Given(Samples):
 def test_others_count_where_positions_are_few_and_in_second_moments_alone(rows: int) -> None:
     rng = np.random.default_rng(0)
     real, other = (rng.standard_normal((6, rows, 8)).astype(np.float32) * scale for scale in (1, 3))
-    wanted = Wanted("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
-    plain, both = (gathered(Given(real), Given(some), wanted, Room()) for some in (real[:0], other))
+    wanted = MomentsRequest("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
+    plain, both = (gather_statistics(Given(real), Given(some), wanted, Workspace()) for some in (real[:0], other))
     assert np.array_equal(plain.moments.mean_x, both.moments.mean_x)
     assert plain.moments.weight == both.moments.weight == 6 * rows
     grown = float(np.trace(both.moments.h[0]) / np.trace(plain.moments.h[0]))
@@ -136,9 +136,10 @@ def test_others_count_where_positions_are_few_and_in_second_moments_alone(rows: 
 def test_others_go_with_the_half_of_their_sample() -> None:
     real = np.zeros((3, 2, 8), np.float32)
     real[0::2, 0], real[1::2, 1] = 1, 1
-    wanted = Wanted("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
+    wanted = MomentsRequest("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
     plain, both = (
-        gathered(Given(real), Given(some), wanted, Room()) for some in (real[:0], np.concatenate([real] * 3))
+        gather_statistics(Given(real), Given(some), wanted, Workspace())
+        for some in (real[:0], np.concatenate([real] * 3))
     )
     assert plain.halves is not None
     assert both.halves is not None
@@ -149,15 +150,15 @@ def test_others_go_with_the_half_of_their_sample() -> None:
 def test_a_half_without_real_samples_takes_no_others() -> None:
     empty = np.zeros((2, 0, 8), np.float32)
     some = np.ones((2, 2, 8), np.float32)
-    wanted = Wanted("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
-    assert gathered(Given(empty), Given(some), wanted, Room()).moments.count == 0
+    wanted = MomentsRequest("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
+    assert gather_statistics(Given(empty), Given(some), wanted, Workspace()).moments.count == 0
 
 
 def test_others_that_overflow_are_left_out() -> None:
     real = np.random.default_rng(0).standard_normal((4, 4, 8)).astype(np.float32)
     other = real.copy()
     other[1, 2, 3], other[2, 0, 0] = np.nan, np.inf
-    wanted = Wanted("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
-    found = gathered(Given(real), Given(other), wanted, Room()).moments
+    wanted = MomentsRequest("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
+    found = gather_statistics(Given(real), Given(other), wanted, Workspace()).moments
     assert found.count == 6 * 4
     assert np.isfinite(found.h).all()

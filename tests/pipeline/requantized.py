@@ -10,13 +10,13 @@ import onnx
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 from onnxq.graph import name_nodes
-from onnxq.runtime import optimized_graph
+from onnxq.runtime import optimize_graph
 from tests.pipeline.models import images, residual
 
 
 def kernels(model: onnx.ModelProto) -> Counter[str]:
     """ORT's kernels by operator."""
-    return Counter(node.op_type for node in optimized_graph(model).graph.node)
+    return Counter(node.op_type for node in optimize_graph(model).graph.node)
 
 
 def pair_bytes(model: onnx.ModelProto) -> dict[str, tuple[bytes, ...]]:

@@ -9,9 +9,9 @@ import pytest
 
 import onnxq
 from onnxq.errors import ConfigError
-from onnxq.pipeline.finalize import unmeasured_cpu
+from onnxq.pipeline.finalize import warn_unmeasured_cpu
 from onnxq.report import report_json, show_report
-from onnxq.runtime import CPU_KINDS, cpu_kind
+from onnxq.runtime import CPU_KINDS, detect_cpu
 from onnxq.targets.costs import CPU_COSTS
 from tests.pipeline.models import images, residual
 
@@ -31,17 +31,17 @@ def test_plan_and_report_say_what_was_placed_for(cpu: str | None) -> None:
 def test_the_summary_names_the_kind_that_timed() -> None:
     result = onnxq.quantize(residual(), images(), effort="fast", cpu="avx2")
     assert result.report.latency is not None
-    assert result.report.latency.cpu == cpu_kind()
-    assert json.loads(report_json(result.report))["latency"]["cpu"] == cpu_kind()
+    assert result.report.latency.cpu == detect_cpu()
+    assert json.loads(report_json(result.report))["latency"]["cpu"] == detect_cpu()
     out = io.StringIO()
     show_report(result.report, stream=out, width=200)
     assert "placement by rules for x86 with AVX2, without VNNI" in out.getvalue()
-    assert f"batch 1, on {CPU_KINDS[cpu_kind()]})" in out.getvalue()
+    assert f"batch 1, on {CPU_KINDS[detect_cpu()]})" in out.getvalue()
 
 
 def test_a_measured_placement_is_for_this_machine() -> None:
     result = onnxq.quantize(residual(), images(), placement="measured", effort="fast", latency=False)
-    assert result.plan.placement.cpu == cpu_kind()
+    assert result.plan.placement.cpu == detect_cpu()
     with pytest.raises(ConfigError, match="cpu") as caught:
         onnxq.quantize(residual(), images(), placement="measured", cpu="vnni")
     assert "placement: rules" in str(caught.value)
@@ -49,10 +49,10 @@ def test_a_measured_placement_is_for_this_machine() -> None:
 
 def test_on_an_arm_the_tool_says_that_nobody_measured_it() -> None:
     plan = onnxq.make_plan(residual(), images())
-    (line,) = unmeasured_cpu(plan, "arm64")
+    (line,) = warn_unmeasured_cpu(plan, "arm64")
     assert "nobody has measured" in line
     assert "`placement='measured'`" in line
     for kind in ("vnni", "avx2", "x86", "unknown"):
-        assert unmeasured_cpu(plan, kind) == ()
+        assert warn_unmeasured_cpu(plan, kind) == ()
     virtual = onnxq.make_plan(residual(), images(), target="virtual")
-    assert unmeasured_cpu(virtual, "arm64") == ()
+    assert warn_unmeasured_cpu(virtual, "arm64") == ()

@@ -10,13 +10,13 @@ import pytest
 from onnx import numpy_helper, parser
 
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, QuantWish, load_config
-from onnxq.evaluation.compare import compare
+from onnxq.config import Config, TensorConfig, load_config
+from onnxq.evaluation.compare import compare_models
 from onnxq.passes import judging
-from onnxq.passes.assembly.model import realise
-from onnxq.passes.judging import Evaluator, before_rounding
-from onnxq.pipeline.prepared import load
-from onnxq.pipeline.quantize_model import look
+from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.judging import Evaluator, ignore_rounding
+from onnxq.pipeline.prepared import load_state
+from onnxq.pipeline.quantize_model import draft_placement
 from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.runtime import Session
@@ -40,29 +40,29 @@ def feeds(count: int = 12) -> dict[str, np.ndarray]:
 
 def test_a_plan_is_judged_once_and_as_the_file_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config("ort-int8")
-    prepared = load(model())
+    prepared = load_state(model())
     inputs = read_data(prepared, feeds(), config)
-    plan = calibrate(prepared.model, look(prepared, inputs, config, "").default(), inputs.calibration)
+    plan = calibrate(prepared.model, draft_placement(prepared, inputs, config, "").default(), inputs.calibration)
     held = inputs.validation
     judge = Evaluator(held)
     found = judge.measure(prepared, plan)
-    sessions = (Session(prepared.model, optimize=False), Session(realise(prepared, plan), optimize=False))
-    assert found == compare({"": sessions}, held.samples())[""]
-    monkeypatch.setattr(judging, "paired", None)
+    sessions = (Session(prepared.model, optimize=False), Session(build_quantized(prepared, plan), optimize=False))
+    assert found == compare_models({"": sessions}, held.samples())[""]
+    monkeypatch.setattr(judging, "write_pairs", None)
     assert judge.measure(prepared, plan) is found
 
 
 @pytest.mark.parametrize(("bits", "kept"), [(4, {Role.ACTIVATION}), (6, {Role.ACTIVATION}), (8, None)])
 def test_weights_of_few_bits_do_not_count_before_they_are_rounded(bits: int, kept: set[Role] | None) -> None:
     plan = planned(
-        EVERYTHING.model_copy(update={"weights": QuantWish(bits=bits, granularity="channel")}), residual(), images()
+        EVERYTHING.model_copy(update={"weights": TensorConfig(bits=bits, granularity="channel")}), residual(), images()
     )
-    judged = before_rounding(plan)
+    judged = ignore_rounding(plan)
     if kept is None:
         assert any(site.sum_orders for site in plan.sites)
         assert judged.sites == tuple(replace(site, sum_orders=()) for site in plan.sites)
         allowed = planned(EVERYTHING.model_copy(update={"saturation": "allow"}), residual(), images())
-        assert before_rounding(allowed) is allowed
+        assert ignore_rounding(allowed) is allowed
     else:
         assert (
             {Role.WEIGHT, Role.BIAS} < {site.role for site in plan.sites} > {site.role for site in judged.sites} == kept
@@ -72,9 +72,9 @@ def test_weights_of_few_bits_do_not_count_before_they_are_rounded(bits: int, kep
 def test_weights_alone_are_what_is_judged() -> None:
     plan = planned(load_config("ort-int4-weights"), model(), feeds())
     assert plan.sites
-    assert before_rounding(plan) is plan
+    assert ignore_rounding(plan) is plan
 
 
 def planned(config: Config, proto: onnx.ModelProto, samples: dict[str, np.ndarray]) -> Plan:
-    prepared = load(proto)
-    return look(prepared, read_data(prepared, samples, config), config, "").default()
+    prepared = load_state(proto)
+    return draft_placement(prepared, read_data(prepared, samples, config), config, "").default()

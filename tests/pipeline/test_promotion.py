@@ -13,9 +13,9 @@ from onnx import numpy_helper
 
 import onnxq
 from onnxq.cli import cli
-from onnxq.config import Config, QuantWish, Rule
+from onnxq.config import Config, Rule, TensorConfig
 from onnxq.errors import ConfigError, DataError
-from onnxq.evaluation.compare import compare
+from onnxq.evaluation.compare import compare_models
 from onnxq.graph import GraphIndex
 from onnxq.runtime import Session
 from tests.pipeline.models import EVERYTHING, images, residual
@@ -30,13 +30,13 @@ ROUGH = EVERYTHING.model_copy(
     }
 )
 COARSE = EVERYTHING.model_copy(
-    update={"weights": QuantWish(granularity="channel", bits=3, narrow_range=True), "bias": "float"}
+    update={"weights": TensorConfig(granularity="channel", bits=3, narrow_range=True), "bias": "float"}
 )
 
 
 def sqnr(model: onnx.ModelProto, seed: int = 7) -> float:
     pair = (Session(residual(), optimize=False), Session(model, optimize=False))
-    return compare({"": pair}, [{"x": one[None]} for one in images(16, seed)["x"]])[""][0].sqnr_db
+    return compare_models({"": pair}, [{"x": one[None]} for one in images(16, seed)["x"]])[""][0].sqnr_db
 
 
 def quantize(config: Config = ROUGH, count: int = 48, **wanted: object) -> onnxq.Result:
@@ -235,7 +235,7 @@ def test_nothing_is_promoted_unasked_where_it_is_good_or_fast_or_coarse_by_wish(
     good = EVERYTHING.model_copy(update={"effort": "balanced"})
     assert onnxq.quantize(residual(), images(24), good, latency=False).report.promotion is None
     assert unhappy(6, effort="fast").report.promotion is None
-    assert unhappy(6, weights=QuantWish(granularity="channel", bits=2, narrow_range=True)).report.promotion is None
+    assert unhappy(6, weights=TensorConfig(granularity="channel", bits=2, narrow_range=True)).report.promotion is None
 
 
 @pytest.fixture

@@ -12,20 +12,20 @@ from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, QuantWish, Rule
+from onnxq.config import Config, Rule, TensorConfig
 from onnxq.data import load_data
 from onnxq.errors import CalibrationError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import qparams_from_range
-from onnxq.observers import create
+from onnxq.observers import create_observer
 from onnxq.passes.base import Stage, State
 from onnxq.passes.journal import Outcome
 from onnxq.passes.judging import Evaluator
 from onnxq.passes.ranges import passes
-from onnxq.passes.ranges.core import Ranges, chosen
+from onnxq.passes.ranges.core import Ranges, choose_candidate
 from onnxq.passes.ranges.search import choose_ranges
 from onnxq.passes.runner import run_stage
-from onnxq.pipeline.prepared import load
+from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan
 from onnxq.report import silent
 from onnxq.sites import Role, TensorId
@@ -62,7 +62,7 @@ def tokens(count: int, *, seed: int = 0, padding: float = 1.0) -> dict[str, np.n
 
 
 def prepared_plan(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config = MINMAX) -> tuple[State, Plan]:
-    prepared = load(proto)
+    prepared = load_state(proto)
     data = load_data(feeds, GraphIndex(prepared.model).inputs)
     return prepared, calibrate(prepared.model, onnxq.make_plan(proto, feeds, config), data)
 
@@ -173,7 +173,7 @@ def test_candidates_are_those_of_the_observers_without_repeats() -> None:
     found = ranges.candidates((None, None))
     assert set(found) == {"minmax", "percentile 99.999", "percentile 99.99", "mse", "entropy"}
     for name, one in (("mse", ObserverSpec("mse")), ("entropy", ObserverSpec("entropy"))):
-        alone = create(one, spec)
+        alone = create_observer(one, spec)
         alone.update(values)
         assert float(found[name].scale) == float(qparams_from_range(*alone.range(), spec).scale)
     wide = float(found["minmax"].scale) * 255
@@ -187,8 +187,8 @@ def test_candidates_are_those_of_the_observers_without_repeats() -> None:
 
 
 def test_a_range_must_be_better_by_more_than_chance() -> None:
-    assert chosen({"now": 1.0, "a": 0.85, "b": 0.9}, "now") == "now"
-    assert chosen({"now": 1.0, "a": 0.7, "b": 0.6}, "now") == "b"
+    assert choose_candidate({"now": 1.0, "a": 0.85, "b": 0.9}, "now") == "now"
+    assert choose_candidate({"now": 1.0, "a": 0.7, "b": 0.6}, "now") == "b"
 
 
 def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyP
 
 
 def test_weights_alone_have_no_ranges_to_choose() -> None:
-    config = Config(mode="weight-only", rules=ALL, weights=QuantWish(granularity="channel"))
+    config = Config(mode="weight-only", rules=ALL, weights=TensorConfig(granularity="channel"))
     prepared, plan = prepared_plan(linear(1.0), tokens(8), config)
     samples = list(load_data(tokens(8), GraphIndex(prepared.model).inputs).samples())
     assert choose_ranges(prepared.model, plan, samples, samples, progress=silent).plan == plan

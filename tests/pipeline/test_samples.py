@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from onnx import parser
 
 from onnxq.config import load_config
-from onnxq.pipeline.prepared import load
-from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, configured
+from onnxq.pipeline.prepared import load_state
+from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, make_config
 from onnxq.pipeline.samples import read_data
 
 
@@ -21,7 +21,7 @@ def _model() -> onnx.ModelProto:
     )
 
 
-PREPARED = load(_model())
+PREPARED = load_state(_model())
 
 
 def _ids(dataset) -> set[float]:
@@ -61,7 +61,7 @@ def test_nothing_is_kept_for_choices_where_nothing_is_chosen() -> None:
 
 
 def test_what_samples_leaves_over_is_used_first() -> None:
-    config = configured("ort-int8", None, DEFAULT_OPTIONS).model_copy(update={"effort": "balanced"})
+    config = make_config("ort-int8", None, DEFAULT_OPTIONS).model_copy(update={"effort": "balanced"})
     config = config.model_copy(update={"data": config.data.model_copy(update={"samples": 16})})
     data = np.repeat(np.arange(64, dtype=np.float32)[:, None, None], 4, axis=2)
     inputs = read_data(PREPARED, {"x": data}, config)

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.config import Config, QuantWish, Rule
+from onnxq.config import Config, Rule, TensorConfig
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, attach_weights
 from onnxq.graph.values import decode_tensor
@@ -83,7 +83,7 @@ def test_equalization_saves_an_imbalanced_network() -> None:
 def test_weights_of_few_bits_do_not_hide_what_scaling_is_worth() -> None:
     # Rounded to nearest, 4-bit weights leave 15 dB whatever the channels look like.
     few = BALANCED.model_copy(
-        update={"weights": QuantWish(bits=4, granularity="channel"), "skip": ("rounding", "ranges")}
+        update={"weights": TensorConfig(bits=4, granularity="channel"), "skip": ("rounding", "ranges")}
     )
     done = onnxq.quantize(imbalanced(), images(), few, latency=False)
     line = next(line for line in done.report.accounts if line.startswith("cross_layer_equalization: "))
@@ -154,8 +154,8 @@ def test_factors_that_harm_are_rolled_back(monkeypatch: pytest.MonkeyPatch) -> N
         found = scaled_factors(proto)
         return {tensor: np.geomspace(1e-3, 1e3, s.size).astype(F) for tensor, s in found.items()}
 
-    scaled_factors = passes.equalizing_factors
-    monkeypatch.setattr(passes, "equalizing_factors", uneven)
+    scaled_factors = passes.compute_factors
+    monkeypatch.setattr(passes, "compute_factors", uneven)
     without = BALANCED.model_copy(
         update={"skip": ("rounding", "cross_layer_equalization", "bias_absorption", "smoothquant")}
     )
@@ -173,22 +173,22 @@ def test_a_rewrite_that_changes_the_function_is_rolled_back(monkeypatch: pytest.
         tensor.CopyFrom(numpy_helper.from_array(decode_tensor(tensor) * F(1.1), tensor.name))
         return copy, ("changed",)
 
-    monkeypatch.setattr(replay, "equalized", wrong)
+    monkeypatch.setattr(replay, "write_scales", wrong)
     done = onnxq.quantize(imbalanced(), images(), BALANCED, latency=False)
     assert not done.plan.scalings
     assert "cross_layer_equalization: rolled back: it changed the float outputs, max" in done.report.accounts[0]
 
 
 def test_masked_positions_do_not_count() -> None:
-    from onnxq.data import attended
+    from onnxq.data import read_mask
 
     mask = np.array([[1, 1, 0]])
     feeds = {"x": np.ones((1, 3, 2), F), "attention_mask": mask}
-    found = attended(feeds, (1, 3, 2))
+    found = read_mask(feeds, (1, 3, 2))
     assert found is not None
     assert found.tolist() == [[True, True, False]]
-    assert attended(feeds, (1, 4, 2)) is None
-    assert attended(feeds, (1, 3)) is None
-    assert attended({"x": feeds["x"]}, (1, 3, 2)) is None
-    assert attended(feeds | {"attention_mask": mask * 7}, (1, 3, 2)) is None
-    assert attended(feeds | {"attention_mask": mask * 0}, (1, 3, 2)) is None
+    assert read_mask(feeds, (1, 4, 2)) is None
+    assert read_mask(feeds, (1, 3)) is None
+    assert read_mask({"x": feeds["x"]}, (1, 3, 2)) is None
+    assert read_mask(feeds | {"attention_mask": mask * 7}, (1, 3, 2)) is None
+    assert read_mask(feeds | {"attention_mask": mask * 0}, (1, 3, 2)) is None

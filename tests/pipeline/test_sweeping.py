@@ -12,20 +12,20 @@ from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, QuantWish, Rule
+from onnxq.config import Config, Rule, TensorConfig
 from onnxq.data import Dataset, load_data
 from onnxq.errors import PlanError
-from onnxq.evaluation.accumulator import OutputError
+from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.graph import GraphIndex
-from onnxq.passes.assembly.model import realise
+from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.base import RunContext, Stage, State
 from onnxq.passes.journal import Outcome
 from onnxq.passes.judging import Evaluator
 from onnxq.passes.rounding import passes
 from onnxq.passes.rounding import samples as sampling
-from onnxq.passes.rounding.sequential import sweep
+from onnxq.passes.rounding.sequential import round_sequentially
 from onnxq.passes.runner import run_stage
-from onnxq.pipeline.prepared import load
+from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session
@@ -38,7 +38,7 @@ FOUR = Config(
     rules=ALL,
     effort="balanced",
     skip=("cross_layer_equalization", "smoothquant"),
-    weights=QuantWish(granularity="channel", bits=4, narrow_range=True),
+    weights=TensorConfig(granularity="channel", bits=4, narrow_range=True),
 )
 
 
@@ -50,7 +50,7 @@ def error(model: onnx.ModelProto, wanted: onnx.ModelProto, feeds: dict[str, np.n
 def calibrated(
     proto: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config
 ) -> tuple[State, Plan, list[dict[str, np.ndarray]]]:
-    prepared = load(proto)
+    prepared = load_state(proto)
     data = load_data(feeds, GraphIndex(prepared.model).inputs)
     plan = onnxq.make_plan(proto, feeds, config)
     return prepared, calibrate(prepared.model, plan, data), list(data.samples())
@@ -121,14 +121,14 @@ def test_what_makes_it_worse_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> 
     data = load_data(images(16), GraphIndex(prepared.model).inputs)
 
     def harmful(proto: onnx.ModelProto, plan: Plan, samples: object, **given: object) -> object:
-        found = sweep(proto, plan, samples, **given)  # type: ignore[arg-type]
+        found = round_sequentially(proto, plan, samples, **given)  # type: ignore[arg-type]
         sites = tuple(
             replace(s, values=-s.values) if s.values is not None and s.role is Role.WEIGHT else s
             for s in found.plan.sites
         )
         return replace(found, plan=replace(found.plan, sites=sites))
 
-    monkeypatch.setattr(passes, "sweep", harmful)
+    monkeypatch.setattr(passes, "round_sequentially", harmful)
     after, ctx = round_in_a_run(prepared, plan, data)
     assert after.plan is plan
     assert [report.outcome for report in ctx.journal] == [Outcome.WORSE, Outcome.NO_GAIN]
@@ -139,14 +139,14 @@ def test_parts_that_help_are_kept_when_the_whole_does_not(monkeypatch: pytest.Mo
     data = load_data(images(16), GraphIndex(prepared.model).inputs)
 
     def harmful_gemm(proto: onnx.ModelProto, plan: Plan, samples: object, **given: object) -> object:
-        found = sweep(proto, plan, samples, **given)  # type: ignore[arg-type]
+        found = round_sequentially(proto, plan, samples, **given)  # type: ignore[arg-type]
         sites = tuple(
             replace(s, values=-s.values) if s.values is not None and str(s.site) == "w3" else s
             for s in found.plan.sites
         )
         return replace(found, plan=replace(found.plan, sites=sites))
 
-    monkeypatch.setattr(passes, "sweep", harmful_gemm)
+    monkeypatch.setattr(passes, "round_sequentially", harmful_gemm)
     after, ctx = round_in_a_run(prepared, plan, data)
     rounded = {str(s.site) for s in after.planned.sites if s.values is not None and s.role is Role.WEIGHT}
     assert rounded == {"w0", "w1", "w2"}
@@ -162,7 +162,9 @@ def test_no_stretches_are_looked_for_where_no_answer_hangs_on_it(
     prepared, plan, _ = calibrated(residual(), images(16), FOUR)
     data = load_data(images(16), GraphIndex(prepared.model).inputs)
     counts: list[int] = []
-    monkeypatch.setattr(passes, "sweep", lambda *args, **given: counts.append(1) or sweep(*args, **given))
+    monkeypatch.setattr(
+        passes, "round_sequentially", lambda *args, **given: counts.append(1) or round_sequentially(*args, **given)
+    )
     monkeypatch.setattr(Evaluator, "score", lambda _, state, judged, **__: before if judged is plan else before - 1.0)
     monkeypatch.setattr(Evaluator, "is_worse", lambda *_, **__: True)
     after, ctx = round_in_a_run(prepared, plan, data, effort=effort)
@@ -176,7 +178,7 @@ def test_one_sample_that_says_worse_is_chance(monkeypatch: pytest.MonkeyPatch) -
     """All together lose by one sample what the others gain: the sweep stays; where most lose, it goes."""
     prepared, plan, _ = calibrated(residual(), images(16), FOUR)
     data = load_data(images(16), GraphIndex(prepared.model).inputs)
-    swept = sweep(prepared.model, plan, data.samples(), progress=silent).plan
+    swept = round_sequentially(prepared.model, plan, data.samples(), progress=silent).plan
     judge = Evaluator(data)
     assert not judge.is_worse(prepared, swept, plan)
     assert judge.is_worse(prepared, plan, swept)
@@ -185,7 +187,7 @@ def test_one_sample_that_says_worse_is_chance(monkeypatch: pytest.MonkeyPatch) -
 
     def one_lost(
         self: Evaluator, state: State, judged: Plan, *, progress: Progress = silent
-    ) -> list[tuple[OutputError, ...]]:
+    ) -> list[tuple[OutputAccuracy, ...]]:
         found = real(self, state, judged, progress=progress)
         lost = tuple(replace(one, sqnr_db=-10.0) for one in found[3])
         return [*found[:3], lost, *found[4:]] if judged is swept else found
@@ -221,18 +223,18 @@ def tokens(count: int, seed: int = 0) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "weights",
     [
-        QuantWish(granularity="channel", bits=4),
-        QuantWish(granularity="block", block_size=16, bits=4, storage="int4"),
-        QuantWish(granularity="block", block_size=16, bits=4, scheme="asymmetric", storage="uint4"),
+        TensorConfig(granularity="channel", bits=4),
+        TensorConfig(granularity="block", block_size=16, bits=4, storage="int4"),
+        TensorConfig(granularity="block", block_size=16, bits=4, scheme="asymmetric", storage="uint4"),
     ],
 )
-def test_weights_only(weights: QuantWish) -> None:
+def test_weights_only(weights: TensorConfig) -> None:
     config = Config(mode="weight-only", weights=weights, rules=ALL)
     prepared, plan, samples = calibrated(matmuls(), tokens(24), config)
-    found = sweep(prepared.model, plan, samples, progress=silent)
+    found = round_sequentially(prepared.model, plan, samples, progress=silent)
     assert [one.kind for one in found.done] == ["MatMul", "MatMul"]
     fresh = tokens(24, seed=3)
-    before, after = (error(realise(prepared, p), matmuls(), fresh) for p in (plan, found.plan))
+    before, after = (error(build_quantized(prepared, p), matmuls(), fresh) for p in (plan, found.plan))
     assert after < 0.8 * before
     assert from_json(to_json(found.plan)) == found.plan
 
@@ -241,14 +243,14 @@ def test_the_add_behind_a_matmul_takes_the_correction_and_other_readers_do_not()
     proto = matmuls()
     proto.graph.node.append(onnx.helper.make_node("Identity", ["b0"], ["untouched"]))
     proto.graph.output.append(onnx.helper.make_tensor_value_info("untouched", 1, [48]))
-    config = Config(mode="weight-only", weights=QuantWish(granularity="channel", bits=2), rules=ALL)
+    config = Config(mode="weight-only", weights=TensorConfig(granularity="channel", bits=2), rules=ALL)
     prepared, plan, samples = calibrated(proto, tokens(24), config)
-    found = sweep(prepared.model, plan, samples, progress=silent)
+    found = round_sequentially(prepared.model, plan, samples, progress=silent)
     assert len(found.plan.biases) == 1
-    runs = [Session(m, optimize=False).run(tokens(24)) for m in (realise(prepared, found.plan), proto)]
+    runs = [Session(m, optimize=False).run(tokens(24)) for m in (build_quantized(prepared, found.plan), proto)]
     assert np.array_equal(runs[0]["untouched"], runs[1]["untouched"])
-    bare = realise(prepared, replace(found.plan, biases=()))
-    assert error(realise(prepared, found.plan), proto, tokens(24)) < 0.9 * error(bare, proto, tokens(24))
+    bare = build_quantized(prepared, replace(found.plan, biases=()))
+    assert error(build_quantized(prepared, found.plan), proto, tokens(24)) < 0.9 * error(bare, proto, tokens(24))
 
 
 def test_a_convolution_without_bias_gets_one() -> None:
@@ -260,12 +262,12 @@ def test_a_convolution_without_bias_gets_one() -> None:
     proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((16, 4, 3, 3)).astype(np.float32), "w"))
     proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((16, 1, 3, 3)).astype(np.float32), "v"))
     feeds = {"x": rng.standard_normal((24, 16, 9, 9)).astype(np.float32) + 1}
-    config = FOUR.model_copy(update={"weights": QuantWish(granularity="channel", bits=4)})
+    config = FOUR.model_copy(update={"weights": TensorConfig(granularity="channel", bits=4)})
     prepared, plan, samples = calibrated(proto, feeds, config)
-    found = sweep(prepared.model, plan, samples, progress=silent)
+    found = round_sequentially(prepared.model, plan, samples, progress=silent)
     assert [one.kind for one in found.done] == ["Conv", "depthwise Conv"]
     assert len(found.plan.biases) == 2
-    before, after = (error(realise(prepared, p), proto, feeds) for p in (plan, found.plan))
+    before, after = (error(build_quantized(prepared, p), proto, feeds) for p in (plan, found.plan))
     assert after < 0.7 * before
 
 
@@ -286,25 +288,27 @@ def test_inside_a_branch() -> None:
         proto.graph.initializer.append(numpy_helper.from_array(values, name))
     inputs = rng.standard_normal((12, 1, 32, 8, 8)).astype(np.float32)
     flags = [{"on": np.array(k % 2 == 0), "x": x} for k, x in enumerate(inputs)]
-    prepared = load(proto)
+    prepared = load_state(proto)
     plan = onnxq.make_plan(proto, flags, FOUR)
     plan = calibrate(prepared.model, plan, load_data(flags, GraphIndex(prepared.model).inputs))
-    found = sweep(prepared.model, plan, flags, progress=silent)
+    found = round_sequentially(prepared.model, plan, flags, progress=silent)
     assert len(found.done) == 2
     assert not found.skipped
-    before, after = (sum(error(realise(prepared, p), proto, one) for one in flags[::2]) for p in (plan, found.plan))
+    before, after = (
+        sum(error(build_quantized(prepared, p), proto, one) for one in flags[::2]) for p in (plan, found.plan)
+    )
     assert after < 0.7 * before
-    unreached = sweep(prepared.model, plan, flags[1::2], progress=silent)
+    unreached = round_sequentially(prepared.model, plan, flags[1::2], progress=silent)
     assert len(unreached.skipped) == 2
     assert unreached.plan.sites == plan.sites
 
 
 def test_weights_of_few_bits_get_more_of_large_samples() -> None:
     proto = residual()
-    data = load_data(images(40), GraphIndex(load(proto).model).inputs)
+    data = load_data(images(40), GraphIndex(load_state(proto).model).inputs)
     counts = {}
     for bits in (8, 4):
-        wish = Config(rules=ALL, weights=QuantWish(granularity="channel", bits=bits, narrow_range=True))
+        wish = Config(rules=ALL, weights=TensorConfig(granularity="channel", bits=bits, narrow_range=True))
         plan = onnxq.make_plan(proto, images(8), wish)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sampling, "_TOO_MANY", 16 * data[0]["x"].size)
@@ -318,7 +322,7 @@ def test_pictures_are_shown_in_other_ways_for_few_bits_only() -> None:
     samples = [{"x": np.random.default_rng(k).random((1, 3, 16, 16), np.float32)} for k in range(4)]
     counts = {}
     for bits in (8, 4):
-        wish = Config(rules=ALL, weights=QuantWish(granularity="channel", bits=bits, narrow_range=True))
+        wish = Config(rules=ALL, weights=TensorConfig(granularity="channel", bits=bits, narrow_range=True))
         plan = onnxq.make_plan(proto, images(8), wish)
         counts[bits] = [len(sampling.augment_samples(samples, plan, skip)) for skip in ((), ("augmented_samples",))]
         with pytest.MonkeyPatch.context() as patch:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 import onnxq
 from onnxq.config import Config, Rule
 from onnxq.errors import CalibrationError, DataError
-from onnxq.runtime import Session, optimized_graph
+from onnxq.runtime import Session, optimize_graph
 
 EVERYTHING = Config(rules=(Rule(op="*", set={"quantize": True}),))  # type: ignore[arg-type]
 RNG = np.random.default_rng(0)
@@ -47,7 +47,7 @@ CONVS = """g (float[N,32,8,8] x) => (float[N,32,8,8] y) {
 
 
 def kernels(result: onnxq.Result) -> Counter[str]:
-    return Counter(node.op_type for node in optimized_graph(result.model).graph.node)
+    return Counter(node.op_type for node in optimize_graph(result.model).graph.node)
 
 
 def good(result: onnxq.Result, least: float = 28.0) -> None:
@@ -267,7 +267,7 @@ def test_the_branch_that_ran_is_quantized_the_other_refused() -> None:
     scopes = {site.site.scope for site in result.plan.sites}
     assert scopes == {"If.then_branch"}
     assert any("If.else_branch" in refusal.subject for refusal in result.plan.refusals)
-    optimized = optimized_graph(result.model)
+    optimized = optimize_graph(result.model)
     node = next(node for node in optimized.graph.node if node.op_type == "If")
     then = next(a.g for a in node.attribute if a.name == "then_branch")
     assert Counter(n.op_type for n in then.node)["QLinearConv"] == 2

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnxq
 from onnxq.errors import ModelError
-from onnxq.runtime import optimized_graph
+from onnxq.runtime import optimize_graph
 from tests.pipeline.models import EVERYTHING, images, residual
 
 
@@ -31,7 +31,7 @@ def test_every_opset(opset: int) -> None:
     good(result)
     version = result.model.opset_import[0].version
     assert version == max(opset, 13)
-    assert Counter(n.op_type for n in optimized_graph(result.model).graph.node)["QLinearConv"] == 3
+    assert Counter(n.op_type for n in optimize_graph(result.model).graph.node)["QLinearConv"] == 3
 
 
 def test_old_models_list_their_weights_as_inputs() -> None:
@@ -66,7 +66,7 @@ def test_functions_are_inlined_and_quantized() -> None:
         proto.graph.initializer.append(numpy_helper.from_array(weight, name))
     result = onnxq.quantize(proto, images(), EVERYTHING, latency=False)
     good(result)
-    assert Counter(n.op_type for n in optimized_graph(result.model).graph.node)["QLinearConv"] == 2
+    assert Counter(n.op_type for n in optimize_graph(result.model).graph.node)["QLinearConv"] == 2
 
 
 def test_a_loop_body_is_refused_and_the_rest_quantized() -> None:
@@ -156,7 +156,7 @@ def test_batch_norm_and_hard_swish_are_folded_first() -> None:
     ops = Counter(node.op_type for node in result.model.graph.node)
     assert ops["HardSwish"] == 1
     assert ops["BatchNormalization"] == 0
-    assert Counter(n.op_type for n in optimized_graph(result.model).graph.node)["QLinearConv"] == 2
+    assert Counter(n.op_type for n in optimize_graph(result.model).graph.node)["QLinearConv"] == 2
 
 
 def test_no_data_means_a_warning_nobody_can_miss() -> None:

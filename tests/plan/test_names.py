@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.plan.names import DEQUANTIZE, PARTS, QUANTIZE, part, site_base
+from onnxq.plan.names import DEQUANTIZE, PARTS, QUANTIZE, name_part, site_base
 from onnxq.sites import Edge, TensorId
 
 names = st.text(min_size=1, max_size=12)
 
 
 def test_nodes_are_called_after_their_operator() -> None:
-    assert part(TensorId("x"), "q_node") == f"x/{QUANTIZE}" == "x/QuantizeLinear"
-    assert part(Edge("conv", 1), "dq_node") == f"conv/in1/{DEQUANTIZE}" == "conv/in1/DequantizeLinear"
-    assert part(TensorId("onnx::MatMul_12"), "scale") == "onnx::MatMul_12/scale"
+    assert name_part(TensorId("x"), "q_node") == f"x/{QUANTIZE}" == "x/QuantizeLinear"
+    assert name_part(Edge("conv", 1), "dq_node") == f"conv/in1/{DEQUANTIZE}" == "conv/in1/DequantizeLinear"
+    assert name_part(TensorId("onnx::MatMul_12"), "scale") == "onnx::MatMul_12/scale"
 
 
 @given(names, names, st.integers(0, 9))
@@ -25,4 +25,4 @@ def test_a_scope_is_no_part_of_a_name(name: str, scope: str, index: int) -> None
 
 
 def test_no_two_parts_have_one_name() -> None:
-    assert len({part(TensorId("x"), name) for name in PARTS}) == len(PARTS)
+    assert len({name_part(TensorId("x"), name) for name in PARTS}) == len(PARTS)

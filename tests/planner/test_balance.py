@@ -15,9 +15,9 @@ from onnx import numpy_helper, parser, shape_inference
 from onnxq.config import Config, Rule
 from onnxq.graph import name_nodes
 from onnxq.plan import PlacementChoice
-from onnxq.planner.balance import TOLERATED, Balance, place
-from onnxq.planner.build import Draft, draft
-from onnxq.planner.cut import CutProblem, weighted_sum
+from onnxq.planner.balance import TOLERATED, Balance, find_balance
+from onnxq.planner.build import OnnxPlacement, state_placement
+from onnxq.planner.cut import CutProblem, add_costs
 from onnxq.targets.costs import CPU_COSTS
 
 # A layer of each kind, from a tensor of {c} channels to another.
@@ -58,12 +58,12 @@ def net(channels: int, side: int, layers: Sequence[str]) -> onnx.ModelProto:
     return shape_inference.infer_shapes(name_nodes(proto))
 
 
-def drafted(name: str, **config: object) -> Draft:
-    return draft(net(*NETS[name]), Config(**config))  # type: ignore[arg-type]
+def drafted(name: str, **config: object) -> OnnxPlacement:
+    return state_placement(net(*NETS[name]), Config(**config))  # type: ignore[arg-type]
 
 
 def balance(name: str, cpu: str = "any") -> Balance:
-    return place(CutProblem(drafted(name).units), {}, cpu)
+    return find_balance(CutProblem(drafted(name).units), {}, cpu)
 
 
 nets = st.tuples(
@@ -78,7 +78,7 @@ nets = st.tuples(
 def test_one_graph_for_all_kinds_is_no_slower_than_float_on_any_and_says_where_it_loses(
     shape: tuple[int, int, list[str]],
 ) -> None:
-    found = place(CutProblem(draft(net(*shape), Config()).units), {})
+    found = find_balance(CutProblem(state_placement(net(*shape), Config()).units), {})
     assert {one.cpu for one in found.forecasts} == set(CPU_COSTS)
     for one in found.forecasts:
         assert one.placed_us <= one.float_us + 1e-6
@@ -98,10 +98,10 @@ def test_where_the_kinds_disagree_the_graph_for_all_loses_least_on_its_worst_kin
     shapes = [(64, 4, ["residual"] * 4), (32, 14, ["point", "depthwise", "point"] * 3), (24, 20, ["residual"] * 6)]
     differ = 0
     for shape in shapes:
-        problem = CutProblem(draft(net(*shape), Config()).units)
-        own = {cpu: place(problem, {}, cpu) for cpu in CPU_COSTS}
+        problem = CutProblem(state_placement(net(*shape), Config()).units)
+        own = {cpu: find_balance(problem, {}, cpu) for cpu in CPU_COSTS}
         differ += own["avx2"].chosen != own["vnni"].chosen
-        worst = max(one.loss for one in place(problem, {}).forecasts)
+        worst = max(one.loss for one in find_balance(problem, {}).forecasts)
         for found in own.values():
             if all(one.speedup >= 1 for one in found.forecasts):
                 assert worst <= max(one.loss for one in found.forecasts) + 1e-9
@@ -120,10 +120,10 @@ def test_the_same_model_is_always_placed_alike() -> None:
 
 def test_what_no_graph_can_serve_is_left_float_with_a_warning() -> None:
     """Int8 wins with VNNI and loses without: float for all, and a line that says who would gain."""
-    plan = draft(net(24, 10, ["dense", "dense"]), Config()).default()
+    plan = state_placement(net(24, 10, ["dense", "dense"]), Config()).default()
     assert not plan.sites
     assert [line for line in plan.warnings if "kind vnni " in line and "`cpu='vnni'`" in line]
-    alone = draft(net(24, 10, ["dense", "dense"]), Config(cpu="vnni")).default()
+    alone = state_placement(net(24, 10, ["dense", "dense"]), Config(cpu="vnni")).default()
     assert alone.sites
     assert not alone.warnings
     assert alone.placement == PlacementChoice(cpu="vnni")
@@ -138,11 +138,11 @@ def test_what_the_person_forces_is_quantized_on_every_kind() -> None:
 def test_beside_what_is_forced_nothing_makes_another_kind_slower() -> None:
     """The first of two convolutions that lose without VNNI is forced; the second is not taken along."""
     named = net(24, 10, ["swish", "swish"])
-    problem = CutProblem(draft(named, Config()).units)
+    problem = CutProblem(state_placement(named, Config()).units)
     first = problem.units.units[0].name
-    found = place(problem, {first: True})
+    found = find_balance(problem, {first: True})
     assert found.chosen == {first}
-    assert place(problem, {}).chosen == frozenset()
+    assert find_balance(problem, {}).chosen == frozenset()
 
 
 def test_the_plan_names_the_kind_it_was_made_for() -> None:
@@ -156,7 +156,7 @@ def test_the_plan_names_the_kind_it_was_made_for() -> None:
 @pytest.mark.parametrize("layers", [["dense", "swish", "residual"], ["point", "depthwise", "point", "residual"]])
 @pytest.mark.parametrize("channels", [16, 32, 64])
 def test_the_cut_is_the_best_of_all_placements(channels: int, layers: list[str], cpu: str) -> None:
-    problem = CutProblem(draft(net(channels, 14, layers), Config()).units)
+    problem = CutProblem(state_placement(net(channels, 14, layers), Config()).units)
     costs = problem.costs(CPU_COSTS[cpu])
 
     def energy(chosen: frozenset[str]) -> float:
@@ -177,7 +177,7 @@ def test_the_cut_is_the_best_of_all_placements(channels: int, layers: list[str],
 def test_a_weighted_sum_weighs_times() -> None:
     problem = CutProblem(drafted("swish").units)
     one, other = (problem.costs(table) for table in CPU_COSTS.values())
-    both = weighted_sum([(one, 0.25), (other, 2.0)])
+    both = add_costs([(one, 0.25), (other, 2.0)])
     chosen = problem.minimum_cut(both, {})
     assert problem.time_us(both, chosen) == pytest.approx(
         0.25 * problem.time_us(one, chosen) + 2 * problem.time_us(other, chosen)

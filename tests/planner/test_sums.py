@@ -13,11 +13,11 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.config import Config, QuantWish, Rule
+from onnxq.config import Config, Rule, TensorConfig
 from onnxq.errors import PlanError
-from onnxq.numerics import saturating_sums
-from onnxq.passes.assembly.model import realise
-from onnxq.pipeline.prepared import load
+from onnxq.numerics import find_saturating_sums
+from onnxq.passes.assembly.model import build_quantized
+from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec
@@ -75,7 +75,7 @@ def overflowing(result: onnxq.Result) -> int:
     wanted = {str(site.site) for site in result.plan.sites if site.role is Role.WEIGHT}
     assert len(held) == len(wanted)
     orders = {name: ORDERS[name.partition("/")[0]] for name in held}
-    return sum(int(saturating_sums(held[name], order).sum()) for name in held for order in orders[name])
+    return sum(int(find_saturating_sums(held[name], order).sum()) for name in held for order in orders[name])
 
 
 def test_which_weights_of_which_kernels() -> None:
@@ -86,12 +86,12 @@ def test_which_weights_of_which_kernels() -> None:
 
 @pytest.mark.parametrize("effort", ["fast", "balanced", "high"])
 @pytest.mark.parametrize("weights", [
-    QuantWish(granularity="channel"),
-    QuantWish(),
-    QuantWish(granularity="channel", observer=ObserverSpec("mse")),
-    QuantWish(scheme="asymmetric", signed=True, granularity="channel"),
+    TensorConfig(granularity="channel"),
+    TensorConfig(),
+    TensorConfig(granularity="channel", observer=ObserverSpec("mse")),
+    TensorConfig(scheme="asymmetric", signed=True, granularity="channel"),
 ])  # fmt: skip
-def test_no_sum_overflows_at_any_effort(effort: str, weights: QuantWish) -> None:
+def test_no_sum_overflows_at_any_effort(effort: str, weights: TensorConfig) -> None:
     config = EVERYTHING.model_copy(update={"effort": effort, "weights": weights})
     done = onnxq.quantize(every_kind(), samples(24), config, latency=False)
     assert overflowing(done) == 0
@@ -102,9 +102,9 @@ def test_no_sum_overflows_at_any_effort(effort: str, weights: QuantWish) -> None
 @pytest.mark.parametrize("update", [
     {"mode": "weight-only"},
     {"target": "virtual"},
-    {"activations": QuantWish(scheme="asymmetric", signed=False, bits=16)},
-    {"weights": QuantWish(granularity="channel", bits=7)},
-    {"weights": QuantWish(granularity="channel", scheme="asymmetric", signed=False)},
+    {"activations": TensorConfig(scheme="asymmetric", signed=False, bits=16)},
+    {"weights": TensorConfig(granularity="channel", bits=7)},
+    {"weights": TensorConfig(granularity="channel", scheme="asymmetric", signed=False)},
 ])  # fmt: skip
 def test_exact_kernels_are_left_alone(update: dict[str, object]) -> None:
     config = Config(**{**dict(EVERYTHING), **update})  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ def test_a_weight_with_two_readers_keeps_the_sums_of_both() -> None:
     assert len(site.consumers or ()) == 2
     assert site.sum_orders == ((0, 2, 3, 1),)
     (values,) = stored(done.model).values()
-    assert not saturating_sums(values, (0, 2, 3, 1)).any()
+    assert not find_saturating_sums(values, (0, 2, 3, 1)).any()
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_a_plan_from_before_sums_were_known_gives_the_same_file(done: onnxq.Resu
 def test_writing_integers_that_break_the_plan_s_own_word_is_refused(done: onnxq.Result) -> None:
     plan, name = edited(done.plan)
     with pytest.raises(PlanError, match="overflow 16-bit sums") as caught:
-        realise(load(every_kind(), only=plan.prepare, target="ort"), plan)
+        build_quantized(load_state(every_kind(), only=plan.prepare, target="ort"), plan)
     assert caught.value.subject == name
 
 

@@ -18,8 +18,8 @@ from rich.text import Text
 from onnxq import pipeline, report
 from onnxq.engines.diff.model import OFF, ON, Difference, Error, LayerDiff, OutputDiff, Run
 from onnxq.evaluation.profile import GroupCost, PrefixError, Profile
-from onnxq.report.columns import fit_words, shorten
-from onnxq.report.terminal import MORE, first_rows, show, table
+from onnxq.report.columns import fit_words, shorten_name
+from onnxq.report.terminal import MORE, make_table, print_renderable, select_rows
 
 LAYERS, WIDTH = 6, 80
 PREFIX = "/model/decoder/language_model/layers"
@@ -169,7 +169,7 @@ def test_numbers_are_never_cut_at_80_columns(made: Made) -> None:
 
 @given(st.text(min_size=1, max_size=90), st.integers(3, 60), st.sampled_from([0.33, 0.5, 0.67]))
 def test_shortened_names_fit(name: str, width: int, cut: float) -> None:
-    short = shorten(name, width, cut)
+    short = shorten_name(name, width, cut)
     assert cell_len(short) <= width
     assert short == name or (cell_len(name) > width and "…" in short)
 
@@ -177,19 +177,19 @@ def test_shortened_names_fit(name: str, width: int, cut: float) -> None:
 @given(st.lists(st.text("abc/.", min_size=1, max_size=90), min_size=1, max_size=6), st.integers(8, 60))
 def test_text_keeps_its_words(words: list[str], width: int) -> None:
     found = fit_words(Text(" ".join(words)), width).plain.split(" ")
-    assert [shorten(word, width) for word in words] == found
+    assert [shorten_name(word, width) for word in words] == found
 
 
 def test_names_are_cut_where_they_still_differ() -> None:
     rows = [(f"/a/very/long/beginning/of/every/name/{k}/and/the/same/long/end/of/all/of/them", "1") for k in range(3)]
     stream = io.StringIO()
-    show(table(("name", "n"), [(row[0][30:], row[1]) for row in rows], names=("name",)), stream, 44)
+    print_renderable(make_table(("name", "n"), [(row[0][30:], row[1]) for row in rows], names=("name",)), stream, 44)
     lines = [line for line in stream.getvalue().splitlines() if "…" in line]
     assert len(set(lines)) == 3
 
 
 def test_first_rows() -> None:
-    assert first_rows("abc", None) == ("abc", "")
-    assert first_rows("abc", 2) == ("ab", "and 1 more; a larger `top=…` shows them")
-    assert first_rows("abc", None, 1) == ("a", f"and 2 more; {MORE}")
-    assert first_rows("abc", 5, 1) == ("abc", "")
+    assert select_rows("abc", None) == ("abc", "")
+    assert select_rows("abc", 2) == ("ab", "and 1 more; a larger `top=…` shows them")
+    assert select_rows("abc", None, 1) == ("a", f"and 2 more; {MORE}")
+    assert select_rows("abc", 5, 1) == ("abc", "")

@@ -13,7 +13,7 @@ import pytest
 from onnxq.passes.journal import StageCost
 from onnxq.report import Latency, OutputCheck, Report, report_json, to_json
 from onnxq.sites import Caution, LeftFloat, Refusal, Role, TensorId
-from onnxq.wording import speaking
+from onnxq.wording import use_translation
 
 
 def read(value: object) -> object:
@@ -49,7 +49,7 @@ def test_values(value: object, expected: object) -> None:
 
 
 def test_text_speaks_the_language_of_its_reader() -> None:
-    with speaking(lambda text: text.replace("`force=True`", "--force")):
+    with use_translation(lambda text: text.replace("`force=True`", "--force")):
         assert read({"fix": "`force=True`", "warning": Caution("W114", "`force=True`")}) == {
             "fix": "--force",
             "warning": {"code": "W114", "text": "--force"},

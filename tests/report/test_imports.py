@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from onnxq.interop import Absent, Imported, Left, Matched, Why
+from onnxq.interop import Imported, MatchedSite, MissingSite, UnmatchedKind, UnusedLine
 from onnxq.plan import Plan
 from onnxq.report import import_json, show_import
 from onnxq.sites import Caution
@@ -16,16 +16,22 @@ FOUND = Imported(
     header="TRT-100300-EntropyCalibration2",
     entries=9,
     matched=(
-        Matched(site="x", name="x", line=2, scale=0.0125),
-        Matched(site="h", name="h_old", line=3, scale=0.5, through="Relu_1 keeps it"),
+        MatchedSite(site="x", name="x", line=2, scale=0.0125),
+        MatchedSite(site="h", name="h_old", line=3, scale=0.5, through="Relu_1 keeps it"),
     ),
     unmatched=(
-        Left(name="conv1_bn", line=4, why=Why.FOLDED, reason="fused into conv1"),
-        Left(name="(Unnamed Layer* 5)", line=5, why=Why.TENSORRT, reason="made by TensorRT"),
-        *(Left(name=f"gone_{k}", line=6 + k, why=Why.UNKNOWN, nearest=("gone",) if k == 0 else ()) for k in range(5)),
+        UnusedLine(name="conv1_bn", line=4, why=UnmatchedKind.FOLDED, reason="fused into conv1"),
+        UnusedLine(name="(Unnamed Layer* 5)", line=5, why=UnmatchedKind.TENSORRT, reason="made by TensorRT"),
+        *(
+            UnusedLine(name=f"gone_{k}", line=6 + k, why=UnmatchedKind.UNKNOWN, nearest=("gone",) if k == 0 else ())
+            for k in range(5)
+        ),
     ),
-    unused=(Left(name="a", line=11, reason="are not quantized"), Left(name="b", line=12, reason="are not quantized")),
-    missing=(Absent(site="y", tensor="y", done="stays float"), Absent(site="z", tensor="z")),
+    unused=(
+        UnusedLine(name="a", line=11, reason="are not quantized"),
+        UnusedLine(name="b", line=12, reason="are not quantized"),
+    ),
+    missing=(MissingSite(site="y", tensor="y", done="stays float"), MissingSite(site="z", tensor="z")),
     notes=(Caution("W118", "two scales were joined"),),
 )
 

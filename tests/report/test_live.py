@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from onnxq.progress import OutOfTime, counted
-from onnxq.report import display, silent, watched
+from onnxq.progress import OutOfTime, count_items
+from onnxq.report import open_display, show_progress, silent
 from onnxq.report.live import Bars, Lines
 
 
@@ -37,7 +37,7 @@ def alive() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_short_commands_show_nothing(stream: io.StringIO) -> None:
-    shown = display(stream, patience=60.0)
+    shown = open_display(stream, patience=60.0)
     with shown("quantizing"), shown("calibrating", 3) as task:
         for _ in range(3):
             task.advance()
@@ -167,7 +167,7 @@ def test_bars_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OutOfTime, ValueError])
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_an_error_inside_ends_everything_and_goes_on(stream: io.StringIO, error: type[BaseException]) -> None:
-    shown = display(stream, patience=0.0)
+    shown = open_display(stream, patience=0.0)
     with pytest.raises(error), shown("outer"), shown("inner", 4):
         raise error
     before = stream.getvalue()
@@ -189,7 +189,7 @@ def test_a_reader_that_has_gone_stops_nothing() -> None:
 def test_silent_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     with silent("x", 3) as task:
         task.advance(2)
-    with watched("x", quiet=True) as progress, progress("y"):
+    with show_progress("x", quiet=True) as progress, progress("y"):
         pass
     assert capsys.readouterr() == ("", "")
 
@@ -198,7 +198,7 @@ def test_watched_writes_to_stderr(capsys: pytest.CaptureFixture[str], tmp_path, 
     monkeypatch.setattr("onnxq.report.live._LARGE", 10)
     (tmp_path / "m.onnx").write_bytes(b"small")
     (tmp_path / "m.onnx.data").write_bytes(b"and large weights")
-    with watched("quantizing m.onnx", tmp_path / "m.onnx", None) as progress, progress("reading the model"):
+    with show_progress("quantizing m.onnx", tmp_path / "m.onnx", None) as progress, progress("reading the model"):
         pass
     assert capsys.readouterr() == ("", "quantizing m.onnx\nreading the model\n")
 
@@ -206,6 +206,6 @@ def test_watched_writes_to_stderr(capsys: pytest.CaptureFixture[str], tmp_path, 
 def test_counted() -> None:
     shown, clock, stream = lines(patience=0.0)
     with shown("x"), shown("samples", 3) as task:
-        for _ in counted("abc", task):
+        for _ in count_items("abc", task):
             clock.now += 2
     assert stream.getvalue().splitlines()[-1].startswith("samples: 1/3 (33%), 4.0 s left")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxq.plan import PlacementChoice, Plan, SitePlan, from_json, to_json
-from onnxq.report import show_plan, site_line, spec_text
+from onnxq.report import format_spec, make_site_line, show_plan
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 from tests.report.kit import shown
@@ -24,7 +24,7 @@ from tests.report.kit import shown
     ],
 )
 def test_specs_in_words(spec: QuantSpec, text: str) -> None:
-    assert spec_text(spec) == text
+    assert format_spec(spec) == text
 
 
 X = SitePlan(
@@ -97,5 +97,5 @@ def test_json_is_the_plan_itself() -> None:
 
 
 def test_a_site_shows_its_least_and_greatest_scale() -> None:
-    assert (site_line(W).scale, site_line(X).scale) == ("0.01..0.02", "")
-    assert (site_line(W).site, site_line(W).role) == ("Conv_0/in1", "weight")
+    assert (make_site_line(W).scale, make_site_line(X).scale) == ("0.01..0.02", "")
+    assert (make_site_line(W).site, make_site_line(W).role) == ("Conv_0/in1", "weight")

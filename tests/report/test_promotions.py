@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxq.passes.journal import Promotion, PromotionStep
-from onnxq.report.promotions import describe_promotion, promotion_rows
-from onnxq.report.terminal import show
+from onnxq.report.promotions import describe_promotion, make_promotion
+from onnxq.report.terminal import print_renderable
 from tests.report.kit import shown
 
 STEPS = (
@@ -29,7 +29,7 @@ before and after on 8 samples kept for choosing
 
 
 def test_the_table_at_80_columns() -> None:
-    assert shown(show, promotion_rows(MET)) == TABLE
+    assert shown(print_renderable, make_promotion(MET)) == TABLE
 
 
 def test_what_does_not_hold_is_said_with_its_reason() -> None:
@@ -45,7 +45,7 @@ def test_a_metric_has_its_own_figures_and_the_float_models() -> None:
     assert describe_promotion(metric) == (
         "accuracy drops by at most 0.01: holds with 0.9123 (float 0.92); nothing had to be promoted"
     )
-    assert shown(show, promotion_rows(metric)).strip().replace("\n", " ") == describe_promotion(metric)
+    assert shown(print_renderable, make_promotion(metric)).strip().replace("\n", " ") == describe_promotion(metric)
 
 
 def test_nothing_promoted_though_the_request_fails() -> None:

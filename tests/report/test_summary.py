@@ -10,7 +10,7 @@ import pytest
 from onnxq.passes.journal import StageCost
 from onnxq.report import Latency, OpCount, OutputCheck, Report, SiteLine, show_report, to_json
 from onnxq.report.model import group_reasons
-from onnxq.report.terminal import decibel, milliseconds, scale_range, seconds, size
+from onnxq.report.terminal import format_bytes, format_decibel, format_milliseconds, format_scale, format_seconds
 from onnxq.sites import Caution, LeftFloat, Refusal, Role
 
 LONG = "encoder/layer.11/attention/self/query/MatMul_output_0_with_a_name_far_wider_than_a_terminal_of_80_columns"
@@ -241,27 +241,27 @@ def test_plain_values():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (size(0), "0 B"),
-        (size(999), "999 B"),
-        (size(1000), "1.0 kB"),
-        (size(18_640_000), "18.6 MB"),
-        (size(999_960_000), "1.0 GB"),
-        (size(5_000_000_000_000), "5000 GB"),
-        (decibel(16.54), "16.5 dB"),
-        (decibel(math.inf), "exact"),
-        (decibel(-math.inf), "-inf dB"),
-        (decibel(math.nan), "n/a"),
-        (milliseconds(0.3049), "0.305 ms"),
-        (milliseconds(5.314), "5.31 ms"),
-        (milliseconds(120.4), "120 ms"),
-        (milliseconds(0.0), "n/a"),
-        (milliseconds(math.nan), "n/a"),
-        (seconds(0.42), "0.4 s"),
-        (seconds(12.4), "12 s"),
-        (seconds(59.6), "1 min 00 s"),
-        (seconds(185.0), "3 min 05 s"),
-        (scale_range(0.5, 0.5), "0.5"),
-        (scale_range(0.00021, 0.0098), "0.00021..0.0098"),
+        (format_bytes(0), "0 B"),
+        (format_bytes(999), "999 B"),
+        (format_bytes(1000), "1.0 kB"),
+        (format_bytes(18_640_000), "18.6 MB"),
+        (format_bytes(999_960_000), "1.0 GB"),
+        (format_bytes(5_000_000_000_000), "5000 GB"),
+        (format_decibel(16.54), "16.5 dB"),
+        (format_decibel(math.inf), "exact"),
+        (format_decibel(-math.inf), "-inf dB"),
+        (format_decibel(math.nan), "n/a"),
+        (format_milliseconds(0.3049), "0.305 ms"),
+        (format_milliseconds(5.314), "5.31 ms"),
+        (format_milliseconds(120.4), "120 ms"),
+        (format_milliseconds(0.0), "n/a"),
+        (format_milliseconds(math.nan), "n/a"),
+        (format_seconds(0.42), "0.4 s"),
+        (format_seconds(12.4), "12 s"),
+        (format_seconds(59.6), "1 min 00 s"),
+        (format_seconds(185.0), "3 min 05 s"),
+        (format_scale(0.5, 0.5), "0.5"),
+        (format_scale(0.00021, 0.0098), "0.00021..0.0098"),
     ],
 )
 def test_numbers_as_people_read_them(text, expected):

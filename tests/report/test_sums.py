@@ -11,8 +11,8 @@ from rich.console import Group
 from onnxq.annotate import WeightSums
 from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
 from onnxq.report import saturation_summary
-from onnxq.report.sums import cost_lines, saturation_cause, sums_tables
-from onnxq.report.terminal import show
+from onnxq.report.sums import explain_saturation, format_cost, make_sums_tables
+from onnxq.report.terminal import print_renderable
 from onnxq.sites import Refusal
 from tests.report.kit import shown
 
@@ -59,7 +59,7 @@ Conv_2
 
 
 def printed(*arguments: object) -> str:
-    return shown(show, Group(*sums_tables(*arguments)))
+    return shown(print_renderable, Group(*make_sums_tables(*arguments)))
 
 
 def test_only_what_can_overflow_is_listed() -> None:
@@ -96,16 +96,16 @@ def test_the_summary(weights: list[WeightSums], said: str) -> None:
 
 
 def test_the_cause_of_a_divergence() -> None:
-    assert saturation_cause([]) == ""
+    assert explain_saturation([]) == ""
     one = replace(FIRST, node="Conv_0", rows=1)
-    assert saturation_cause([one]) == (
+    assert explain_saturation([one]) == (
         "saturates: 1 row of the weight of Conv_0 overflow 16-bit sums on x86 CPUs without VNNI"
     )
-    assert "4 rows of 2 weights (Conv_0, Conv_1)" in saturation_cause([one, replace(FIRST, node="Conv_1")])
+    assert "4 rows of 2 weights (Conv_0, Conv_1)" in explain_saturation([one, replace(FIRST, node="Conv_1")])
 
 
 def test_the_cost_at_each_output() -> None:
-    assert cost_lines(COST) == [
+    assert format_cost(COST) == [
         "y: 31.3 dB on 8 samples, against exact sums, max abs 0.0123",
         "z: exact on 8 samples, against exact sums, max abs 0",
         "[R112] Gemm_9: its data are made inside of a loop",

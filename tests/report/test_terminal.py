@@ -7,10 +7,20 @@ import io
 import pytest
 from rich.text import Text
 
-from onnxq.report.terminal import decibel, milliseconds, scale_range, seconds, sheet, show, size, table, warning_text
-from onnxq.report.terminal import write as write_text
+from onnxq.report.terminal import (
+    format_bytes,
+    format_decibel,
+    format_milliseconds,
+    format_scale,
+    format_seconds,
+    format_warning,
+    make_sheet,
+    make_table,
+    print_renderable,
+)
+from onnxq.report.terminal import write_stream as write_text
 from onnxq.sites import Caution
-from onnxq.wording import speaking
+from onnxq.wording import use_translation
 from tests.report.kit import shown
 
 ROWS = [
@@ -22,7 +32,7 @@ COLUMNS = ("tensor", "op", "SQNR", "why it stays")
 
 
 def made() -> object:
-    return table(COLUMNS, ROWS, right=("SQNR",), names=("tensor",), fold=("why it stays",))
+    return make_table(COLUMNS, ROWS, right=("SQNR",), names=("tensor",), fold=("why it stays",))
 
 
 AT_80 = """\
@@ -48,17 +58,17 @@ y
 
 
 def test_a_table_at_80_columns() -> None:
-    assert shown(show, made()) == AT_80
+    assert shown(print_renderable, made()) == AT_80
 
 
 def test_a_narrow_table_puts_names_above_their_rows() -> None:
-    text = shown(show, made(), width=40)
+    text = shown(print_renderable, made(), width=40)
     assert text == AT_40
     assert max(map(len, text.splitlines())) <= 40
 
 
 def test_a_pipe_gets_one_line_for_each_row_and_every_letter() -> None:
-    lines = shown(show, made(), width=None).splitlines()
+    lines = shown(print_renderable, made(), width=None).splitlines()
     assert len(lines) == 1 + len(ROWS)
     for line, row in zip(lines[1:], ROWS, strict=True):
         assert all(cell in line for cell in row)
@@ -78,16 +88,16 @@ def test_a_sheet_indents_its_contents_as_one_column() -> None:
     rows = [
         ("size", Text("18.6 MB -> 4.8 MB")),
         ("passes", Text("one\ntwo")),
-        ("table", table(("a", "b"), [("1", "2")])),
+        ("table", make_table(("a", "b"), [("1", "2")])),
     ]
-    assert shown(show, sheet(rows)) == SHEET
+    assert shown(print_renderable, make_sheet(rows)) == SHEET
 
 
 def test_a_warning_has_its_code_and_the_words_of_its_reader() -> None:
     warning = Caution("W101", "give `data=…`")
-    assert warning_text(warning).plain == "warning[W101]: give `data=…`"
-    with speaking(lambda text: text.replace("`data=…`", "--data")):
-        assert warning_text(warning).plain == "warning[W101]: give --data"
+    assert format_warning(warning).plain == "warning[W101]: give `data=…`"
+    with use_translation(lambda text: text.replace("`data=…`", "--data")):
+        assert format_warning(warning).plain == "warning[W101]: give --data"
 
 
 def test_letters_that_a_stream_cannot_encode_become_question_marks() -> None:
@@ -100,31 +110,31 @@ def test_letters_that_a_stream_cannot_encode_become_question_marks() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (size(0), "0 B"),
-        (size(999), "999 B"),
-        (size(1000), "1.0 kB"),
-        (size(99_940), "99.9 kB"),
-        (size(99_950), "100 kB"),
-        (size(999_499), "999 kB"),
-        (size(18_600_000), "18.6 MB"),
-        (size(2 * 10**12), "2000 GB"),
-        (decibel(16.54), "16.5 dB"),
-        (decibel(-3.0), "-3.0 dB"),
-        (decibel(float("inf")), "exact"),
-        (decibel(float("-inf")), "-inf dB"),
-        (decibel(float("nan")), "n/a"),
-        (milliseconds(0.3051), "0.305 ms"),
-        (milliseconds(5.312), "5.31 ms"),
-        (milliseconds(120.4), "120 ms"),
-        (milliseconds(0.0), "n/a"),
-        (milliseconds(float("nan")), "n/a"),
-        (seconds(0.44), "0.4 s"),
-        (seconds(9.96), "10 s"),
-        (seconds(59.4), "59 s"),
-        (seconds(59.6), "1 min 00 s"),
-        (seconds(185), "3 min 05 s"),
-        (scale_range(0.02, 0.02), "0.02"),
-        (scale_range(2.1e-4, 9.8e-3), "0.00021..0.0098"),
+        (format_bytes(0), "0 B"),
+        (format_bytes(999), "999 B"),
+        (format_bytes(1000), "1.0 kB"),
+        (format_bytes(99_940), "99.9 kB"),
+        (format_bytes(99_950), "100 kB"),
+        (format_bytes(999_499), "999 kB"),
+        (format_bytes(18_600_000), "18.6 MB"),
+        (format_bytes(2 * 10**12), "2000 GB"),
+        (format_decibel(16.54), "16.5 dB"),
+        (format_decibel(-3.0), "-3.0 dB"),
+        (format_decibel(float("inf")), "exact"),
+        (format_decibel(float("-inf")), "-inf dB"),
+        (format_decibel(float("nan")), "n/a"),
+        (format_milliseconds(0.3051), "0.305 ms"),
+        (format_milliseconds(5.312), "5.31 ms"),
+        (format_milliseconds(120.4), "120 ms"),
+        (format_milliseconds(0.0), "n/a"),
+        (format_milliseconds(float("nan")), "n/a"),
+        (format_seconds(0.44), "0.4 s"),
+        (format_seconds(9.96), "10 s"),
+        (format_seconds(59.4), "59 s"),
+        (format_seconds(59.6), "1 min 00 s"),
+        (format_seconds(185), "3 min 05 s"),
+        (format_scale(0.02, 0.02), "0.02"),
+        (format_scale(2.1e-4, 9.8e-3), "0.00021..0.0098"),
     ],
 )
 def test_numbers_at_the_edges_of_their_units(text: str, expected: str) -> None:

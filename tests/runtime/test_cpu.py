@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.runtime import CPU_KINDS, cpu_kind
-from onnxq.runtime.cpu import kind_of
+from onnxq.runtime import CPU_KINDS, detect_cpu
+from onnxq.runtime.cpu import classify_cpu
 
 
 def cpuinfo(*cores: str) -> str:
@@ -32,11 +32,11 @@ def cpuinfo(*cores: str) -> str:
     ],
 )
 def test_flags_decide(machine: str, text: str, kind: str) -> None:
-    assert kind_of(machine, text) == kind
+    assert classify_cpu(machine, text) == kind
     assert kind in CPU_KINDS
 
 
 def test_this_machine_has_a_kind() -> None:
-    assert cpu_kind() in CPU_KINDS
+    assert detect_cpu() in CPU_KINDS
     if platform.machine() == "x86_64" and Path("/proc/cpuinfo").exists():
-        assert cpu_kind() != "unknown"
+        assert detect_cpu() != "unknown"

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, parser
 
 from onnxq.errors import ConfigError, DataError, MissingDependencyError, ModelError
 from onnxq.graph import ValueInfo
-from onnxq.runtime import Session, optimized_graph
+from onnxq.runtime import Session, optimize_graph
 from onnxq.runtime import session as session_module
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
@@ -147,7 +147,7 @@ def test_optimized_graph_shows_fusions() -> None:
             y = Relu(h)
         }"""
     )
-    ops = {node.op_type for node in optimized_graph(conv).graph.node}
+    ops = {node.op_type for node in optimize_graph(conv).graph.node}
     assert "Relu" not in ops
     assert any(op.endswith("Conv") for op in ops)
 

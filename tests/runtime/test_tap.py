@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, parser
 
 from onnxq.errors import ModelError
-from onnxq.runtime import Session, observe_shapes, tap
+from onnxq.runtime import Session, observe_shapes, tap_tensors
 from onnxq.sites import TensorId
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
@@ -54,7 +54,7 @@ def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], *, optimize: bool 
 
 def test_main_graph_inputs_constants_and_outputs() -> None:
     wanted = [TensorId("m"), TensorId("x"), TensorId("w"), TensorId("y")]
-    proto, outputs, refusals = tap(CHAIN, wanted)
+    proto, outputs, refusals = tap_tensors(CHAIN, wanted)
     found = run(proto, {"x": X})
     assert refusals == ()
     m = X * np.arange(1, 5, dtype=np.float32)
@@ -64,12 +64,12 @@ def test_main_graph_inputs_constants_and_outputs() -> None:
 
 def test_the_given_model_is_not_changed() -> None:
     before = NESTED.SerializeToString(deterministic=True)
-    tap(NESTED, [CUBE, HALF])
+    tap_tensors(NESTED, [CUBE, HALF])
     assert NESTED.SerializeToString(deterministic=True) == before
 
 
 def test_only_the_taps_are_computed() -> None:
-    proto = tap(CHAIN, [TensorId("m")], only=True).proto
+    proto = tap_tensors(CHAIN, [TensorId("m")], only=True).proto
     assert [node.name for node in proto.graph.node] == ["mul"]
     assert list(run(proto, {"x": X})) == ["m"]
 
@@ -78,7 +78,7 @@ def test_only_the_taps_are_computed() -> None:
 @pytest.mark.parametrize("outer", [True, False])
 @pytest.mark.parametrize("inner", [True, False])
 def test_if_bodies_give_their_tensors_or_nothing(outer: bool, inner: bool, optimize: bool) -> None:
-    proto, outputs, refusals = tap(NESTED, [CUBE, TWICE, HALF])
+    proto, outputs, refusals = tap_tensors(NESTED, [CUBE, TWICE, HALF])
     feeds = {"outer": np.array(outer), "inner": np.array(inner), "x": X}
     found = run(proto, feeds, optimize=optimize)
     p = np.maximum(X, 0)
@@ -106,7 +106,7 @@ def test_half_precision_bodies_have_dummies_of_their_type() -> None:
         }"""
     )
     tensor = TensorId("t", THEN)
-    proto, outputs, _ = tap(half, [tensor])
+    proto, outputs, _ = tap_tensors(half, [tensor])
     found = run(proto, {"c": np.array(False), "x": np.ones(3, np.float16)})[outputs[tensor]]
     assert found.dtype == np.float16
     assert found.size == 0
@@ -125,7 +125,7 @@ def test_loop_bodies_give_all_iterations_stacked() -> None:
         }"""
     )
     tensor = TensorId("s", "loop.body")
-    proto, outputs, refusals = tap(loop, [tensor])
+    proto, outputs, refusals = tap_tensors(loop, [tensor])
     x = np.array([1, 2, 3], np.float32)
     found = run(proto, {"trips": np.array(3), "x": x})
     assert refusals == ()
@@ -146,7 +146,7 @@ def test_scan_bodies_give_all_iterations_stacked() -> None:
     )
     tensor = TensorId("d", "scan.body")
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    proto, outputs, refusals = tap(scan, [tensor])
+    proto, outputs, refusals = tap_tensors(scan, [tensor])
     found = run(proto, {"x": x, "zero": np.zeros(3, np.float32)})
     assert refusals == ()
     np.testing.assert_array_equal(found[outputs[tensor]], 2 * x)
@@ -167,7 +167,7 @@ def test_what_exists_in_some_iterations_only_is_refused() -> None:
         }"""
     )
     tensor = TensorId("k", "loop.body/choose.then_branch")
-    proto, outputs, refusals = tap(loop, [tensor])
+    proto, outputs, refusals = tap_tensors(loop, [tensor])
     assert outputs == {}
     assert [refusal.subject for refusal in refusals] == [str(tensor)]
     assert "some iterations" in refusals[0].reason
@@ -187,7 +187,7 @@ def test_names_in_use_are_left_alone() -> None:
     taken.graph.node[0].output[0] = "t/Identity"
     taken.graph.node[1].attribute[0].g.node[0].input[0] = "t/Identity"
     tensor = TensorId("t", THEN)
-    proto, outputs, _ = tap(taken, [tensor])
+    proto, outputs, _ = tap_tensors(taken, [tensor])
     assert outputs[tensor] != "t/Identity"
     x = np.array([-1, 2], np.float32)
     np.testing.assert_array_equal(run(proto, {"c": np.array(True), "x": x})[outputs[tensor]], x)
@@ -195,7 +195,7 @@ def test_names_in_use_are_left_alone() -> None:
 
 def test_a_tensor_that_is_not_there_is_named_with_its_neighbours() -> None:
     with pytest.raises(ModelError, match="did you mean"):
-        tap(NESTED, [TensorId("tt", THEN)])
+        tap_tensors(NESTED, [TensorId("tt", THEN)])
 
 
 def test_shapes_are_those_of_the_run_and_need_no_values() -> None:
@@ -255,7 +255,7 @@ def test_any_taps_give_what_the_model_computes(ops: list[str], chosen: set[int],
         value = functions[op](value)
         values[TensorId(f"t{k + 1}")] = value
     wanted = [TensorId(f"t{k % (len(ops) + 1)}") for k in sorted(chosen)]
-    tapped = tap(proto, wanted, only=True)
+    tapped = tap_tensors(proto, wanted, only=True)
     found = run(tapped.proto, {"t0": x}, optimize=False)
     assert set(tapped.outputs) == set(wanted)
     for tensor, name in tapped.outputs.items():

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxq.errors import DataError
-from onnxq.runtime import latency, node_times
+from onnxq.runtime import measure_nodes, time_models
 
 
 def matmuls(count: int, size: int = 192) -> onnx.ModelProto:
@@ -25,7 +25,7 @@ X = {"t0": np.ones((192, 192), np.float32)}
 
 
 def test_more_work_takes_longer_and_rounds_are_paired() -> None:
-    found = latency({"short": matmuls(1), "long": matmuls(12)}, X, rounds=5)
+    found = time_models({"short": matmuls(1), "long": matmuls(12)}, X, rounds=5)
     short, long = found["short"], found["long"]
     assert short.rounds == long.rounds == len(short.times_ms) == len(long.times_ms) == 5
     assert short.min_ms <= short.median_ms
@@ -36,17 +36,17 @@ def test_more_work_takes_longer_and_rounds_are_paired() -> None:
 
 def test_without_rounds_time_is_bounded() -> None:
     start = time.perf_counter()
-    found = latency({"a": matmuls(2), "b": matmuls(2)}, X, seconds=0.3)
+    found = time_models({"a": matmuls(2), "b": matmuls(2)}, X, seconds=0.3)
     assert time.perf_counter() - start < 5
     assert found["a"].rounds >= 3
 
 
 def test_feeds_that_do_not_fit_are_named() -> None:
     with pytest.raises(DataError, match="t0"):
-        latency({"a": matmuls(1)}, {"t0": np.ones((3, 3), np.float32)}, rounds=1)
+        time_models({"a": matmuls(1)}, {"t0": np.ones((3, 3), np.float32)}, rounds=1)
 
 
 def test_node_times_carry_the_nodes_names() -> None:
-    found = node_times(matmuls(3), X, runs=3)
+    found = measure_nodes(matmuls(3), X, runs=3)
     assert set(found) == {"mm0", "mm1", "mm2"}
     assert all(micros > 0 for micros in found.values())

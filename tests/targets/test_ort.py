@@ -9,7 +9,7 @@ import pytest
 
 import onnxq
 from onnxq.config import Config, Rule
-from onnxq.runtime import optimized_graph
+from onnxq.runtime import optimize_graph
 from onnxq.targets.ort import RULES
 from tests.targets.graphs import GRAPHS, model
 
@@ -39,7 +39,7 @@ def test_every_rule_has_a_graph() -> None:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_ort_makes_the_kernel(name: str) -> None:
     result = quantized(name)
-    ops = Counter(node.op_type for node in optimized_graph(result.model).graph.node)
+    ops = Counter(node.op_type for node in optimize_graph(result.model).graph.node)
     _, _, kernel, count = GRAPHS[name]
     assert ops[kernel] == count, ops
     assert not {"Conv", "FusedConv", "Gemm", "MatMul"} & set(ops), f"something heavy stayed float: {ops}"
@@ -48,7 +48,7 @@ def test_ort_makes_the_kernel(name: str) -> None:
 @pytest.mark.parametrize("name", ["max-pool", "move", "resize-nearest"])
 def test_moving_nodes_work_on_bytes(name: str) -> None:
     result = quantized(name)
-    ops = Counter(node.op_type for node in optimized_graph(result.model).graph.node)
+    ops = Counter(node.op_type for node in optimize_graph(result.model).graph.node)
     assert ops["QuantizeLinear"] <= 1
     assert ops["DequantizeLinear"] <= 1
 

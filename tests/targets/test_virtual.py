@@ -14,7 +14,7 @@ from onnxq.errors import ConfigError
 from onnxq.evaluation.accumulator import measure_error
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from onnxq.targets import target
+from onnxq.targets import find_target
 from tests.targets.graphs import model
 
 NET = """g (float[N,4,8,8] x) => (float[N,5] y) {
@@ -82,11 +82,11 @@ def test_every_width_and_scheme_is_taken_and_computed(bits: int, scheme: str, gr
 
 
 def test_it_accepts_what_no_engine_does() -> None:
-    engine = target("virtual")
+    engine = find_target("virtual")
     for role in (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT):
         wish = load_config("virtual-int8", {"weights": {"bits": 3, "scheme": "asymmetric", "signed": None}}).weights
         assert engine.capability(wish.spec(1), role, "Anything") is not None
-    assert target("virtual", "weight-only") is engine
+    assert find_target("virtual", "weight-only") is engine
 
 
 def test_placements_are_not_timed_for_no_engine() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from onnxq.plan.names import part
+from onnxq.plan.names import name_part
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from torch_frontend.export import Exported
@@ -154,9 +154,9 @@ def pairs(exported: Exported) -> dict[str, tuple[str, str]]:
     tensors = {plan.site: plan.tensor for plan in exported.plan.sites}
     for site, places in exported.sites.items():
         place = places[0]
-        behind, front = part(place, "dequantized"), tensors[place].name
+        behind, front = name_part(place, "dequantized"), tensors[place].name
         if front in outputs:
-            behind, front = front, part(place, "float")
+            behind, front = front, name_part(place, "float")
         found[site] = (front, behind)
     return found
 

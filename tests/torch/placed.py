@@ -20,8 +20,8 @@ from onnxq.config import Config
 from onnxq.graph import GraphIndex
 from onnxq.passes.prepare import prepare
 from onnxq.plan import Plan
-from onnxq.planner.build import draft
-from onnxq.planner.sums import constant_at
+from onnxq.planner.build import state_placement
+from onnxq.planner.sums import read_constant
 from onnxq.runtime import Session
 from onnxq.sites import Role, TensorId
 from torch_frontend.quant_model import QuantModel
@@ -296,7 +296,7 @@ def engine_marks(config: Config) -> dict[str, set[tuple[Role, Mark]]]:
     """Net -> role and mark of every tensor that the engine's plan quantizes."""
     _, inputs, proto = exported()
     ready = prepare(proto, target=config.target)
-    plan = draft(graph.infer_shapes(ready.proto), config).default(attention=config.attention == "quantized")
+    plan = state_placement(graph.infer_shapes(ready.proto), config).default(attention=config.attention == "quantized")
     index = GraphIndex(ready.proto)
     values = _run(ready.proto, inputs, plan)
     owners = _owners(index)
@@ -305,7 +305,7 @@ def engine_marks(config: Config) -> dict[str, set[tuple[Role, Mark]]]:
         if site.role is Role.BIAS:
             continue
         if site.role is Role.WEIGHT:
-            made = (Role.WEIGHT, mark(constant_at(index, site.site)))
+            made = (Role.WEIGHT, mark(read_constant(index, site.site)))
             owner = owners[index.node((site.consumers or ())[0].node).outputs[0]]
         else:
             assert isinstance(site.site, TensorId)

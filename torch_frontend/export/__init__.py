@@ -7,7 +7,7 @@ sums     warnings for weights that the file rounds otherwise than training did
 files    all files of an export, or none
 """
 
-from torch_frontend.export.marking import marking
+from torch_frontend.export.marking import prepare_markers
 from torch_frontend.export.run import Exported, export_onnx, to_onnx
 
-__all__ = ["Exported", "export_onnx", "marking", "to_onnx"]
+__all__ = ["Exported", "export_onnx", "prepare_markers", "to_onnx"]

@@ -8,11 +8,11 @@ from pathlib import Path
 import onnx
 
 from onnxq.errors import OutputError
-from onnxq.files import ScratchFolder, check_free, is_stream, write_text
+from onnxq.files import ScratchFolder, check_outputs, is_stream, write_text
 from onnxq.graph import save_model
 
 
-def beside(path: Path, what: str, suffix: str) -> Path:
+def make_sibling_path(path: Path, what: str, suffix: str) -> Path:
     """`net.onnx` -> `net.<what><suffix>`."""
     return path.with_name(f"{path.stem}.{what}{suffix}")
 
@@ -23,7 +23,7 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
     Raises OutputError if a file is in the way, cannot be written, or does not fit on the disk; no file is left then.
     """
     # Before anything is computed or written; again below, with the data files.
-    check_free("", *models, *texts, force=overwrite)
+    check_outputs("", *models, *texts, force=overwrite)
     # A pipe or device can take one file, not three.
     for path in filter(is_stream, (*models, *texts)):
         raise OutputError(str(path), "is a pipe or device, and an export is several files", "name a file", code="Q603")
@@ -38,7 +38,7 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
             folder = _make_folder(path, folders)
             write_text(folder / path.name, text)
             staged[folder / path.name] = path
-        check_free("", *staged.values(), force=overwrite)
+        check_outputs("", *staged.values(), force=overwrite)
         # Data before models: a model must never be there without the data that it refers to.
         for file in sorted(staged, key=lambda file: not file.name.endswith(".data")):
             os.replace(file, staged[file])

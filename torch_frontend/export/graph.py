@@ -24,7 +24,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 _KEPT = ("namespace",)
 
 
-def marked_model(
+def export_with_markers(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -57,7 +57,7 @@ def marked_model(
     if program is None:  # pragma: no cover - only with a file given
         raise ModelError(type(model).__name__, "torch.onnx.export gave nothing", "update torch", code="Q122")
     proto: onnx.ModelProto = program.model_proto
-    return tidied(proto)
+    return clean_up_model(proto)
 
 
 def batch_dims(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -72,7 +72,7 @@ def batch_dims(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return {name: dims(value) for name, value in kwargs.items()} if kwargs else tuple(dims(value) for value in args)
 
 
-def tidied(proto: onnx.ModelProto) -> onnx.ModelProto:
+def clean_up_model(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Name nodes `<module path>/<operator>`; of torch's metadata keep the scopes that viewers group by; in place."""
     # The metadata hold stack traces with paths of this machine.
     del proto.graph.metadata_props[:]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from onnxq.errors import ModelError, PlanError
 from onnxq.sites import Role
 from torch_frontend.quantizers import Quantizer, quantizers_of
-from torch_frontend.tracing import evaluating
+from torch_frontend.tracing import use_eval_mode
 
 
 def active_quantizers(model: nn.Module) -> list[Quantizer]:
@@ -41,7 +41,7 @@ def active_quantizers(model: nn.Module) -> list[Quantizer]:
 
 
 @contextmanager
-def marking(
+def prepare_markers(
     model: nn.Module, quantizers: Sequence[Quantizer], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[None]:
     """Run a block, an export, in eval mode with fixed qparams and baked weights.
@@ -49,7 +49,7 @@ def marking(
     Weights that their quantizer does more with than round to nearest (DoReFa, AdaRound) are caught in one run of the
     model.
     """
-    with evaluating(model):
+    with use_eval_mode(model):
         baked = _bake_weights(model, quantizers, args, kwargs)
         try:
             for quantizer in quantizers:

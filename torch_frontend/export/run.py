@@ -13,14 +13,14 @@ from torch import nn
 
 import onnxq
 from onnxq.errors import ModelError
-from onnxq.files import check_free
+from onnxq.files import check_outputs
 from onnxq.plan import Plan, to_json
 from onnxq.sites import Site
 from onnxq.spec import PerBlock
-from torch_frontend.export.files import beside, write_all
-from torch_frontend.export.graph import batch_dims, marked_model
-from torch_frontend.export.marking import active_quantizers, marking
-from torch_frontend.export.sums import warn_of_moved
+from torch_frontend.export.files import make_sibling_path, write_all
+from torch_frontend.export.graph import batch_dims, export_with_markers
+from torch_frontend.export.marking import active_quantizers, prepare_markers
+from torch_frontend.export.sums import warn_of_moved_weights
 from torch_frontend.quant_model import QuantModel, State
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing import as_inputs
@@ -74,8 +74,8 @@ def to_onnx(
     _check_types(inner)
     args, kwargs = as_inputs(example_inputs)
     shapes = batch_dims(args, kwargs) if dynamic_batch and dynamic_shapes is None else dynamic_shapes
-    with marking(inner, quantizers, args, kwargs):
-        proto = marked_model(
+    with prepare_markers(inner, quantizers, args, kwargs):
+        proto = export_with_markers(
             inner, args, kwargs, opset=opset or _choose_opset(inner, quantizers), optimize=optimize,
             dynamic_shapes=shapes, input_names=input_names, output_names=output_names,
         )  # fmt: skip
@@ -83,7 +83,7 @@ def to_onnx(
     # As in training, so that the file has the integers that were trained.
     saturation = model.config.saturation if isinstance(model, QuantModel) else "avoid"
     marked = onnxq.strip_markers(proto, target=wanted, quantizers=sites, name=name, saturation=saturation)
-    plan = warn_of_moved(marked, quantizers)
+    plan = warn_of_moved_weights(marked, quantizers)
     # The same emitter as for ONNX files, so that trained and calibrated models cannot differ in form.
     done = onnxq.apply(marked.model, plan)
     return Exported(done.model, marked.model, plan, marked.sites)
@@ -106,9 +106,9 @@ def export_onnx(
     Raises OutputError for a file that exists (unless overwrite) or cannot be written; else as `to_onnx`.
     """
     whole = Path(path)
-    bare = Path(float_path) if float_path is not None else beside(whole, "float", ".onnx")
-    plan = Path(plan_path) if plan_path is not None else beside(whole, "plan", ".json")
-    check_free("", whole, bare, plan, force=overwrite)  # before the export, which takes long
+    bare = Path(float_path) if float_path is not None else make_sibling_path(whole, "float", ".onnx")
+    plan = Path(plan_path) if plan_path is not None else make_sibling_path(whole, "plan", ".json")
+    check_outputs("", whole, bare, plan, force=overwrite)  # before the export, which takes long
     done = to_onnx(model, example_inputs, **{"name": bare.name, **options})
     files = write_all({bare: done.float_model, whole: done.model}, {plan: to_json(done.plan)}, overwrite=overwrite)
     if isinstance(model, QuantModel):

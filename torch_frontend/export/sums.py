@@ -14,7 +14,7 @@ from onnxq.sites import Caution, Edge, Role, Site, TensorId
 from torch_frontend.quantizers import Quantizer
 
 
-def warn_of_moved(marked: Marked, quantizers: Iterable[Quantizer]) -> Plan:
+def warn_of_moved_weights(marked: Marked, quantizers: Iterable[Quantizer]) -> Plan:
     """The plan, with a warning for every weight whose 16-bit sums are kept in the file or in training, not in both.
 
     A QuantModel keeps those of its own target; quantizers made by hand, or for another target, may not.

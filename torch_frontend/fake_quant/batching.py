@@ -13,7 +13,7 @@ from torch_frontend.fake_quant.grid import Grid
 Dims = Sequence[int | None]
 
 
-def forward(info: Any, in_dims: Dims, *args: Any) -> tuple[Tensor, int]:
+def batch_forward(info: Any, in_dims: Dims, *args: Any) -> tuple[Tensor, int]:
     """vmap rule of fake_quantize: (y with the batch in front, 0)."""
     grid = Grid(*args[3:])
     x, scale, zero_point = _move_batch_first(info.batch_size, in_dims[:3], args[:3])
@@ -23,7 +23,7 @@ def forward(info: Any, in_dims: Dims, *args: Any) -> tuple[Tensor, int]:
     return folded.unfold(y), 0
 
 
-def backward(info: Any, in_dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+def batch_backward(info: Any, in_dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     """vmap rule of fake_quantize_backward: (dx, dscale, dzero_point) and their batch dimensions.
 
     Each sample of the batch gets its own dscale and dzero_point; a gradient that is not needed has no batch dimension.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxq.kernels import Call, DType, Flag, Layout, layout_of
+from onnxq.kernels import Call, DType, Flag, Layout, find_layout
 from torch_frontend.fake_quant.grid import Grid, Needed
 
 _CODES = {
@@ -22,7 +22,7 @@ _CODES = {
     torch.float64: DType.F64,
 }
 # 4096 layouts: more than the tensors of one model have; a miss only computes one again.
-_cached_layout = lru_cache(maxsize=4096)(layout_of)
+_cached_layout = lru_cache(maxsize=4096)(find_layout)
 # Bytes. Larger outputs are put into huge pages: glibc's allocator takes them fresh from the system every time.
 # Smaller blocks it keeps and gives out again without page faults; advice on parts of its heap would only split it.
 _LARGE = 32 << 20
@@ -58,7 +58,7 @@ def prepare_forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) ->
 
 
 def prepare_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed) -> Prepared:
-    """The call of backward. outputs: [dx, dscale, dzero_point], None where not needed; `finish` restores the sums."""
+    """The call of backward. outputs: [dx, dscale, dzero_point], None where not needed; `restore_gradients` restores the sums."""
     x, layout = _make_dense(x, grid)
     # One layout describes x, dy and dx, so all must share strides and type.
     if dy.stride() != x.stride() or dy.dtype != x.dtype:
@@ -74,7 +74,7 @@ def prepare_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, g
     return Prepared(call, layout, [dx, dscale, dzero], (x, dy, *numbers))
 
 
-def finish(prepared: Prepared, like: tuple[Tensor, Tensor], grid: Grid) -> tuple[Tensor | None, ...]:
+def restore_gradients(prepared: Prepared, like: tuple[Tensor, Tensor], grid: Grid) -> tuple[Tensor | None, ...]:
     """(dx, dscale, dzero_point) of a finished call, the last two in the layout and dtype of `like`."""
     dx, *sums = prepared.outputs
     restored = [
@@ -176,4 +176,4 @@ class CompiledKernels(ABC):
         """Return (dx, dscale, dzero_point), None where not needed."""
         prepared = prepare_backward(dy, x, scale, zero_point, grid, needed)
         self.run_backward(prepared)
-        return finish(prepared, (scale, zero_point), grid)
+        return restore_gradients(prepared, (scale, zero_point), grid)

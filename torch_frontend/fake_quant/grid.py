@@ -35,7 +35,7 @@ class Grid(NamedTuple):
     edge: str = "round"
 
 
-def check(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> None:
+def check_call(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> None:
     """Raise ConfigError unless scale and zero point fit x and the grid.
 
     Shapes as in `onnxq.spec.QParams`: one value per tensor, [channels], or x's shape with ceil(dim / size) at axis.

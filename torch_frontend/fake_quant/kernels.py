@@ -46,7 +46,7 @@ class ReferenceKernels:
         self.backward = reference.backward
 
 
-def kernels_for(x: Tensor) -> Kernels:
+def choose_kernels(x: Tensor) -> Kernels:
     """The implementation for x's device."""
     if x.device.type != "cuda":
         return _find_host_kernels()
@@ -73,8 +73,8 @@ def _find_host_kernels() -> Kernels:
     try:
         library = load_host()
     except OnnxqError as error:
-        return _composed("the CPU", str(error))
-    return HostKernels(library) if library is not None else _composed("the CPU", host_reason())
+        return _fall_back("the CPU", str(error))
+    return HostKernels(library) if library is not None else _fall_back("the CPU", host_reason())
 
 
 @cache
@@ -84,7 +84,7 @@ def _find_cuda_kernels(index: int) -> Kernels:
         # One instance for all devices; each loads its own module.
         kernels.load(torch.device("cuda", index))
     except (OnnxqError, OSError, DriverError) as error:
-        return _composed("CUDA", str(error))
+        return _fall_back("CUDA", str(error))
     return kernels
 
 
@@ -95,7 +95,7 @@ def _make_cuda_kernels() -> CudaKernels:
     return CudaKernels(Driver(), lambda arch: device_image(arch, (own,)).data)
 
 
-def _composed(device: str, reason: str) -> Kernels:
+def _fall_back(device: str, reason: str) -> Kernels:
     text = f"fake_quantize on {device} runs as composed torch operators: the same numbers, many times slower. {reason}"
     _warn_once(f"{text} [{SlowFakeQuantWarning.code}]")
     return ReferenceKernels(reason)

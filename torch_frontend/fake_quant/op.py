@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torch_frontend.fake_quant import batching
-from torch_frontend.fake_quant.grid import Grid, check
-from torch_frontend.fake_quant.kernels import kernels_for
+from torch_frontend.fake_quant.grid import Grid, check_call
+from torch_frontend.fake_quant.kernels import choose_kernels
 
 _SHARED = (
     "int qmin, int qmax, int? axis=None, int block_size=0, float grad_scale=1.0, "
@@ -33,11 +33,11 @@ _LIBRARY.define(
 
 def _run_forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> Tensor:
     grid = Grid(*settings)
-    check(x, scale, zero_point, grid)
+    check_call(x, scale, zero_point, grid)
     # Empty tensors are settled here, so that no kernel needs a case for them.
     if x.numel() == 0:
         return torch.empty_like(x)
-    return kernels_for(x).forward(x, scale, zero_point, grid)
+    return choose_kernels(x).forward(x, scale, zero_point, grid)
 
 
 def _run_backward(
@@ -45,12 +45,12 @@ def _run_backward(
     need_x: bool, need_scale: bool, need_zero_point: bool, *settings: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     grid = Grid(*settings)
-    check(x, scale, zero_point, grid)
+    check_call(x, scale, zero_point, grid)
     needed, leaves = (need_x, need_scale, need_zero_point), (x, scale, zero_point)
     if x.numel() == 0:
         return tuple(torch.zeros_like(t) if need else t.new_empty(0) for t, need in zip(leaves, needed, strict=True))
     # The schema has no optional tensors among its results: an empty one stands for None.
-    grads = kernels_for(x).backward(dy, *leaves, grid, needed)
+    grads = choose_kernels(x).backward(dy, *leaves, grid, needed)
     return tuple(t.new_empty(0) if g is None else g for g, t in zip(grads, leaves, strict=True))
 
 
@@ -61,7 +61,7 @@ for _key in ("CPU", "CUDA"):
 
 @torch.library.register_fake("onnxq::fake_quantize", lib=_LIBRARY)
 def _fake_forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> Tensor:
-    check(x, scale, zero_point, Grid(*settings))
+    check_call(x, scale, zero_point, Grid(*settings))
     return torch.empty_like(x)
 
 
@@ -70,7 +70,7 @@ def _fake_backward(
     dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor,
     need_x: bool, need_scale: bool, need_zero_point: bool, *settings: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    check(x, scale, zero_point, Grid(*settings))
+    check_call(x, scale, zero_point, Grid(*settings))
     needed = ((x, need_x), (scale, need_scale), (zero_point, need_zero_point))
     dx, dscale, dzero = (torch.empty_like(t) if need else t.new_empty(0) for t, need in needed)
     return dx, dscale, dzero
@@ -104,5 +104,5 @@ def _apply_with_gradient(*args: Any) -> Tensor:
 
 
 _LIBRARY.impl("fake_quantize", _apply_with_gradient, "Autograd")
-torch.library.register_vmap("onnxq::fake_quantize", batching.forward, lib=_LIBRARY)
-torch.library.register_vmap("onnxq::fake_quantize_backward", batching.backward, lib=_LIBRARY)
+torch.library.register_vmap("onnxq::fake_quantize", batching.batch_forward, lib=_LIBRARY)
+torch.library.register_vmap("onnxq::fake_quantize_backward", batching.batch_backward, lib=_LIBRARY)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch_frontend.fake_quant.grid import Grid, Needed, spread_over, sum_groups
 
 
-def forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
+def compute_forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
     """Return y, of x's shape, dtype and, for a dense x, strides."""
     values, steps, zero = align_operands(x, scale, zero_point, grid)
     levels = (values / steps).round_().clamp(grid.qmin - zero, grid.qmax - zero)
@@ -30,7 +30,7 @@ def forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
     return torch.empty_like(x).copy_(levels.add_(0.0).mul_(steps))
 
 
-def backward(
+def compute_backward(
     dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed = (True, True, True)
 ) -> tuple[Tensor | None, ...]:
     """Return (dx, dscale, dzero_point), each like the tensor it belongs to, None where not needed. Sums in float64."""

@@ -127,7 +127,7 @@ def _keep_all_sums(
 
 
 def keep_sums(levels: Tensor, aims: Tensor, orders: Sequence[SumOrder]) -> tuple[Tensor, Tensor]:
-    """Integers that keep every sum, as `onnxq.numerics.keep_sums`, and the signs of the sums that overflowed, else 0.
+    """Integers that keep every sum, as `onnxq.numerics.limit_sums`, and the signs of the sums that overflowed, else 0.
 
     levels: integers as floats. aims: the real numbers before rounding, in steps. Both of the weight's shape.
     """
@@ -158,7 +158,7 @@ def keep_soft_sums(levels: Tensor, orders: Sequence[SumOrder]) -> Tensor:
 
 
 def fit_sums(one: Tensor, two: Tensor, aim: Tensor, other: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """(overflows, sign, neighbours that keep the sum) of each sum, as `onnxq.numerics.nearest_within_sum`.
+    """(overflows, sign, neighbours that keep the sum) of each sum, as `onnxq.numerics.round_within_sum`.
 
     one, two: neighbours' integers, as floats. aim, other: the real numbers before rounding. Where a sum does not
     overflow, the neighbours are undefined.

@@ -11,10 +11,10 @@ slots   arguments of calls
 
 from torch_frontend.placement.graph import Argument, CallGraph, Weight
 from torch_frontend.placement.layers import list_children, lower_layers, name_input
-from torch_frontend.placement.lower import lower
+from torch_frontend.placement.lower import lower_model
 from torch_frontend.placement.pairs import Decision, Pair, Pairs, bind_sums, plan_pairs
 from torch_frontend.placement.rules import CallRequests, check_policies
-from torch_frontend.placement.slots import Slot, fill, slots
+from torch_frontend.placement.slots import Slot, fill_slot, find_slots
 
 __all__ = [
     "Argument",
@@ -27,11 +27,11 @@ __all__ = [
     "Weight",
     "bind_sums",
     "check_policies",
-    "fill",
+    "fill_slot",
+    "find_slots",
     "list_children",
-    "lower",
     "lower_layers",
+    "lower_model",
     "name_input",
     "plan_pairs",
-    "slots",
 ]

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from onnxq.config import Config, matches
+from onnxq.config import Config, matches_any
 from onnxq.sites import Refusal
 from torch_frontend.placement.graph import CallGraph, CallNode, Weight
-from torch_frontend.qmodules import Entry, WeightQuantized, convertible, of_module
+from torch_frontend.qmodules import Entry, WeightQuantized, explain_unconvertible, find_module_entry
 
 # Operators without a weight that people use as modules where a model cannot be traced. The others (activations,
 # norms) stay float: what stands before them is not known, and a pair there may round twice.
@@ -22,7 +22,7 @@ def lower_layers(model: nn.Module, config: Config, prefix: str = "") -> CallGrap
     graph, done = CallGraph(), set()
     for path, module in list_children(model):
         full = f"{prefix}.{path}" if prefix else path
-        entry = of_module(module)
+        entry = find_module_entry(module)
         if entry is None or id(module) in done or (config.torch.skip_trace and _is_skipped(config, full)):
             continue
         done.add(id(module))
@@ -46,14 +46,14 @@ def name_input(path: str, k: int) -> str:
 
 def _is_skipped(config: Config, path: str) -> bool:
     parts = path.split(".")
-    return any(matches(config.torch.skip_trace, ".".join(parts[:k])) for k in range(1, len(parts) + 1))
+    return any(matches_any(config.torch.skip_trace, ".".join(parts[:k])) for k in range(1, len(parts) + 1))
 
 
 def _add_layer(graph: CallGraph, module: Any, entry: Entry, path: str) -> None:
     op = entry.op
     inputs = [name_input(path, k) for k in range(len(entry.data))]
     weighted = entry.qmodule is not None and issubclass(entry.qmodule, WeightQuantized)
-    why = convertible(module) if weighted else None
+    why = explain_unconvertible(module) if weighted else None
     graph.values.update(dict.fromkeys(inputs))
     closed = op.refused is not None or why is not None or (op.weight is None and op.name not in _BY_HAND)
     if op.refused is not None:

@@ -18,19 +18,19 @@ from onnxq.config import Config, MultiInput
 from onnxq.graph import ValueInfo
 from onnxq.sites import LeftFloat, Refusal, TensorId, Unquantized
 from torch_frontend.placement.graph import Argument, CallGraph, CallNode, Weight
-from torch_frontend.placement.slots import Slot, slots
+from torch_frontend.placement.slots import Slot, find_slots
 from torch_frontend.placement.types import FUNCTION_TYPES, PLAIN_TYPES, clip_bounds, slice_type, spatial_mean
-from torch_frontend.qmodules import WeightQuantized, convertible
+from torch_frontend.qmodules import WeightQuantized, explain_unconvertible
 from torch_frontend.tracing import (
-    Named,
+    CallName,
+    compute_constant,
     element_of,
     is_constant,
     is_float,
     is_plain,
-    named,
+    read_name,
     shape_of,
     site_of,
-    value_of,
 )
 
 
@@ -42,7 +42,7 @@ class _Read:
     argument: Argument | None = None
 
 
-def lower(model: fx.GraphModule, config: Config, skipped: Collection[str] = ()) -> CallGraph:
+def lower_model(model: fx.GraphModule, config: Config, skipped: Collection[str] = ()) -> CallGraph:
     """The graph of a traced module with named calls. skipped: modules that the person asked to leave alone."""
     lowering = _Lowering(model, config, skipped)
     for node in model.graph.nodes:
@@ -57,7 +57,7 @@ class _Lowering:
         self.tensors: dict[fx.Node, str] = {}
         # What hands a value on as it is: its own argument.
         self.handed: dict[fx.Node, Argument] = {}
-        self.kinds: Mapping[str, Callable[[fx.Node, Named], None]] = {
+        self.kinds: Mapping[str, Callable[[fx.Node, CallName], None]] = {
             **dict.fromkeys(("conv", "conv_transpose"), self._conv),
             **dict.fromkeys(("add", "sub", "mul", "div"), self._binary),
             "linear": self._linear,
@@ -73,7 +73,7 @@ class _Lowering:
 
     def lower(self, node: fx.Node) -> None:
         """Add the nodes of one value; those before it are there."""
-        name = named(node)
+        name = read_name(node)
         if node.op == "output":
             self.graph.outputs.update(self._read(node, Slot(0), value).tensor for value in node.all_input_nodes)
         elif node.op == "placeholder":
@@ -85,7 +85,7 @@ class _Lowering:
         elif name is None:
             self._make(node)
             if element_of(node) is None:  # x.T
-                self._emit(node, Named(node.name), "Transpose", self._list_reads(node), closed=True)
+                self._emit(node, CallName(node.name), "Transpose", self._list_reads(node), closed=True)
         elif name.entry is None or name.path in self.skipped or name.entry.op.refused is not None:
             self._leave(node, name)
         else:
@@ -125,7 +125,7 @@ class _Lowering:
     def _constant(self, value: fx.Node, site: str = "", *, turned: bool = False) -> str:
         """The name of a constant. turned: its reader has it transposed."""
         tensor = site or site_of(value) or value.name
-        held = None if is_plain(value) else value_of(self.model, value)
+        held = None if is_plain(value) else compute_constant(self.model, value)
         return self._hold(tensor, held, turned=turned) if isinstance(held, Tensor) else self._number(tensor)
 
     def _number(self, name: str) -> str:
@@ -142,11 +142,11 @@ class _Lowering:
 
     def _list_reads(self, node: fx.Node) -> list[_Read]:
         """What a call reads, its data arguments first; numbers in their places are constants."""
-        name = named(node)
+        name = read_name(node)
         reads: list[_Read] = []
         entry = None if name is None else name.entry
         for param in () if entry is None else entry.data:
-            found = [self._read(node, slot, value) for slot, value in slots(node, entry, param)]  # type: ignore[arg-type]
+            found = [self._read(node, slot, value) for slot, value in find_slots(node, entry, param)]  # type: ignore[arg-type]
             assert name is not None
             reads += found or [_Read(self._number(f"{name.name}/{param}"))]
         known = {read.tensor for read in reads}
@@ -157,11 +157,11 @@ class _Lowering:
     # -- nodes -------------------------------------------------------------------------------------------------
 
     def _emit(
-        self, node: fx.Node, name: Named, op_type: str, reads: list[_Read], *, part: str = "", out: str = "",
+        self, node: fx.Node, name: CallName, op_type: str, reads: list[_Read], *, part: str = "", out: str = "",
         closed: bool = False, **attrs: Any,
     ) -> None:  # fmt: skip
         """One node. part: which of the call's nodes. out: a tensor inside the call; else the call's results."""
-        elements = [user for user in node.users if named(user) is None and element_of(user) is not None]
+        elements = [user for user in node.users if read_name(user) is None and element_of(user) is not None]
         if out:
             outputs: tuple[str, ...] = (out,)
             shape = shape_of(node)
@@ -185,7 +185,7 @@ class _Lowering:
         if closed or computed - self.graph.values.keys():
             self.graph.closed.add(made.name)
 
-    def _leave(self, node: fx.Node, name: Named) -> None:
+    def _leave(self, node: fx.Node, name: CallName) -> None:
         """A call that stays float, whose reason the person is told unless they asked for it."""
         op_type = FUNCTION_TYPES.get(self._function(node), f"torch.{name.path}")
         self._emit(node, name, op_type, self._list_reads(node), closed=True)
@@ -202,7 +202,7 @@ class _Lowering:
         reason = f"nothing is known of {what}: it stays float"
         self.graph.reasons.append(Refusal(name.path, reason, fix, "registry", "R109"))
 
-    def _plain(self, node: fx.Node, name: Named) -> None:
+    def _plain(self, node: fx.Node, name: CallName) -> None:
         """A call that is one node."""
         assert name.entry is not None
         op, module = name.entry.op, self._module(node)
@@ -228,7 +228,7 @@ class _Lowering:
             attrs["kernel_shape"] = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
         self._emit(node, name, op_type, self._list_reads(node), closed=closed, **attrs)
 
-    def _binary(self, node: fx.Node, name: Named) -> None:
+    def _binary(self, node: fx.Node, name: CallName) -> None:
         assert name.entry is not None
         reads = self._list_reads(node)[:2]
         tensors = {read.tensor for read in reads}
@@ -241,7 +241,7 @@ class _Lowering:
         closed = not self._reads_floats(node, name) or (alone and self._policy(name) is None)
         self._emit(node, name, op_type, reads, closed=closed)
 
-    def _conv(self, node: fx.Node, name: Named) -> None:
+    def _conv(self, node: fx.Node, name: CallName) -> None:
         assert name.entry is not None
         module = self._module(node)
         layer = module if isinstance(module, nn.modules.conv._ConvNd) else None
@@ -252,7 +252,7 @@ class _Lowering:
         self._close_with_norm(node)
         self._weighted(node, name, op_type=name.entry.op.onnx[0], group=groups, strides=strides)
 
-    def _linear(self, node: fx.Node, name: Named) -> None:
+    def _linear(self, node: fx.Node, name: CallName) -> None:
         data = next(iter(node.all_input_nodes))
         shape = shape_of(data)
         if shape is not None and len(shape) == 2:
@@ -261,7 +261,7 @@ class _Lowering:
         else:
             self._weighted(node, name, op_type="MatMul", turned=True)
 
-    def _weighted(self, node: fx.Node, name: Named, *, op_type: str, turned: bool = False, **attrs: Any) -> None:
+    def _weighted(self, node: fx.Node, name: CallName, *, op_type: str, turned: bool = False, **attrs: Any) -> None:
         """A product: data, weight and bias. turned: the export has the weight transposed and adds the bias behind."""
         assert name.entry is not None
         count = len(name.entry.data) if name.entry.op.weight is not None else 1
@@ -283,7 +283,7 @@ class _Lowering:
         if inside and bias is not None:
             self._emit(node, name, "Add", [_Read(inside), bias], part="/Add", closed=True)
 
-    def _attention(self, node: fx.Node, name: Named) -> None:
+    def _attention(self, node: fx.Node, name: CallName) -> None:
         reads = self._list_reads(node)
         if self.config.target == "virtual" or self._policy(name) is not None:
             self._emit(node, name, "Attention", reads[:3], closed=not self._reads_floats(node, name))
@@ -301,19 +301,19 @@ class _Lowering:
                 )
             self.graph.reasons.append(LeftFloat(name.path, reason, "attention", "F104"))
 
-    def _silu(self, node: fx.Node, name: Named) -> None:
+    def _silu(self, node: fx.Node, name: CallName) -> None:
         reads, gate = self._list_reads(node)[:1], f"{name.name}.out/gate"
         self._emit(node, name, "Sigmoid", reads, out=gate, closed=not self._reads_floats(node, name))
         self._emit(node, name, "Mul", [*reads, _Read(gate)], part="/Mul")
 
-    def _identity(self, node: fx.Node, name: Named) -> None:
+    def _identity(self, node: fx.Node, name: CallName) -> None:
         source = next(iter(node.all_input_nodes))
         if is_float(node) == is_float(source) and self.tensors.get(source) in self.graph.values:
             self._hand_on(node, Slot(0), source)
         else:
             self._emit(node, name, "Cast" if is_float(node) != is_float(source) else "Identity", self._list_reads(node))
 
-    def _pad(self, node: fx.Node, name: Named) -> None:
+    def _pad(self, node: fx.Node, name: CallName) -> None:
         """Zeros in front of convolutions become their own padding."""
         module = self._module(node)
         given = dict(zip(("", "", "mode", "value"), node.args, strict=False)) | node.kwargs
@@ -334,30 +334,30 @@ class _Lowering:
             self._make(node, behind=reader)
 
     def _find_weight(
-        self, node: fx.Node, name: Named, *, turned: bool = False
+        self, node: fx.Node, name: CallName, *, turned: bool = False
     ) -> tuple[Weight | None, _Read | None, Unquantized | None]:
         """The weight, and how the node reads it; or why it cannot have one."""
         assert name.entry is not None
         op, qmodule = name.entry.op, name.entry.qmodule
         if node.op == "call_module" and op.weight is not None and qmodule and issubclass(qmodule, WeightQuantized):
-            why = convertible(self.model.get_submodule(name.path))
+            why = explain_unconvertible(self.model.get_submodule(name.path))
             if why is not None:
                 return None, None, Refusal(name.path, why, "give it a plain weight", "weight", "R110")
             tensor = self._parameter(name.path, op.weight, turned=turned)
             return Weight(tensor, turned, module=name.path), _Read(tensor), None
-        for slot, value in slots(node, name.entry, op.weight or name.entry.params[1]):
+        for slot, value in find_slots(node, name.entry, op.weight or name.entry.params[1]):
             if not is_constant(value):
                 return None, self._read(node, slot, value), None
             return *self._held_weight(node, name, slot, value, turned=turned), None
         return None, None, None
 
     def _held_weight(
-        self, node: fx.Node, name: Named, slot: Slot, value: fx.Node, *, turned: bool
+        self, node: fx.Node, name: CallName, slot: Slot, value: fx.Node, *, turned: bool
     ) -> tuple[Weight | None, _Read]:
         """The parameter behind a constant operand; of rows cut out of one, the whole parameter, at the cut."""
         assert name.entry is not None
         op, argument, whole = name.entry.op, (node, slot), value
-        above = named(value)
+        above = read_name(value)
         if above is not None and above.entry is not None and above.entry.op.name == "slice" and op.weight_axis == 0:
             index = value.args[1] if len(value.args) > 1 else None
             source = value.args[0]
@@ -369,23 +369,23 @@ class _Lowering:
             return None, read
         return Weight(site, turned, value=whole, argument=argument), read
 
-    def _find_bias(self, node: fx.Node, name: Named) -> _Read | None:
+    def _find_bias(self, node: fx.Node, name: CallName) -> _Read | None:
         assert name.entry is not None
         layer = self.model.get_submodule(name.path) if node.op == "call_module" else None
         if layer is not None and isinstance(getattr(layer, "bias", None), Tensor):
             return _Read(self._parameter(name.path, "bias"))
-        return next((self._read(node, *found) for found in slots(node, name.entry, "bias")), None)
+        return next((self._read(node, *found) for found in find_slots(node, name.entry, "bias")), None)
 
-    def _reads_floats(self, node: fx.Node, name: Named) -> bool:
+    def _reads_floats(self, node: fx.Node, name: CallName) -> bool:
         assert name.entry is not None
-        return all(is_float(value) for param in name.entry.data for _, value in slots(node, name.entry, param)
+        return all(is_float(value) for param in name.entry.data for _, value in find_slots(node, name.entry, param)
                    if not is_plain(value) and not is_constant(value))  # fmt: skip
 
-    def _policy(self, name: Named) -> MultiInput | None:
+    def _policy(self, name: CallName) -> MultiInput | None:
         return None if name.entry is None else self.config.torch.policy(name.entry.op.name)
 
     def _op(self, node: fx.Node) -> str:
-        name = named(node)
+        name = read_name(node)
         return "" if name is None or name.entry is None else name.entry.op.name
 
     def _module(self, node: fx.Node) -> nn.Module | None:

@@ -20,7 +20,7 @@ from onnxq.spec import ObserverSpec, PerTensor, QuantSpec
 from torch_frontend.placement.graph import Argument, CallGraph, CallNode, Weight
 from torch_frontend.placement.rules import FUSED, CallRequests, front_end_target
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import is_constant, named
+from torch_frontend.tracing import is_constant, read_name
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _disable_redundant(out: Pairs) -> None:
 
 
 def _find_op(node: fx.Node) -> str:
-    name = named(node)
+    name = read_name(node)
     return "" if name is None or name.entry is None else name.entry.op.name
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from onnxq.config import Config, MultiInput, did_you_mean
+from onnxq.config import Config, MultiInput, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.graph import NodeRef
 from onnxq.planner.requests import Requests
 from onnxq.sites import Unquantized
-from onnxq.targets import Candidate, Output, PlacementRule, Target, target
+from onnxq.targets import Candidate, Output, PlacementRule, Target, find_target
 from torch_frontend.placement.graph import CallNode
-from torch_frontend.qmodules import op_names
+from torch_frontend.qmodules import list_op_names
 
 _READS = "a pair on what it reads"
 # `virtual` has no engine's limits, and here no engine's file either: what reads an activation may have it quantized.
@@ -83,7 +83,7 @@ class FrontEndTarget(Target):
 
 def front_end_target(config: Config) -> FrontEndTarget:
     """The configuration's target with what the front end adds."""
-    engine = target(config.target, config.mode)
+    engine = find_target(config.target, config.mode)
     given = {one.name: getattr(engine, one.name) for one in fields(engine)}
     given["rules"] += VIRTUAL_RULES if engine.name == "virtual" else ()
     return FrontEndTarget(**given, policies=dict(config.torch.multi_input))
@@ -112,6 +112,6 @@ class CallRequests(Requests):
 def check_policies(config: Config) -> None:
     """Raise ConfigError for a `multi_input` that names no operator."""
     for op, _ in config.torch.multi_input:
-        if op not in op_names():
+        if op not in list_op_names():
             where = config.where("torch.multi_input")
-            raise ConfigError(where / op, "is no operator", did_you_mean(op, op_names()), code="Q309")
+            raise ConfigError(where / op, "is no operator", suggest_names(op, list_op_names()), code="Q309")

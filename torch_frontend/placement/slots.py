@@ -18,7 +18,7 @@ class Slot:
     item: int | None = None
 
 
-def slots(node: fx.Node, entry: Entry, param: str) -> list[tuple[Slot, fx.Node]]:
+def find_slots(node: fx.Node, entry: Entry, param: str) -> list[tuple[Slot, fx.Node]]:
     """The graph values that a parameter gets: none, one, or those of a list."""
     if param not in entry.params:
         return []
@@ -32,7 +32,7 @@ def slots(node: fx.Node, entry: Entry, param: str) -> list[tuple[Slot, fx.Node]]
     return []
 
 
-def fill(node: fx.Node, slot: Slot, value: fx.Node) -> None:
+def fill_slot(node: fx.Node, slot: Slot, value: fx.Node) -> None:
     """Put `value` into a slot."""
     held: Any = node.args[slot.key] if isinstance(slot.key, int) else node.kwargs[slot.key]
     new: Any = value

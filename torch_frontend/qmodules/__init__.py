@@ -9,16 +9,16 @@ calls      functions and methods as modules
 
 from torch_frontend.qmodules import torch_ops as _torch_ops  # fills the registry
 from torch_frontend.qmodules.calls import Add, Call, Cat, MatMul, Mul
-from torch_frontend.qmodules.layers import WeightQuantized, convertible, shallow, swapped
+from torch_frontend.qmodules.layers import WeightQuantized, copy_shallowly, explain_unconvertible, swap_class
 from torch_frontend.qmodules.ops import OPS, Op
 from torch_frontend.qmodules.registry import (
     Entry,
-    entry,
-    of_function,
-    of_method,
-    of_module,
-    of_qmodule,
-    op_names,
+    find_function_entry,
+    find_method_entry,
+    find_module_entry,
+    find_qmodule_entry,
+    list_op_names,
+    make_entry,
     register_qmodule,
 )
 
@@ -34,14 +34,14 @@ __all__ = [
     "Mul",
     "Op",
     "WeightQuantized",
-    "convertible",
-    "entry",
-    "of_function",
-    "of_method",
-    "of_module",
-    "of_qmodule",
-    "op_names",
+    "copy_shallowly",
+    "explain_unconvertible",
+    "find_function_entry",
+    "find_method_entry",
+    "find_module_entry",
+    "find_qmodule_entry",
+    "list_op_names",
+    "make_entry",
     "register_qmodule",
-    "shallow",
-    "swapped",
+    "swap_class",
 ]

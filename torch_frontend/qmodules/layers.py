@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from onnxq.errors import ModelError
-from torch_frontend.qmodules.registry import of_module, register_qmodule
+from torch_frontend.qmodules.registry import find_module_entry, register_qmodule
 
 
 class WeightQuantized(nn.Module):
@@ -117,29 +117,29 @@ class QEmbedding(WeightQuantized, nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """As nn.Embedding."""
-        # None: max_norm, which convertible() refuses. False: the quantizer's backward takes no sparse gradients.
+        # None: max_norm, which explain_unconvertible() refuses. False: the quantizer's backward takes no sparse gradients.
         return functional.embedding(
             input, self.quantized_weight(), self.padding_idx, None, self.norm_type, self.scale_grad_by_freq, False
         )
 
 
-def swapped(module: nn.Module) -> nn.Module:
+def swap_class(module: nn.Module) -> nn.Module:
     """A shallow copy of the layer in its quantized class: Parameters, buffers and hooks are the same objects.
 
     Raises ModelError for a layer without a quantized class.
     """
     # Changing the class of a copy keeps parameters, buffers, hooks and names, whatever the constructor would need.
-    found = of_module(module)
+    found = find_module_entry(module)
     if found is None or found.qmodule is None:
         raise ModelError(
             type(module).__name__, "has no quantized class", "register one with @register_qmodule", code="Q123"
         )
-    made = shallow(module)
+    made = copy_shallowly(module)
     made.__class__ = found.qmodule
     return made
 
 
-def shallow(module: nn.Module) -> nn.Module:
+def copy_shallowly(module: nn.Module) -> nn.Module:
     """A copy that shares tensors and children, with tables of its own for parameters, buffers, children and hooks."""
     made = copy.copy(module)
     for name, table in module.__dict__.items():
@@ -149,7 +149,7 @@ def shallow(module: nn.Module) -> nn.Module:
     return made
 
 
-def convertible(module: nn.Module) -> str | None:
+def explain_unconvertible(module: nn.Module) -> str | None:
     """Reason why a layer cannot take its quantized class, or None."""
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return "max_norm writes into the table at every call"

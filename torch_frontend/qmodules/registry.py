@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from onnxq.errors import ConfigError
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from torch_frontend.qmodules.ops import BY_NAME, Op
 
 _Made = TypeVar("_Made", bound=type[nn.Module])
@@ -37,7 +37,7 @@ _FUNCTIONS: dict[Any, Entry] = {}
 _METHODS: dict[str, Entry] = {}
 
 
-def entry(op: str | Op, params: tuple[str, ...] = (), qmodule: type[nn.Module] | None = None) -> Entry:
+def make_entry(op: str | Op, params: tuple[str, ...] = (), qmodule: type[nn.Module] | None = None) -> Entry:
     """An Entry; its data arguments are those of the operator, or the first ones where `params` has other names."""
     known = op if isinstance(op, Op) else _find_op(op)
     params = params or known.data or ("input",)
@@ -46,7 +46,7 @@ def entry(op: str | Op, params: tuple[str, ...] = (), qmodule: type[nn.Module] |
     return Entry(known, params, data, qmodule)
 
 
-def put(target: Target, made: Entry) -> None:
+def register_target(target: Target, made: Entry) -> None:
     """Register a target; replaces an earlier registration."""
     if isinstance(target, str):
         _METHODS[target] = made
@@ -77,24 +77,24 @@ def register_qmodule(*targets: Target, op: str | Op, params: tuple[str, ...] = (
                 raise ConfigError(
                     f"qmodule {made.__name__}", f"is no subclass of {target.__name__}", "derive it", code="Q310"
                 )
-            put(target, entry(op, params, made))
+            register_target(target, make_entry(op, params, made))
         return made
 
     return decorate
 
 
-def of_module(module: nn.Module) -> Entry | None:
+def find_module_entry(module: nn.Module) -> Entry | None:
     """The entry of a module's class, or None."""
     # The exact class: a subclass may compute something else.
     return _MODULES.get(type(module))
 
 
-def of_qmodule(module: nn.Module) -> Entry | None:
+def find_qmodule_entry(module: nn.Module) -> Entry | None:
     """The entry whose quantized class the module has, or None."""
     return next((found for found in _MODULES.values() if found.qmodule is type(module)), None)
 
 
-def of_function(function: Any) -> Entry | None:
+def find_function_entry(function: Any) -> Entry | None:
     """The entry of a function, or None."""
     try:
         return _FUNCTIONS.get(function)
@@ -102,12 +102,12 @@ def of_function(function: Any) -> Entry | None:
         return None
 
 
-def of_method(name: str) -> Entry | None:
+def find_method_entry(name: str) -> Entry | None:
     """The entry of a tensor method, or None."""
     return _METHODS.get(name)
 
 
-def op_names() -> tuple[str, ...]:
+def list_op_names() -> tuple[str, ...]:
     """Names of all operators, for rules and `multi_input`; sorted."""
     own = {e.op.name for table in (_MODULES, _FUNCTIONS, _METHODS) for e in table.values()}
     return tuple(sorted(own | set(BY_NAME)))
@@ -115,5 +115,5 @@ def op_names() -> tuple[str, ...]:
 
 def _find_op(name: str) -> Op:
     if name not in BY_NAME:
-        raise ConfigError(f"operator {name!r}", "is not known", did_you_mean(name, BY_NAME), code="Q309")
+        raise ConfigError(f"operator {name!r}", "is not known", suggest_names(name, BY_NAME), code="Q309")
     return BY_NAME[name]

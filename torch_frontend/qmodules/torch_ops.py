@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from torch_frontend.qmodules.calls import Add, Cat, MatMul, Mul
-from torch_frontend.qmodules.registry import entry, of_function, of_method, put
+from torch_frontend.qmodules.registry import find_function_entry, find_method_entry, make_entry, register_target
 
 F: Any = functional
 _WEIGHT = ("input", "weight", "bias")
@@ -179,21 +179,21 @@ def _register_all() -> None:
         # Cat's forward takes a list, like torch.cat.
         params = ("tensors",) if op == "cat" else ()
         for cls in classes:
-            put(cls, entry(op, params))
+            register_target(cls, make_entry(op, params))
     for op, functions, params in FUNCTIONS:
         for function in functions:
             # Several names in torch are one function; the first row that names it counts.
-            if of_function(function) is None:
-                put(function, entry(op, params))
+            if find_function_entry(function) is None:
+                register_target(function, make_entry(op, params))
     for op, names, params in METHODS:
         for name in names:
-            if of_method(name) is None:
-                put(name, entry(op, params))
+            if find_method_entry(name) is None:
+                register_target(name, make_entry(op, params))
 
 
 _register_all()
 # In-place methods: tracing makes them out of place, so both are one operator.
 for _name in ("add", "sub", "mul", "div", "relu", "sigmoid", "tanh", "clamp"):
-    _plain = of_method(_name)
+    _plain = find_method_entry(_name)
     if _plain is not None:
-        put(f"{_name}_", _plain)
+        register_target(f"{_name}_", _plain)

@@ -8,18 +8,18 @@ from torch import fx, nn
 
 from onnxq.config import Config, QuantizerSpec
 from onnxq.spec import QuantSpec
-from torch_frontend.placement import Pair, Pairs, bind_sums, fill
-from torch_frontend.qmodules import WeightQuantized, swapped
+from torch_frontend.placement import Pair, Pairs, bind_sums, fill_slot
+from torch_frontend.qmodules import WeightQuantized, swap_class
 from torch_frontend.quant_model.follower import Follower
 from torch_frontend.quantizers import Quantizer, create_quantizer
-from torch_frontend.tracing import fresh, put
+from torch_frontend.tracing import make_unique_path, replace_module
 
 WEIGHT = "weight_quantizer"
 
 
-def attach(model: fx.GraphModule, placement: Pairs, config: Config) -> dict[str, str]:
+def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -> dict[str, str]:
     """Insert every quantizer of the placement. Returns site -> module path, activations in order, then weights."""
-    holder = fresh(model, "", "quantizers")
+    holder = make_unique_path(model, "", "quantizers")
     made: dict[str, Quantizer] = {}
     paths: dict[str, str] = {}
     # A follower is made from its leader.
@@ -30,14 +30,16 @@ def attach(model: fx.GraphModule, placement: Pairs, config: Config) -> dict[str,
     _name_groups(placement, made)
     for pair in placement.pairs:
         if pair.weight is None:
-            paths[pair.site] = _put(model, holder, pair, made[pair.site])
+            paths[pair.site] = _insert_quantizer(model, holder, pair, made[pair.site])
     parameters: dict[str, list[Pair]] = {}
     for pair in placement.pairs:
         if pair.weight is not None and not pair.weight.module:
             parameters.setdefault(pair.site, []).append(pair)
     for site, group in parameters.items():
-        paths[site] = _put_shared(model, holder, group, made[site])
-    paths.update(_layers(model, [p for p in placement.pairs if p.weight is not None and p.weight.module], config))
+        paths[site] = _insert_shared(model, holder, group, made[site])
+    paths.update(
+        _convert_layers(model, [p for p in placement.pairs if p.weight is not None and p.weight.module], config)
+    )
     bind_sums(
         placement.pairs, made,
         lambda p: model.get_submodule(f"{p.weight.module}.{WEIGHT}" if p.weight and p.weight.module else paths[p.site]),
@@ -79,38 +81,38 @@ def _name_groups(placement: Pairs, made: Mapping[str, Quantizer]) -> None:
             made[pair.site].group = pair.leader  # type: ignore[assignment]
 
 
-def _add(model: fx.GraphModule, holder: str, site: str, quantizer: Quantizer) -> str:
-    path = fresh(model, holder, site.replace(".", "_"))
+def _add_quantizer(model: fx.GraphModule, holder: str, site: str, quantizer: Quantizer) -> str:
+    path = make_unique_path(model, holder, site.replace(".", "_"))
     model.add_submodule(path, quantizer)
     return path
 
 
-def _put(model: fx.GraphModule, holder: str, pair: Pair, quantizer: Quantizer) -> str:
+def _insert_quantizer(model: fx.GraphModule, holder: str, pair: Pair, quantizer: Quantizer) -> str:
     assert pair.value is not None
-    path = _add(model, holder, pair.site, quantizer)
-    node = _call(model, pair.value, path)
+    path = _add_quantizer(model, holder, pair.site, quantizer)
+    node = _insert_call(model, pair.value, path)
     # None: all readers, save the quantizer itself.
     if pair.readers is None:
         pair.value.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node)
     else:
         for reader, slot in pair.readers:
-            fill(reader, slot, node)
+            fill_slot(reader, slot, node)
     return path
 
 
-def _put_shared(model: fx.GraphModule, holder: str, group: list[Pair], quantizer: Quantizer) -> str:
+def _insert_shared(model: fx.GraphModule, holder: str, group: list[Pair], quantizer: Quantizer) -> str:
     """Insert one quantizer and one node for a parameter that one or several calls read."""
-    path = _add(model, holder, group[0].site, quantizer)
+    path = _add_quantizer(model, holder, group[0].site, quantizer)
     first = group[0].value
     assert first is not None
-    node = _call(model, first, path)
+    node = _insert_call(model, first, path)
     for pair in group:
         for reader, slot in pair.readers or ():
-            fill(reader, slot, node)
+            fill_slot(reader, slot, node)
     return path
 
 
-def _call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
+def _insert_call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
     at = value
     # fx needs all placeholders in front of the first call.
     if value.op == "placeholder":
@@ -122,7 +124,7 @@ def _call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
     return node
 
 
-def _layers(model: fx.GraphModule, pairs: Iterable[Pair], config: Config) -> dict[str, str]:
+def _convert_layers(model: fx.GraphModule, pairs: Iterable[Pair], config: Config) -> dict[str, str]:
     """Change the class of layers and give them their weight's quantizer; tied weights of one spec share it."""
     paths: dict[str, str] = {}
     layers: dict[int, nn.Module] = {}
@@ -136,9 +138,9 @@ def _layers(model: fx.GraphModule, pairs: Iterable[Pair], config: Config) -> dic
         if isinstance(old, WeightQuantized):  # the same layer under another name
             continue
         if id(old) not in layers:
-            layers[id(old)] = swapped(old)
+            layers[id(old)] = swap_class(old)
         layer = layers[id(old)]
-        put(model, path, layer)
+        replace_module(model, path, layer)
         if WEIGHT in layer._modules:
             continue
         # Tied weights are one Parameter in several layers.

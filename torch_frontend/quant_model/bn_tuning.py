@@ -21,12 +21,12 @@ from onnxq.spec import PerChannel, QParams
 from torch_frontend.placement import Decision
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import factors, folded, put
+from torch_frontend.tracing import compute_factors, fold_layer, replace_module
 
 Pair = tuple[str, str]  # layer, batch norm
 
 
-def behind_layers(model: nn.Module) -> list[Pair]:
+def find_pairs(model: nn.Module) -> list[Pair]:
     """(layer, batch norm) paths where a batch norm alone reads a layer's result, each called once.
 
     Raises PlanError for a model that was not traced, since its connections are unknown.
@@ -40,7 +40,7 @@ def behind_layers(model: nn.Module) -> list[Pair]:
     for node in model.graph.nodes:
         if node.op != "call_module" or not isinstance(model.get_submodule(str(node.target)), _BatchNorm):
             continue
-        source = _through(model, node.args[0] if node.args else None)
+        source = _find_layer_call(model, node.args[0] if node.args else None)
         if source is None:
             continue
         path = str(source.target)
@@ -52,7 +52,7 @@ def behind_layers(model: nn.Module) -> list[Pair]:
     return found
 
 
-def _through(model: fx.GraphModule, node: Any) -> fx.Node | None:
+def _find_layer_call(model: fx.GraphModule, node: Any) -> fx.Node | None:
     """The call that makes a value, seen through quantizers that are off for good; None behind an active one."""
     while isinstance(node, fx.Node) and node.op == "call_module" and len(node.users) == 1:
         module = model.get_submodule(str(node.target))
@@ -64,7 +64,7 @@ def _through(model: fx.GraphModule, node: Any) -> fx.Node | None:
     return None
 
 
-def check(model: nn.Module, pairs: list[Pair]) -> None:
+def check_tunable(model: nn.Module, pairs: list[Pair]) -> None:
     """Raise PlanError if there is no batch norm, or a weight that cannot take one factor per channel."""
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise PlanError(
@@ -92,7 +92,7 @@ def check(model: nn.Module, pairs: list[Pair]) -> None:
 
 
 @contextmanager
-def tuning(model: nn.Module) -> Iterator[None]:
+def tune_statistics(model: nn.Module) -> Iterator[None]:
     """Run a block in which batch norms average the statistics of its batches; everything else is in eval mode."""
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     modes = [(module, module.training) for module in model.modules()]
@@ -112,18 +112,18 @@ def tuning(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def fold(model: nn.Module, pairs: list[Pair]) -> list[Decision]:
+def fold_tuned(model: nn.Module, pairs: list[Pair]) -> list[Decision]:
     """Fold the tuned batch norms into their layers; scales are multiplied with the weights."""
     assert isinstance(model, fx.GraphModule)
     done = []
     for path, norm_path in pairs:
         layer, norm = model.get_submodule(path), model.get_submodule(norm_path)
-        factor, _ = factors(norm)
-        made = folded(layer, norm)
+        factor, _ = compute_factors(norm)
+        made = fold_layer(layer, norm)
         quantizer = made._modules.get("weight_quantizer")
         if isinstance(quantizer, Quantizer) and quantizer.calibrated:
-            quantizer.load_qparams(_scaled(quantizer, factor.cpu().numpy()))
-        put(model, path, made)
+            quantizer.load_qparams(_scale_qparams(quantizer, factor.cpu().numpy()))
+        replace_module(model, path, made)
         node = next(n for n in model.graph.nodes if n.op == "call_module" and n.target == norm_path)
         node.replace_all_uses_with(node.args[0])
         model.graph.erase_node(node)
@@ -135,7 +135,7 @@ def fold(model: nn.Module, pairs: list[Pair]) -> list[Decision]:
     return done
 
 
-def _scaled(quantizer: Quantizer, factor: Any) -> QParams:
+def _scale_qparams(quantizer: Quantizer, factor: Any) -> QParams:
     held = quantizer.qparams()
     spec = quantizer.spec
     # w -> f w keeps the integers up to their sign; an asymmetric range is mirrored by q -> qmin + qmax - q.

@@ -10,22 +10,22 @@ from torch import fx, nn
 
 from onnxq.config import Config
 from onnxq.sites import LeftFloat, Refusal, Unquantized, split_unquantized
-from torch_frontend.placement import CallRequests, Decision, check_policies, lower, lower_layers, plan_pairs
-from torch_frontend.quant_model.attach import attach
-from torch_frontend.quant_model.eager import CallsOutside, convert
+from torch_frontend.placement import CallRequests, Decision, check_policies, lower_layers, lower_model, plan_pairs
+from torch_frontend.quant_model.attach import attach_quantizers
+from torch_frontend.quant_model.eager import CallsOutside, convert_layers
 from torch_frontend.tracing import (
     Traced,
     Untraceable,
     as_inputs,
-    evaluating,
+    find_given_arguments,
     fold_batch_norms,
-    given_arguments,
-    look,
     name_calls,
-    put,
-    simplify,
+    record_shapes,
+    replace_module,
+    simplify_graph,
     take_apart,
-    trace,
+    trace_model,
+    use_eval_mode,
 )
 
 
@@ -40,57 +40,57 @@ class Built:
     decisions: tuple[Decision, ...]
 
 
-def build(model: nn.Module, config: Config, example: Any = None) -> Built:
+def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Built:
     """Convert a module. Its own modules do not change; Parameters are shared, save those of folded layers."""
     check_policies(config)
     args, kwargs = as_inputs(example) if example is not None else ((), {})
-    given = given_arguments(model, args, kwargs) if example is not None else None
-    traced = trace(model, config.torch.skip_trace, given)
+    given = find_given_arguments(model, args, kwargs) if example is not None else None
+    traced = trace_model(model, config.torch.skip_trace, given)
     if isinstance(traced, Untraceable):
-        return _untraced(model, config, example, traced.reason)
-    return _traced(traced, config, None if example is None else (args, kwargs))
+        return _build_untraced(model, config, example, traced.reason)
+    return _build_traced(traced, config, None if example is None else (args, kwargs))
 
 
-def _traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> Built:
-    model = _graph_module(traced.root, traced.graph)
+def _build_traced(traced: Traced, config: Config, example: tuple[Any, Any] | None) -> Built:
+    model = _make_graph_module(traced.root, traced.graph)
     # The order matters: calls are named before anything is placed, and shapes are read before batch norms disappear.
-    simplify(model)
+    simplify_graph(model)
     if config.target == "trt" and config.attention == "quantized":
         take_apart(model)
     name_calls(model, traced.skipped)
     if example is not None:
-        look(model, *example)
+        record_shapes(model, *example)
     decisions = [Decision(name, "keeps its default: it was traced with it", "arguments") for name in traced.fixed]
     shaped = "its control flow on shapes and types goes the way it went for example_inputs"
     decisions += [Decision(path or type(traced.root).__name__, shaped, "shapes") for path in traced.shaped]
     decisions += [Decision(path, "left float as asked", "skip-trace") for path in traced.skipped]
     if config.torch.fuse_bn:
         decisions += [Decision(*done, "fuse-bn") for done in fold_batch_norms(model)]
-    graph = lower(model, config, traced.skipped)
+    graph = lower_model(model, config, traced.skipped)
     requests = CallRequests(config, graph)
     # Parts that could not be traced are converted layer by layer, under their own names.
     layers = {r.subject: lower_layers(model.get_submodule(r.subject), config, r.subject) for r in traced.opaque}
     requests.check_used(*layers.values())
     placed = plan_pairs(graph, requests, sized=example is not None)
-    paths = attach(model, placed, config)
+    paths = attach_quantizers(model, placed, config)
     inner: list[Unquantized] = []
     for path, inside_graph in layers.items():
-        converted = convert(model.get_submodule(path), requests, inside_graph, path)
-        put(model, path, converted.module)
+        converted = convert_layers(model.get_submodule(path), requests, inside_graph, path)
+        replace_module(model, path, converted.module)
         found = {**converted.activations, **converted.weights}
         paths |= {site: f"{path}.{inside}" for site, inside in found.items()}
         inner += converted.reasons
     model.recompile()
     unquantized = split_unquantized([*traced.modes, *traced.opaque, *placed.reasons, *inner])
-    return Built(model, _activations_first(model, paths), *unquantized, (*decisions, *placed.decisions))
+    return Built(model, _sort_paths(model, paths), *unquantized, (*decisions, *placed.decisions))
 
 
-def _untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Built:
+def _build_untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Built:
     """Convert layer by layer; calls outside of layers are listed as refusals, if there is an example."""
     graph = lower_layers(model, config)
     requests = CallRequests(config, graph)
     requests.check_used()
-    converted = convert(model, requests, graph)
+    converted = convert_layers(model, requests, graph)
     root = Refusal(
         type(model).__name__,
         f"its forward cannot be traced ({reason}): its layers are quantized one by one, not what connects them",
@@ -99,18 +99,18 @@ def _untraced(model: nn.Module, config: Config, example: Any, reason: str) -> Bu
         "tracing",
         "R108",
     )
-    unquantized = split_unquantized([root, *converted.reasons, *_not_reached(converted.module, example)])
+    unquantized = split_unquantized([root, *converted.reasons, *_list_unreached(converted.module, example)])
     paths = {**converted.activations, **converted.weights}
     return Built(converted.module, paths, *unquantized, ())
 
 
-def _not_reached(model: nn.Module, example: Any) -> Iterable[Refusal]:
+def _list_unreached(model: nn.Module, example: Any) -> Iterable[Refusal]:
     if example is None:
         return
     args, kwargs = as_inputs(example)
     # Only a run shows the calls of a forward that cannot be traced.
     watch = CallsOutside(model)
-    with evaluating(model), watch:
+    with use_eval_mode(model), watch:
         model(*args, **kwargs)
     modules = {"add": "Add", "mul": "Mul", "matmul": "MatMul", "cat": "Cat"}
     for path, op in watch.finish():
@@ -122,12 +122,12 @@ def _not_reached(model: nn.Module, example: Any) -> Iterable[Refusal]:
         )
 
 
-def _activations_first(model: nn.Module, paths: dict[str, str]) -> dict[str, str]:
+def _sort_paths(model: nn.Module, paths: dict[str, str]) -> dict[str, str]:
     weights = {site for site, path in paths.items() if str(model.get_submodule(path).role) == "weight"}
     return {site: path for late in (False, True) for site, path in paths.items() if (site in weights) is late}
 
 
-def _graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+def _make_graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
     """A GraphModule of the traced modules; containers that fx adds get the mode of the model, layers keep theirs."""
     for node in graph.nodes:
         node.type = None  # annotations may be strings, which a pickled graph cannot import

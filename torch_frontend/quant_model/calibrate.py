@@ -15,25 +15,25 @@ from onnxq.spec import PerTensor
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quant_model.follower import Follower
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import bound, evaluating, find_module, read_attribute, run_call
+from torch_frontend.tracing import bind_inputs, find_module, read_attribute, run_call, use_eval_mode
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def start(quantizers: Iterable[Quantizer]) -> None:
-    """Let activations observe, and switch all quantization off; weights are observed in `weights`."""
+def start_observing(quantizers: Iterable[Quantizer]) -> None:
+    """Let activations observe, and switch all quantization off; weights are observed in `calibrate_weights`."""
     for quantizer in quantizers:
         quantizer.observing = quantizer.role is not Role.WEIGHT and quantizer.disabled_reason is None
         quantizer.enabled = False
 
 
-def stop(quantizers: Iterable[Quantizer]) -> None:
+def stop_observing(quantizers: Iterable[Quantizer]) -> None:
     """Stop observing."""
     for quantizer in quantizers:
         quantizer.observing = False
 
 
-def weights(quantizers: Iterable[Quantizer], tensors: Mapping[str, Tensor]) -> None:
+def calibrate_weights(quantizers: Iterable[Quantizer], tensors: Mapping[str, Tensor]) -> None:
     """Calibrate all weights. tensors: site -> weight."""
     with torch.no_grad():
         for quantizer in quantizers:
@@ -42,7 +42,7 @@ def weights(quantizers: Iterable[Quantizer], tensors: Mapping[str, Tensor]) -> N
             quantizer.calc_qparams()
 
 
-def activations(quantizers: Iterable[Quantizer]) -> None:
+def calibrate_activations(quantizers: Iterable[Quantizer]) -> None:
     """Calibrate all activations. Raises CalibrationError that lists the sites no batch reached."""
     missing = []
     for quantizer in quantizers:
@@ -79,7 +79,7 @@ def keep_bound(quantizer: Quantizer) -> None:
         quantizer.load_qparams(qparams_from_range(low, high, quantizer.spec, origin=held.origin, bound=bound))
 
 
-def check_numbers(quantizers: Iterable[Quantizer]) -> None:
+def check_qparams(quantizers: Iterable[Quantizer]) -> None:
     """Raise CalibrationError naming the sites without legal qparams: none, NaN, inf, or a scale not above 0."""
     wrong: list[OnnxqError] = []
     for quantizer in quantizers:
@@ -96,7 +96,7 @@ def check_numbers(quantizers: Iterable[Quantizer]) -> None:
         )
 
 
-def copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+def copy_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
     """A copy of a batch on the host, which its owner may then change."""
 
     def keep(value: Any) -> Any:
@@ -106,7 +106,7 @@ def copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
     return tree
 
 
-class Walk:
+class LayerwiseCalibration:
     """One pass over the calls of a graph, all batches at each call: quantizers observe outputs of quantized calls.
 
     Weights are calibrated before. weights, activations: whether they are quantized on the way. A site that shares its
@@ -124,13 +124,13 @@ class Walk:
     def run(self, batches: Sequence[Batch]) -> None:
         """Calibrate the activations of the graph on these batches."""
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        inputs = [iter(bound(self.model.graph, *batch)) for batch in batches]
+        inputs = [iter(bind_inputs(self.model.graph, *batch)) for batch in batches]
         values: dict[fx.Node, list[Any]] = {}
         left = {node: len(node.users) for node in self.model.graph.nodes}  # readers to come; at 0 the value is freed
-        with evaluating(self.model):
+        with use_eval_mode(self.model):
             for node in self.model.graph.nodes:
                 if node.op == "placeholder":
-                    values[node] = [_moved(next(one), device) for one in inputs]
+                    values[node] = [_move_value(next(one), device) for one in inputs]
                 elif node.op == "output":
                     break
                 else:
@@ -172,5 +172,5 @@ class Walk:
             quantizer.enabled = self.activations
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _move_value(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value

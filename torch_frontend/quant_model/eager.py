@@ -12,10 +12,18 @@ from torch.overrides import TorchFunctionMode
 from onnxq.config import Config
 from onnxq.sites import Unquantized
 from torch_frontend.placement import CallGraph, CallRequests, Pair, bind_sums, list_children, name_input, plan_pairs
-from torch_frontend.qmodules import Entry, WeightQuantized, of_function, of_method, of_module, shallow, swapped
+from torch_frontend.qmodules import (
+    Entry,
+    WeightQuantized,
+    copy_shallowly,
+    find_function_entry,
+    find_method_entry,
+    find_module_entry,
+    swap_class,
+)
 from torch_frontend.quant_model.attach import WEIGHT, make_quantizer
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import put
+from torch_frontend.tracing import replace_module
 
 INPUTS = "input_quantizers"
 # Operators that CallsOutside reports: they combine tensors or multiply by weights.
@@ -31,16 +39,16 @@ def quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         param, _, position = name.rpartition("_")
         k = int(position)
         if k < len(given):
-            given[k] = _through(quantizer, given[k])
+            given[k] = _quantize_value(quantizer, given[k])
         elif param in named:
-            named[param] = _through(quantizer, named[param])
+            named[param] = _quantize_value(quantizer, named[param])
     return tuple(given), named
 
 
-def _through(quantizer: nn.Module, value: Any) -> Any:
+def _quantize_value(quantizer: nn.Module, value: Any) -> Any:
     # Lists are the tensors of a cat or stack.
     if isinstance(value, (list, tuple)):
-        return [_through(quantizer, item) for item in value]
+        return [_quantize_value(quantizer, item) for item in value]
     return quantizer(value) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
@@ -54,14 +62,14 @@ class Converted:
     reasons: list[Unquantized] = field(default_factory=list)
 
 
-def convert(model: nn.Module, requests: CallRequests, graph: CallGraph, prefix: str = "") -> Converted:
+def convert_layers(model: nn.Module, requests: CallRequests, graph: CallGraph, prefix: str = "") -> Converted:
     """A copy of the module tree that shares its tensors, with quantizers where the planner places them.
 
     graph: its layers. prefix: the module's own qualified name, with which sites begin. Its activation sites are inputs
     of layers (`<path>.in`), since their producers are unknown; a layer that is called twice has one.
     """
     config, placed = requests.config, plan_pairs(graph, requests, sized=False)
-    out = Converted(copied(model), reasons=placed.reasons)
+    out = Converted(copy_module_tree(model), reasons=placed.reasons)
     weights = {pair.weight.module: pair for pair in placed.pairs if pair.weight is not None}
     inputs: dict[str, Quantizer] = {}
     for pair in sorted(placed.pairs, key=lambda pair: pair.leader != pair.site):
@@ -71,7 +79,7 @@ def convert(model: nn.Module, requests: CallRequests, graph: CallGraph, prefix: 
     shared: dict[tuple[int, Any], Quantizer] = {}
     for path, module in list(list_children(out.module)):
         full = f"{prefix}.{path}" if prefix else path
-        entry = of_module(module)
+        entry = find_module_entry(module)
         if entry is None:
             continue
         # One module under two names stays one module.
@@ -79,19 +87,19 @@ def convert(model: nn.Module, requests: CallRequests, graph: CallGraph, prefix: 
             made = module if full not in weights else _hold_weight(module, path, weights[full], config, out, shared)
             _hold_inputs(made, entry, full, path, inputs, out)
             done[id(module)] = made
-        put(out.module, path, done[id(module)])
+        replace_module(out.module, path, done[id(module)])
     skip = len(prefix) + 1 if prefix else 0
     bind_sums(placed.pairs, inputs, lambda p: out.module.get_submodule(f"{p.weight.module[skip:]}.{WEIGHT}"))  # type: ignore[union-attr]
     return out
 
 
-def copied(model: nn.Module, memo: dict[int, nn.Module] | None = None) -> nn.Module:
+def copy_module_tree(model: nn.Module, memo: dict[int, nn.Module] | None = None) -> nn.Module:
     """A copy of the module tree with the same tensors. memo: id of a module -> its copy."""
     memo = {} if memo is None else memo
     if id(model) not in memo:
-        memo[id(model)] = made = shallow(model)
+        memo[id(model)] = made = copy_shallowly(model)
         for name, child in made._modules.items():
-            made._modules[name] = None if child is None else copied(child, memo)
+            made._modules[name] = None if child is None else copy_module_tree(child, memo)
     return memo[id(model)]
 
 
@@ -99,7 +107,7 @@ def _hold_weight(
     module: nn.Module, path: str, pair: Pair, config: Config, out: Converted, shared: dict[tuple[int, Any], Quantizer]
 ) -> nn.Module:
     """The layer in its quantized class; tied weights of one spec share a quantizer."""
-    made = swapped(module)
+    made = swap_class(module)
     key = (id(made._parameters["weight"]), (pair.spec, pair.quantizer))
     if key not in shared:
         shared[key] = make_quantizer(pair, config, {})
@@ -133,14 +141,14 @@ class CallsOutside(TorchFunctionMode):
         self._handles = []
         for path, module in model.named_modules():
             # Calls inside a known module belong to its operator.
-            inside = of_module(module) is not None or isinstance(module, (WeightQuantized, Quantizer))
+            inside = find_module_entry(module) is not None or isinstance(module, (WeightQuantized, Quantizer))
             self._handles.append(module.register_forward_pre_hook(_Push(self._stack, path, inside)))
             # always_call: the stack must be right after an exception that the user's forward catches.
             self._handles.append(module.register_forward_hook(_Pop(self._stack), always_call=True))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record the call, then make it."""
-        known = of_function(func) or of_method(getattr(func, "__name__", ""))
+        known = find_function_entry(func) or find_method_entry(getattr(func, "__name__", ""))
         outside = self._stack and not any(inside for _, inside in self._stack)
         if known is not None and outside and known.op.name in _COMBINING:
             self.seen[self._stack[-1][0], known.op.name] = None

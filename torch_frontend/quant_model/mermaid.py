@@ -8,15 +8,15 @@ from torch_frontend.qmodules import Call
 from torch_frontend.quantizers import Quantizer
 
 
-def mermaid(model: nn.Module) -> str:
+def draw_mermaid(model: nn.Module) -> str:
     """`graph TD` text: layers as boxes; quantizers as rounded boxes with bits and scheme, dashed if off for good."""
     if not isinstance(model, fx.GraphModule):
-        return _listed(model)
+        return _draw_list(model)
     lines, ids = ["graph TD"], {}
     # Positions as ids: names hold characters that Mermaid does not take in ids.
     for k, node in enumerate(model.graph.nodes):
         ids[node] = f"n{k}"
-        lines.append(f"  {ids[node]}{_box(model, node)}")
+        lines.append(f"  {ids[node]}{_draw_box(model, node)}")
     off = []
     for node in model.graph.nodes:
         for source in node.all_input_nodes:
@@ -29,43 +29,45 @@ def mermaid(model: nn.Module) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _box(model: fx.GraphModule, node: fx.Node) -> str:
+def _draw_box(model: fx.GraphModule, node: fx.Node) -> str:
     if node.op == "placeholder":
-        return f'[/"{_text(node.target)}"/]'
+        return f'[/"{_escape_text(node.target)}"/]'
     if node.op == "output":
         return '[/"output"/]'
     if node.op != "call_module":
         target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.name)
-        return f'["{_text(target)}"]'
+        return f'["{_escape_text(target)}"]'
     module = model.get_submodule(str(node.target))
     if isinstance(module, Quantizer):
-        return f'("{_text(_quantizer(module))}")'
+        return f'("{_escape_text(_describe_quantizer(module))}")'
     kind = "" if isinstance(module, Call) else f"<br/>{type(module).__name__}"
     inner = module._modules.get("weight_quantizer")
-    weight = f"<br/>weight {_spec(inner)}" if isinstance(inner, Quantizer) else ""
-    return f'["{_text(node.target)}{kind}{weight}"]'
+    weight = f"<br/>weight {_describe_spec(inner)}" if isinstance(inner, Quantizer) else ""
+    return f'["{_escape_text(node.target)}{kind}{weight}"]'
 
 
-def _quantizer(module: Quantizer) -> str:
+def _describe_quantizer(module: Quantizer) -> str:
     state = f"<br/>off: {module.disabled_reason}" if module.disabled_reason is not None else ""
-    return f"{module.site} {_spec(module)}{state}"
+    return f"{module.site} {_describe_spec(module)}{state}"
 
 
-def _spec(module: Quantizer) -> str:
+def _describe_spec(module: Quantizer) -> str:
     spec = module.spec
     return f"{'' if spec.signed else 'u'}int{spec.bits} {'symmetric' if spec.symmetric else 'asymmetric'}"
 
 
-def _text(value: object) -> str:
+def _escape_text(value: object) -> str:
     # Labels stand in double quotes.
     return str(value).replace('"', "'")
 
 
-def _listed(model: nn.Module) -> str:
+def _draw_list(model: nn.Module) -> str:
     """The diagram of a model without a graph: its layers with quantizers, without edges."""
     lines = ["graph TD"]
     for k, (name, module) in enumerate(model.named_modules()):
         inner = module._modules.get("weight_quantizer")
         if isinstance(inner, Quantizer):
-            lines.append(f'  n{k}["{_text(name)}<br/>{type(module).__name__}<br/>weight {_spec(inner)}"]')
+            lines.append(
+                f'  n{k}["{_escape_text(name)}<br/>{type(module).__name__}<br/>weight {_describe_spec(inner)}"]'
+            )
     return "\n".join(lines) + "\n"

@@ -15,12 +15,12 @@ from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import LeftFloat, Refusal, Role
 from torch_frontend.placement import Decision
 from torch_frontend.quant_model import bn_tuning, calibrate, profile, switches
-from torch_frontend.quant_model.build import build
-from torch_frontend.quant_model.mermaid import mermaid
+from torch_frontend.quant_model.build import build_quantized
+from torch_frontend.quant_model.mermaid import draw_mermaid
 from torch_frontend.quant_model.state import State, check_step
-from torch_frontend.quant_model.weights import weights_of
+from torch_frontend.quant_model.weights import map_weights
 from torch_frontend.quantizers import DisabledBy, Quantizer
-from torch_frontend.tracing import is_float, look, looked_at
+from torch_frontend.tracing import has_shapes, is_float, record_shapes
 
 
 class QuantModel(nn.Module):
@@ -46,8 +46,8 @@ class QuantModel(nn.Module):
         copy: bool = True,
     ) -> None:
         super().__init__()
-        self.config = _configured(config, target)
-        built = build(deepcopy(model) if copy else model, self.config, example_inputs)
+        self.config = _load_config(config, target)
+        built = build_quantized(deepcopy(model) if copy else model, self.config, example_inputs)
         self.model = built.model
         self.refusals: tuple[Refusal, ...] = built.refusals
         self.left_float: tuple[LeftFloat, ...] = built.left_float
@@ -57,7 +57,7 @@ class QuantModel(nn.Module):
         self._seen: list[calibrate.Batch] | None = None
         # nn.Module starts in train mode; the copy has the mode of the given model.
         self.training = self.model.training
-        switches.by_kind(self.quantizers, False, False)
+        switches.switch_kinds(self.quantizers, False, False)
 
     # -- parts -------------------------------------------------------------------------------------------------
 
@@ -80,11 +80,11 @@ class QuantModel(nn.Module):
     def weights(self) -> dict[str, Tensor]:
         """Site -> the float weight that its quantizer reads."""
         paths = {site: self._paths[site] for site, q in self.quantizers.items() if q.role is Role.WEIGHT}
-        return weights_of(self.model, paths)
+        return map_weights(self.model, paths)
 
     def mermaid(self) -> str:
         """The graph and its quantizers as a Mermaid diagram."""
-        return mermaid(self.model)
+        return draw_mermaid(self.model)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward, quantized where quantizers are on."""
@@ -94,21 +94,21 @@ class QuantModel(nn.Module):
 
     def _keep_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._seen is not None:
-            self._seen.append(calibrate.copied(args, kwargs))
-        if isinstance(self.model, fx.GraphModule) and not looked_at(self.model.graph):
+            self._seen.append(calibrate.copy_batch(args, kwargs))
+        if isinstance(self.model, fx.GraphModule) and not has_shapes(self.model.graph):
             self._leave_integers(self.model, args, kwargs)
 
     def _leave_integers(self, model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Disable quantizers of integers, found with the first batch if there was no example."""
         quantizers = {path: self.quantizers[site] for site, path in self._paths.items()}
-        calibrate.stop(quantizers.values())  # this run only reads types; integers must reach no observer
-        look(model, args, kwargs)
+        calibrate.stop_observing(quantizers.values())  # this run only reads types; integers must reach no observer
+        record_shapes(model, args, kwargs)
         for node in model.graph.nodes:
             quantizer = quantizers.get(str(node.target)) if node.op == "call_module" else None
             if quantizer is not None and not is_float(node.args[0]):
                 quantizer.disabled_reason = "integers flow here"
                 self.decisions = (*self.decisions, Decision(quantizer.site, "integers flow here", "integers"))
-        calibrate.start(quantizers.values())
+        calibrate.start_observing(quantizers.values())
 
     # -- lifecycle ---------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class QuantModel(nn.Module):
         keep_inputs: keep a copy of each batch on the host, which `calc_qparams(asym=True)` needs.
         """
         check_step("prepare_calibration", self.state)
-        calibrate.start(self.quantizers.values())
+        calibrate.start_observing(self.quantizers.values())
         self._seen = [] if keep_inputs else None
         self.state = State.OBSERVING
         return self
@@ -132,13 +132,13 @@ class QuantModel(nn.Module):
         """
         check_step("calc_qparams", self.state)
         quantizers = self.quantizers
-        calibrate.stop(quantizers.values())
-        calibrate.weights([q for q in quantizers.values() if q.role is Role.WEIGHT], self.weights())
-        calibrate.activations(q for q in quantizers.values() if q.role is not Role.WEIGHT)
+        calibrate.stop_observing(quantizers.values())
+        calibrate.calibrate_weights([q for q in quantizers.values() if q.role is Role.WEIGHT], self.weights())
+        calibrate.calibrate_activations(q for q in quantizers.values() if q.role is not Role.WEIGHT)
         if asym:
             self._calibrate_again(w_quant, a_quant)
-        switches.by_kind(quantizers, False, False)
-        calibrate.check_numbers(quantizers.values())
+        switches.switch_kinds(quantizers, False, False)
+        calibrate.check_qparams(quantizers.values())
         self._seen = None  # frees the batches
         self.state = State.CALIBRATED
         return self
@@ -155,12 +155,12 @@ class QuantModel(nn.Module):
                 "call prepare_calibration(keep_inputs=True) first",
                 code="Q409",
             )
-        calibrate.Walk(self.model, weights=w_quant, activations=a_quant).run(self._seen)
+        calibrate.LayerwiseCalibration(self.model, weights=w_quant, activations=a_quant).run(self._seen)
 
     def set_quant(self, weights: bool = True, activations: bool = True) -> QuantModel:
         """Switch quantization of weights and activations on or off; disabled sites stay off."""
         check_step("set_quant", self.state)
-        switches.by_kind(self.quantizers, weights, activations)
+        switches.switch_kinds(self.quantizers, weights, activations)
         if self.state is State.CALIBRATED and (weights or activations):
             self.state = State.QUANTIZED
         return self
@@ -168,8 +168,8 @@ class QuantModel(nn.Module):
     def init_qat(self) -> QuantModel:
         """Switch all quantizers on and the model to train mode; learned scales and zero points are trained."""
         check_step("init_qat", self.state)
-        calibrate.check_numbers(self.quantizers.values())
-        switches.by_kind(self.quantizers, True, True)
+        calibrate.check_qparams(self.quantizers.values())
+        switches.switch_kinds(self.quantizers, True, True)
         self.train()
         self.state = State.QUANTIZED
         return self
@@ -177,10 +177,10 @@ class QuantModel(nn.Module):
     def freeze(self) -> QuantModel:
         """Fix scales and zero points; switch all quantizers on and the model to eval mode."""
         check_step("freeze", self.state)
-        calibrate.check_numbers(self.quantizers.values())
+        calibrate.check_qparams(self.quantizers.values())
         for quantizer in self.quantizers.values():
             quantizer.freeze()
-        switches.by_kind(self.quantizers, True, True)
+        switches.switch_kinds(self.quantizers, True, True)
         self.eval()
         # Freezing again changes nothing, so an exported model stays exported.
         if self.state is not State.EXPORTED:
@@ -192,7 +192,7 @@ class QuantModel(nn.Module):
 
         It waits for the device: call it from time to time in training, not at every step.
         """
-        calibrate.check_numbers(self.quantizers.values())
+        calibrate.check_qparams(self.quantizers.values())
         return self
 
     def begin_export(self) -> None:
@@ -208,11 +208,11 @@ class QuantModel(nn.Module):
 
     def disable(self, pattern: str, reason: str = "") -> tuple[str, ...]:
         """Keep the matching sites float whatever the switches say; return them."""
-        return tuple(q.site for q in switches.disable(self.quantizers, pattern, reason))
+        return tuple(q.site for q in switches.disable_sites(self.quantizers, pattern, reason))
 
     def enable(self, pattern: str, *, force: bool = False) -> tuple[str, ...]:
         """Undo `disable` for the matching sites, with `force` also decisions of passes; return them."""
-        return tuple(q.site for q in switches.enable(self.quantizers, pattern, force=force))
+        return tuple(q.site for q in switches.enable_sites(self.quantizers, pattern, force=force))
 
     # -- measurement and batch norms ---------------------------------------------------------------------------
 
@@ -227,8 +227,8 @@ class QuantModel(nn.Module):
         """
         check_step("quantization_error", self.state)
         profile.check_mode(mode)
-        profile.nothing_on(self.model)
-        measure = profile.graph_error if self.traced else profile.eager_error
+        profile.check_any_on(self.model)
+        measure = profile.measure_graph if self.traced else profile.measure_layers
         return measure(self.model, data, metric, mode)  # type: ignore[operator]
 
     @contextmanager
@@ -238,12 +238,12 @@ class QuantModel(nn.Module):
         Raises PlanError for weights quantized per tensor, naming the layer, and for models without batch norms.
         """
         check_step("batchnorm_tuning", self.state)
-        pairs = bn_tuning.behind_layers(self.model)
-        bn_tuning.check(self.model, pairs)
-        switches.by_kind(self.quantizers, True, True)
-        with bn_tuning.tuning(self.model):
+        pairs = bn_tuning.find_pairs(self.model)
+        bn_tuning.check_tunable(self.model, pairs)
+        switches.switch_kinds(self.quantizers, True, True)
+        with bn_tuning.tune_statistics(self.model):
             yield self
-        self.decisions = (*self.decisions, *bn_tuning.fold(self.model, pairs))
+        self.decisions = (*self.decisions, *bn_tuning.fold_tuned(self.model, pairs))
         self.state = State.QUANTIZED
 
     # -- state -------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class QuantModel(nn.Module):
                 quantizer.freeze(frozen)
 
 
-def _configured(config: Config | str | Path | Mapping[str, Any] | None, target: str | None) -> Config:
+def _load_config(config: Config | str | Path | Mapping[str, Any] | None, target: str | None) -> Config:
     overrides: dict[str, Any] = {} if target is None else {"target": target}
     if isinstance(config, Mapping):
         values = dict(config)

@@ -14,9 +14,9 @@ from torch import Tensor, fx, nn
 
 from onnxq.errors import ConfigError, DataError, PlanError
 from onnxq.evaluation.accumulator import ErrorAccumulator
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import as_inputs, bound, evaluating, find_module, run_call
+from torch_frontend.tracing import as_inputs, bind_inputs, find_module, run_call, use_eval_mode
 
 Array = NDArray[np.float64]
 Metric = Callable[[Array, Array], float]
@@ -29,12 +29,12 @@ METRICS: Mapping[str, Callable[[ErrorAccumulator], float]] = {
 Mode = Literal["isolated", "cumulative"]
 
 
-def batches_of(data: Any) -> Iterable[Any]:
+def list_batches(data: Any) -> Iterable[Any]:
     """Batches of the data: a tensor or mapping is one batch, anything else is iterated over."""
     return [data] if isinstance(data, (Tensor, dict)) else data
 
 
-class _Totals:
+class _ErrorSums:
     """Errors of each layer's outputs, float against quantized, summed over batches so that memory does not grow.
 
     metric: of METRICS, or a function of two arrays whose values are averaged over batches. Raises ConfigError with the
@@ -43,7 +43,7 @@ class _Totals:
 
     def __init__(self, metric: str | Metric) -> None:
         if isinstance(metric, str) and metric not in METRICS:
-            raise ConfigError(f"metric {metric!r}", "does not exist", did_you_mean(metric, METRICS), code="Q304")
+            raise ConfigError(f"metric {metric!r}", "does not exist", suggest_names(metric, METRICS), code="Q304")
         self.metric = metric
         self.sums: dict[str, ErrorAccumulator] = {}
         self._own: dict[str, list[float]] = {}
@@ -69,7 +69,7 @@ class _Totals:
 
 
 @contextmanager
-def switched(model: nn.Module, on: bool) -> Any:
+def switch_quantizers(model: nn.Module, on: bool) -> Any:
     """Run a block with all quantizers off, or (on) with those that are on; afterwards the switches are as before."""
     held = [(q, q.enabled) for q in model.modules() if isinstance(q, Quantizer)]
     for quantizer, enabled in held:
@@ -81,12 +81,12 @@ def switched(model: nn.Module, on: bool) -> Any:
             quantizer.enabled = enabled
 
 
-def graph_error(model: fx.GraphModule, data: Any, metric: str | Metric, mode: Mode) -> dict[str, float]:
+def measure_graph(model: fx.GraphModule, data: Any, metric: str | Metric, mode: Mode) -> dict[str, float]:
     """Error of every layer that quantizes its inputs or weight. Switches do not change."""
-    totals = _Totals(metric)
-    with evaluating(model):
-        for batch in batches_of(data):
-            _Both(model, mode, totals).run(*as_inputs(batch))
+    totals = _ErrorSums(metric)
+    with use_eval_mode(model):
+        for batch in list_batches(data):
+            _PairedRun(model, mode, totals).run(*as_inputs(batch))
     if not totals.sums:
         raise DataError(
             "data", "no batch, or nothing is quantized", "give batches, and switch quantization on", code="Q203"
@@ -94,10 +94,10 @@ def graph_error(model: fx.GraphModule, data: Any, metric: str | Metric, mode: Mo
     return totals.result()
 
 
-class _Both:
+class _PairedRun:
     """Runs the float and the quantized model side by side, call by call."""
 
-    def __init__(self, model: fx.GraphModule, mode: Mode, totals: _Totals) -> None:
+    def __init__(self, model: fx.GraphModule, mode: Mode, totals: _ErrorSums) -> None:
         self.model, self.mode, self.totals = model, mode, totals
         self.float: dict[fx.Node, Any] = {}
         self.quantized: dict[fx.Node, Any] = {}
@@ -105,7 +105,7 @@ class _Both:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run one batch and add the errors of its layers."""
-        inputs = iter(bound(self.model.graph, args, kwargs))
+        inputs = iter(bind_inputs(self.model.graph, args, kwargs))
         left = {node: len(node.users) for node in self.model.graph.nodes}  # readers to come; at 0 values are freed
         for node in self.model.graph.nodes:
             if node.op == "placeholder":
@@ -113,7 +113,7 @@ class _Both:
             elif node.op == "output":
                 if self.mode == "cumulative":
                     found = [fx.map_arg(node.args[0], env.__getitem__) for env in (self.float, self.quantized)]
-                    self.totals.add("output", *_flat(found))
+                    self.totals.add("output", *_flatten_pair(found))
             else:
                 self._run_both(node)
             for source in node.all_input_nodes:
@@ -129,7 +129,7 @@ class _Both:
             self.float[node] = self.float[source]  # type: ignore[index]
             self.quantized[node] = module(self.quantized[source])  # type: ignore[index]
             return
-        with switched(self.model if module is None else module, False):
+        with switch_quantizers(self.model if module is None else module, False):
             self.float[node] = self._run_node(node, self.float)
         self.quantized[node] = self._run_node(node, self.quantized)
         if module is not None and self._quantizes(node, module):
@@ -152,39 +152,39 @@ class _Both:
         return any(isinstance(q, Quantizer) and q.active for q in held)
 
 
-def _flat(found: list[Any]) -> list[Any]:
+def _flatten_pair(found: list[Any]) -> list[Any]:
     both = [torch.utils._pytree.tree_leaves(value) for value in found]
     return both if len(both[0]) != 1 else [leaves[0] for leaves in both]
 
 
-def eager_error(model: nn.Module, data: Any, metric: str | Metric, mode: Mode) -> dict[str, float]:
-    """As graph_error, for a model that could not be traced: errors of the layers that hold quantizers."""
+def measure_layers(model: nn.Module, data: Any, metric: str | Metric, mode: Mode) -> dict[str, float]:
+    """As measure_graph, for a model that could not be traced: errors of the layers that hold quantizers."""
     layers = {
         name: module for name, module in model.named_modules()
         if any(isinstance(child, Quantizer) for child in module.children())
         or "input_quantizers" in module._modules
     }  # fmt: skip
-    totals = _Totals(metric)
-    with evaluating(model):
-        for batch in batches_of(data):
+    totals = _ErrorSums(metric)
+    with use_eval_mode(model):
+        for batch in list_batches(data):
             args, kwargs = as_inputs(batch)
             if mode == "isolated":
-                _isolated(model, layers, args, kwargs, totals)
+                _measure_isolated(model, layers, args, kwargs, totals)
                 continue
             # Two runs of the whole model; calls of a layer are paired by their order.
             seen: list[dict[str, list[Any]]] = []
             for on in (False, True):
-                with switched(model, on), _outputs(model, layers) as outputs:
+                with switch_quantizers(model, on), _catch_outputs(model, layers) as outputs:
                     outputs["output"] = [model(*args, **kwargs)]
                 seen.append(outputs)
             for name, values in seen[0].items():
                 for k, value in enumerate(values):
-                    totals.add(f"{name}@{k}" if k else name, *_flat([value, seen[1][name][k]]))
+                    totals.add(f"{name}@{k}" if k else name, *_flatten_pair([value, seen[1][name][k]]))
     return totals.result()
 
 
 @contextmanager
-def _outputs(model: nn.Module, layers: Mapping[str, nn.Module]) -> Any:
+def _catch_outputs(model: nn.Module, layers: Mapping[str, nn.Module]) -> Any:
     found: dict[str, list[Any]] = {}
     handles = [
         layer.register_forward_hook(lambda _m, _a, out, name=name: found.setdefault(name, []).append(out))
@@ -197,9 +197,11 @@ def _outputs(model: nn.Module, layers: Mapping[str, nn.Module]) -> Any:
             handle.remove()
 
 
-def _isolated(model: nn.Module, layers: Mapping[str, nn.Module], args: Any, kwargs: Any, totals: _Totals) -> None:
+def _measure_isolated(
+    model: nn.Module, layers: Mapping[str, nn.Module], args: Any, kwargs: Any, totals: _ErrorSums
+) -> None:
     """Run the float model on one batch, and every layer once more with its own quantizers on."""
-    # switched() turns all off; each layer gets its own switches back while it runs again.
+    # switch_quantizers() turns all off; each layer gets its own switches back while it runs again.
     held = {q: q.enabled for q in model.modules() if isinstance(q, Quantizer)}
     busy: list[str] = []
     calls: dict[str, int] = {}
@@ -219,14 +221,14 @@ def _isolated(model: nn.Module, layers: Mapping[str, nn.Module], args: Any, kwar
                 q.enabled = False
         call = calls.get(name, 0)
         calls[name] = call + 1
-        totals.add(f"{name}@{call}" if call else name, *_flat([out, value]))
+        totals.add(f"{name}@{call}" if call else name, *_flatten_pair([out, value]))
 
     handles = [
         layer.register_forward_hook(lambda m, a, k, out, name=name: again(m, a, k, out, name), with_kwargs=True)
         for name, layer in layers.items()
     ]
     try:
-        with switched(model, False):
+        with switch_quantizers(model, False):
             model(*args, **kwargs)
     finally:
         for handle in handles:
@@ -239,7 +241,7 @@ def check_mode(mode: str) -> None:
         raise ConfigError(f"mode {mode!r}", "does not exist", "write isolated or cumulative", code="Q304")
 
 
-def nothing_on(model: nn.Module) -> None:
+def check_any_on(model: nn.Module) -> None:
     """Raise PlanError if no quantizer is on."""
     if not any(q.active for q in model.modules() if isinstance(q, Quantizer)):
         raise PlanError("QuantModel.quantization_error()", "no quantizer is on", "call set_quant() first", code="Q409")

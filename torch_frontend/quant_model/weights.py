@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from torch import Tensor, fx, nn
 
 from torch_frontend.qmodules import WeightQuantized
-from torch_frontend.tracing import split_path, value_of
+from torch_frontend.tracing import compute_constant, split_path
 
 
-def weights_of(model: nn.Module, paths: Mapping[str, str]) -> dict[str, Tensor]:
+def map_weights(model: nn.Module, paths: Mapping[str, str]) -> dict[str, Tensor]:
     """Site -> the tensor its quantizer reads. paths: sites of weights -> module paths of their quantizers."""
     found: dict[str, Tensor] = {}
-    calls = _calls(model)
+    calls = _map_calls(model)
     for site, path in paths.items():
         owner = model.get_submodule(split_path(path)[0])
         # A layer's quantizer is its child; that of a parameter is a call of its own.
@@ -21,11 +21,11 @@ def weights_of(model: nn.Module, paths: Mapping[str, str]) -> dict[str, Tensor]:
             found[site] = owner.weight
         elif path in calls:
             assert isinstance(model, fx.GraphModule)
-            found[site] = value_of(model, calls[path].args[0])
+            found[site] = compute_constant(model, calls[path].args[0])
     return found
 
 
-def _calls(model: nn.Module) -> dict[str, fx.Node]:
+def _map_calls(model: nn.Module) -> dict[str, fx.Node]:
     if not isinstance(model, fx.GraphModule):
         return {}
     return {str(node.target): node for node in model.graph.nodes if node.op == "call_module"}

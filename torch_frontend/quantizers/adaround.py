@@ -6,7 +6,7 @@
     regularizer    sum(1 - |2 h(v) - 1|**beta), which drives h to 0 or 1 as beta falls
 
 A weight that keeps 16-bit sums keeps them while rounded to nearest, soft and hard: integers are moved as by
-`onnxq.numerics.keep_sums`; soft, both neighbours of a sum give half of the excess.
+`onnxq.numerics.limit_sums`; soft, both neighbours of a sum give half of the excess.
 
 v starts where soft equals the float weight. `torch_frontend.reconstruct` does the learning; until then a weight is
 rounded to nearest.

@@ -17,7 +17,7 @@ from onnxq.sites import Role
 from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.quantizers import groups, limits
-from torch_frontend.quantizers.marker import mark
+from torch_frontend.quantizers.marker import mark_tensor
 from torch_frontend.quantizers.statistics import Statistics, range_statistics
 
 Option = float | int | str | bool
@@ -298,7 +298,7 @@ class Quantizer(nn.Module):
             scale, zero = self._numbers()
             x = self.bake(x)
         weight = held.get("marked_weight")
-        return mark(x if weight is None else weight, scale, zero, self.spec, site=self.site, role=self.role)
+        return mark_tensor(x if weight is None else weight, scale, zero, self.spec, site=self.site, role=self.role)
 
     def prepare_marker(self, weight: Tensor | None = None) -> None:
         """Fix the marker's inputs as buffers: qparams as constants, and the baked weight if given.

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from onnxq.errors import CalibrationError, ConfigError
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from onnxq.numerics import symmetric_steps
 from onnxq.spec import QParams, QuantSpec
 
@@ -25,7 +25,7 @@ def check_options(
     """`defaults` with the given options of quantizer `name`. Raises ConfigError for a wrong name, type or word."""
     for key, value in given.items():
         if key not in defaults:
-            raise ConfigError(site, f"{name} has no option {key!r}", did_you_mean(key, defaults), code="Q311")
+            raise ConfigError(site, f"{name} has no option {key!r}", suggest_names(key, defaults), code="Q311")
         default = defaults[key]
         wanted = (float, int) if isinstance(default, float) else (type(default),)
         # bool is a subclass of int, but True is no number of an option.
@@ -34,7 +34,7 @@ def check_options(
                 site, f"{key}={value!r} is not a {wanted[0].__name__}", f"default: {default!r}", code="Q311"
             )
         if key in choices and value not in choices[key]:
-            raise ConfigError(site, f"{key}={value!r}", did_you_mean(str(value), choices[key]), code="Q311")
+            raise ConfigError(site, f"{key}={value!r}", suggest_names(str(value), choices[key]), code="Q311")
     return {**defaults, **given}
 
 
@@ -43,7 +43,7 @@ def allows_zero_points(target: str) -> bool:
     if target == "virtual":
         return True
     # Imported here, since it imports onnx.
-    from onnxq.targets import target as known
+    from onnxq.targets import find_target as known
 
     return known(target).zero_points
 

@@ -70,7 +70,7 @@ class MeanMagnitude:
     def qparams(self) -> QParams:
         """The paper's first scale. Raises CalibrationError if nothing was observed."""
         if self._total is None or self._count is None:
-            raise observers.base.nothing_seen("LSQ")
+            raise observers.base.make_empty_error("LSQ")
         mean = (self._total / self._count).numpy()
         if self._range is None:
             steps = np.asarray(symmetric_steps(self.spec))

@@ -16,7 +16,7 @@ from onnxq.spec import PerBlock, PerTensor, QuantSpec
 MARKER = "ai.onnxq::FakeQuantize"
 
 
-def mark(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec, *, site: str, role: Role) -> Tensor:
+def mark_tensor(x: Tensor, scale: Tensor, zero_point: Tensor, spec: QuantSpec, *, site: str, role: Role) -> Tensor:
     """Return x through a marker node; only inside torch.onnx.export.
 
     scale, zero_point: [] or [1] per tensor, [channels] per channel, blocked per block, as in `onnxq.spec.QParams`;

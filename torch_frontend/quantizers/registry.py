@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from onnxq.errors import ConfigError
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, QuantSpec
 from torch_frontend.quantizers.base import Quantizer
@@ -53,5 +53,5 @@ def create_quantizer(
     """The quantizer called `name` for one site. Raises ConfigError for an unknown name or option, or a wrong spec."""
     made = _REGISTRY.get(name)
     if made is None:
-        raise ConfigError(f"quantizer {name!r}", "does not exist", did_you_mean(name, _REGISTRY), code="Q310")
+        raise ConfigError(f"quantizer {name!r}", "does not exist", suggest_names(name, _REGISTRY), code="Q310")
     return made(spec, site=site, role=role, observer=observer, options=options, target=target)

@@ -46,7 +46,7 @@ class ActivationRange:
             )
         self.spec, self.observer = spec, observer
         self.origin = observer.name
-        observers.create(observer, spec)  # raises ConfigError for a wrong name or option, before any batch
+        observers.create_observer(observer, spec)  # raises ConfigError for a wrong name or option, before any batch
         self._channels: list[observers.Observer] = []
 
     def update(self, x: Tensor) -> None:
@@ -60,7 +60,7 @@ class ActivationRange:
         # The number of channels is known with the first batch only.
         if not self._channels:
             alone = replace(self.spec, granularity=PerTensor())
-            self._channels = [observers.create(self.observer, alone) for _ in parts]
+            self._channels = [observers.create_observer(self.observer, alone) for _ in parts]
         if len(parts) != len(self._channels):
             raise CalibrationError(
                 "activation",
@@ -83,7 +83,7 @@ class ActivationRange:
     def range(self) -> Range:
         """(lo, hi) of the shape of the scales."""
         if not self._channels:
-            raise observers.base.nothing_seen(self.observer.name)
+            raise observers.base.make_empty_error(self.observer.name)
         ends = [seen.range() for seen in self._channels]
         if isinstance(self.spec.granularity, PerTensor):
             return ends[0]
@@ -120,7 +120,7 @@ class WeightRange:
     def read_weight(self) -> Tensor:
         """The last observed weight. Raises CalibrationError if there is none, or if it holds NaN or inf."""
         if self.weight is None:
-            raise observers.base.nothing_seen("weight")
+            raise observers.base.make_empty_error("weight")
         if not bool(self.weight.isfinite().all()):
             raise CalibrationError("weight", "holds NaN or inf", "repair the float model", code="Q503")
         return self.weight

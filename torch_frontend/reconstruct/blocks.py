@@ -14,12 +14,12 @@ from itertools import takewhile
 from torch import fx
 
 from onnxq.errors import ConfigError
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from onnxq.sites import Role
-from torch_frontend.qmodules import of_function, of_method, of_module
+from torch_frontend.qmodules import find_function_entry, find_method_entry, find_module_entry
 from torch_frontend.quantizers import Quantizer, quantizers_of
-from torch_frontend.reconstruct.units import constants
-from torch_frontend.tracing import find_module, is_plain, named, split_path
+from torch_frontend.reconstruct.units import find_constants
+from torch_frontend.tracing import find_module, is_plain, read_name, split_path
 
 # Operators that belong to the unit in front of them: engines compute them together with its product.
 _FOLLOW = frozenset(
@@ -44,7 +44,7 @@ class Regions:
 
     def __init__(self, model: fx.GraphModule) -> None:
         self.model = model
-        fixed = constants(model.graph)
+        fixed = find_constants(model.graph)
         # Position in topological order.
         self.order = {node: k for k, node in enumerate(model.graph.nodes)}
         self.values = [n for n in model.graph.nodes if n not in fixed and not is_plain(n) and n.op != "output"]
@@ -89,7 +89,7 @@ class Regions:
             if not own:
                 parts = {split_path(path)[0] or path for path in paths.values()} | set(paths.values())
                 raise ConfigError(
-                    f"block {name!r}", "is no module of the model", did_you_mean(name, parts), code="Q309"
+                    f"block {name!r}", "is no module of the model", suggest_names(name, parts), code="Q309"
                 )
             inside = self._add_between(own)
             # Only one value is compared, so a block has one exit.
@@ -104,7 +104,7 @@ class Regions:
 
     def path(self, node: fx.Node) -> str:
         """Qualified name of the call."""
-        found = named(node)
+        found = read_name(node)
         return found.name if found is not None else str(node.target if node.op == "call_module" else node.name)
 
     # -- parts -------------------------------------------------------------------------------------------------
@@ -128,14 +128,14 @@ class Regions:
     def _op_name(self, node: fx.Node) -> str:
         """Name of the node's operator; "" if it is unknown."""
         entry = None
-        if (found := named(node)) is not None:
+        if (found := read_name(node)) is not None:
             entry = found.entry
         elif node.op == "call_module":
-            entry = of_module(self.model.get_submodule(str(node.target)))
+            entry = find_module_entry(self.model.get_submodule(str(node.target)))
         elif node.op == "call_function":
-            entry = of_function(node.target)
+            entry = find_function_entry(node.target)
         elif node.op == "call_method":
-            entry = of_method(str(node.target))
+            entry = find_method_entry(str(node.target))
         return "" if entry is None else entry.op.name
 
     def _make_region(self, name: str, inside: set[fx.Node], exit_: fx.Node) -> Region:

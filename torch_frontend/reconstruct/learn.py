@@ -20,7 +20,7 @@ from torch_frontend.reconstruct.units import Unit
 _EVERY = 100
 
 
-def learn(
+def learn_unit(
     unit: Unit, cache: Cache, settings: Settings, *, qdrop: float, activation_lr: float,
     tell: Callable[[int, float], None],
 ) -> UnitResult:  # fmt: skip

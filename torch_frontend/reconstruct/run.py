@@ -8,16 +8,16 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from onnxq.errors import CalibrationError, ConfigError, DataError, PlanError
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from onnxq.sites import Refusal, Role
 from torch_frontend.quant_model import QuantModel, State
 from torch_frontend.quantizers import LSQ, AdaRound, LSQPlus, Quantizer, Uniform, quantizers_of
 from torch_frontend.reconstruct.blocks import Regions
 from torch_frontend.reconstruct.cache import Cache, Record
-from torch_frontend.reconstruct.learn import learn
+from torch_frontend.reconstruct.learn import learn_unit
 from torch_frontend.reconstruct.settings import METHODS, Progress, Reconstruction, Report, Settings, UnitResult
-from torch_frontend.reconstruct.units import Unit, graph_unit, module_unit, quantizing
-from torch_frontend.tracing import as_inputs, evaluating
+from torch_frontend.reconstruct.units import Unit, graph_unit, module_unit, override_switches
+from torch_frontend.tracing import as_inputs, use_eval_mode
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 # Quantizers whose forward rounds to nearest with a scale that AdaRound can take over.
@@ -54,7 +54,7 @@ def reconstruct(
     """
     settings = settings or Settings()
     if method not in METHODS:
-        raise ConfigError(f"method {method!r}", "does not exist", did_you_mean(method, METHODS), code="Q318")
+        raise ConfigError(f"method {method!r}", "does not exist", suggest_names(method, METHODS), code="Q318")
     if not 0 <= qdrop < 1:
         raise ConfigError(
             f"qdrop={qdrop}", "is no probability below 1", "the paper takes 0.5; 0 switches it off", code="Q318"
@@ -72,7 +72,7 @@ def reconstruct(
     done: list[UnitResult] = []
     learned: dict[int, str] = {}
     # First to last: a unit's inputs come from units that are learned.
-    with evaluating(model), quantizing(quantizers_of(model), True):
+    with use_eval_mode(model), override_switches(quantizers_of(model), True):
         for index, unit in enumerate(units):
             own = [found for found in unit.weights if isinstance(found, AdaRound)]
             # A weight that two units share has one rounding, learned in the first.
@@ -84,7 +84,7 @@ def reconstruct(
             tell = _make_report(progress, unit.name, index, len(units), settings.iterations)
             with Cache(settings.cache_bytes) as cache:
                 _fill_cache(cache, model, unit, batches, floats=qdrop > 0)
-                done.append(learn(unit, cache, settings, qdrop=qdrop, activation_lr=rate, tell=tell))
+                done.append(learn_unit(unit, cache, settings, qdrop=qdrop, activation_lr=rate, tell=tell))
     return Reconstruction(method=method, units=tuple(done), refusals=tuple(refusals))
 
 
@@ -203,7 +203,7 @@ def _fill_cache(cache: Cache, model: nn.Module, unit: Unit, batches: list[Batch]
     """Fill the cache with a unit's values for all batches, from a float run (targets) and a quantized run (inputs)."""
     every = quantizers_of(model)
     for args, kwargs in batches:
-        with quantizing(every, False):
+        with override_switches(every, False):
             plain = unit.catch(args, kwargs)
         # Calls are paired by their order: a unit may be called several times in a batch.
         for (inputs, _), (unquantized, target) in zip(unit.catch(args, kwargs), plain, strict=True):

@@ -13,7 +13,7 @@ from torch.utils import _pytree as tree
 from onnxq.errors import ModelError
 from onnxq.sites import Role
 from torch_frontend.quantizers import Quantizer, quantizers_of
-from torch_frontend.tracing import bound
+from torch_frontend.tracing import bind_inputs
 
 Caught = list[tuple[tuple[Any, ...], Tensor]]
 
@@ -43,7 +43,7 @@ class Unit:
 
 
 @contextmanager
-def quantizing(quantizers: list[Quantizer], on: bool) -> Iterator[None]:
+def override_switches(quantizers: list[Quantizer], on: bool) -> Iterator[None]:
     """Run a block with these quantizers on or off and not observing; disabled ones stay off."""
     before = [(found, found.enabled, found.observing) for found in quantizers]
     for found in quantizers:
@@ -127,7 +127,7 @@ def graph_unit(model: fx.GraphModule, name: str, region: list[fx.Node], exit_: f
     def catch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Caught:
         seen.clear()
         with suppress(_Caught):
-            Tap(model).run(*bound(model.graph, args, kwargs))
+            Tap(model).run(*bind_inputs(model.graph, args, kwargs))
         if not isinstance(seen.get(exit_), Tensor):
             raise ModelError(name, "gives no tensor", "name another block", code="Q124")
         found = [(tuple(seen[node] for node in entries), seen[exit_])]
@@ -141,7 +141,7 @@ def _copy_value(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def constants(graph: fx.Graph) -> set[fx.Node]:
+def find_constants(graph: fx.Graph) -> set[fx.Node]:
     """Nodes of parameters, buffers, and values computed from them alone."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
@@ -153,7 +153,7 @@ def constants(graph: fx.Graph) -> set[fx.Node]:
 
 def _extract_part(model: fx.GraphModule, region: set[fx.Node], exit_: fx.Node) -> tuple[fx.GraphModule, list[fx.Node]]:
     """(the region as a module that shares the model's modules, the nodes outside that it reads)."""
-    fixed = constants(model.graph)
+    fixed = find_constants(model.graph)
     inside = [node for node in model.graph.nodes if node in region]
     entries: list[fx.Node] = []
     for node in inside:

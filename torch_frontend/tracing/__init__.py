@@ -12,55 +12,64 @@ modules   modules, attributes and calls by their dotted paths
 """
 
 # The tracer knows nothing of quantizers; `quant_model` places them on the graph that comes out.
-from torch_frontend.tracing.arguments import given_arguments
+from torch_frontend.tracing.arguments import find_given_arguments
 from torch_frontend.tracing.attention import take_apart
-from torch_frontend.tracing.fold import factors, fold_batch_norms, folded
-from torch_frontend.tracing.modules import find_module, put, read_attribute, run_call, split_path
+from torch_frontend.tracing.fold import compute_factors, fold_batch_norms, fold_layer
+from torch_frontend.tracing.modules import find_module, read_attribute, replace_module, run_call, split_path
 from torch_frontend.tracing.names import (
-    Named,
+    CallName,
     element_of,
-    fresh,
     is_constant,
     is_plain,
+    make_unique_path,
     name_calls,
-    named,
+    read_name,
     scope_of,
     site_of,
 )
-from torch_frontend.tracing.simplify import simplify
-from torch_frontend.tracing.tracer import Traced, Untraceable, trace
-from torch_frontend.tracing.values import as_inputs, bound, evaluating, is_float, look, looked_at, shape_of, value_of
+from torch_frontend.tracing.simplify import simplify_graph
+from torch_frontend.tracing.tracer import Traced, Untraceable, trace_model
+from torch_frontend.tracing.values import (
+    as_inputs,
+    bind_inputs,
+    compute_constant,
+    has_shapes,
+    is_float,
+    record_shapes,
+    shape_of,
+    use_eval_mode,
+)
 
 __all__ = [
-    "Named",
+    "CallName",
     "Traced",
     "Untraceable",
     "as_inputs",
-    "bound",
+    "bind_inputs",
+    "compute_constant",
+    "compute_factors",
     "element_of",
-    "evaluating",
-    "factors",
+    "find_given_arguments",
     "find_module",
     "fold_batch_norms",
-    "folded",
-    "fresh",
-    "given_arguments",
+    "fold_layer",
+    "has_shapes",
     "is_constant",
     "is_float",
     "is_plain",
-    "look",
-    "looked_at",
+    "make_unique_path",
     "name_calls",
-    "named",
-    "put",
     "read_attribute",
+    "read_name",
+    "record_shapes",
+    "replace_module",
     "run_call",
     "scope_of",
     "shape_of",
-    "simplify",
+    "simplify_graph",
     "site_of",
     "split_path",
     "take_apart",
-    "trace",
-    "value_of",
+    "trace_model",
+    "use_eval_mode",
 ]

@@ -12,7 +12,7 @@ from torch.fx.node import has_side_effect
 from onnxq.errors import DataError
 
 
-def fixed_arguments(model: nn.Module, given: Collection[str] | None) -> dict[str, Any]:
+def find_fixed_arguments(model: nn.Module, given: Collection[str] | None) -> dict[str, Any]:
     """Name -> default of the forward's arguments that will not be passed.
 
     given: names of those that will be passed; None: all without a default.
@@ -26,7 +26,7 @@ def fixed_arguments(model: nn.Module, given: Collection[str] | None) -> dict[str
     }
 
 
-def given_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def find_given_arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Name -> value of the forward's arguments that differ from their defaults.
 
     Raises DataError if the arguments do not fit the forward.

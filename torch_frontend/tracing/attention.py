@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from torch_frontend.qmodules import Call, register_qmodule, shallow
+from torch_frontend.qmodules import Call, copy_shallowly, register_qmodule
 
 
 class NotTraceable(Exception):
@@ -73,7 +73,7 @@ def _project_inputs(m: Any, query: Any, key: Any, value: Any) -> tuple[Any, Any,
     return made[0], made[1], made[2]
 
 
-def multihead_attention(
+def run_multihead_attention(
     m: Any,
     query: Any,
     key: Any,
@@ -119,7 +119,7 @@ def multihead_attention(
     return out, weights.mean(-3) if average_attn_weights else weights
 
 
-def encoder_layer(
+def run_encoder_layer(
     m: Any, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
 ) -> Any:
     """Forward of nn.TransformerEncoderLayer."""
@@ -130,7 +130,7 @@ def encoder_layer(
     return m.norm2(x + m._ff_block(x))
 
 
-def decoder_layer(
+def run_decoder_layer(
     m: Any,
     tgt: Any,
     memory: Any,
@@ -153,7 +153,7 @@ def decoder_layer(
     return m.norm3(x + m._ff_block(x))
 
 
-def encoder(m: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
+def run_encoder(m: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
     """Forward of nn.TransformerEncoder."""
     # torch's own forward may turn padded batches into nested tensors, which ONNX does not have.
     for layer in m.layers:
@@ -161,7 +161,7 @@ def encoder(m: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None
     return src if m.norm is None else m.norm(src)
 
 
-def decoder(
+def run_decoder(
     m: Any,
     tgt: Any,
     memory: Any,
@@ -179,7 +179,7 @@ def decoder(
     return tgt if m.norm is None else m.norm(tgt)
 
 
-def transformer(
+def run_transformer(
     m: Any,
     src: Any,
     tgt: Any,
@@ -231,23 +231,23 @@ def take_apart(model: fx.GraphModule) -> None:
         graph.erase_node(node)
 
 
-def traceable(model: nn.Module) -> nn.Module:
+def make_traceable(model: nn.Module) -> nn.Module:
     """The model itself; for one of torch's transformer modules a copy whose forward is the traceable form."""
     # Inner modules get their form in Tracer.call_module; the root's forward is called by fx directly.
-    form = FORMS.get(type(model))
+    form = TRACEABLE_FORMS.get(type(model))
     if form is None:
         return model
-    made = shallow(model)
+    made = copy_shallowly(model)
     # A subclass under the same name, so that isinstance and messages stay as they are.
     made.__class__ = type(type(model).__name__, (type(model),), {"forward": form})
     return made
 
 
-FORMS: dict[type[nn.Module], Callable[..., Any]] = {
-    nn.MultiheadAttention: multihead_attention,
-    nn.TransformerEncoderLayer: encoder_layer,
-    nn.TransformerDecoderLayer: decoder_layer,
-    nn.TransformerEncoder: encoder,
-    nn.TransformerDecoder: decoder,
-    nn.Transformer: transformer,
+TRACEABLE_FORMS: dict[type[nn.Module], Callable[..., Any]] = {
+    nn.MultiheadAttention: run_multihead_attention,
+    nn.TransformerEncoderLayer: run_encoder_layer,
+    nn.TransformerDecoderLayer: run_decoder_layer,
+    nn.TransformerEncoder: run_encoder,
+    nn.TransformerDecoder: run_decoder,
+    nn.Transformer: run_transformer,
 }

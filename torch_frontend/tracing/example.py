@@ -17,7 +17,7 @@ from torch.fx.proxy import Attribute
 from torch.utils import _pytree as pytree
 
 from torch_frontend.tracing.modules import find_module, run_call
-from torch_frontend.tracing.values import evaluating
+from torch_frontend.tracing.values import use_eval_mode
 
 # Key of a node's meta, there while tracing only.
 _FAKE = "onnxq_fake"
@@ -28,7 +28,7 @@ class KnowingProxy(fx.Proxy):
     """A proxy with the length of its value in the example."""
 
     def __len__(self) -> int:
-        known = known_of(self)
+        known = read_example_value(self)
         return super().__len__() if known is _UNKNOWN else len(known)
 
     def __getattr__(self, name: str) -> KnowingAttribute:
@@ -42,7 +42,7 @@ class KnowingAttribute(Attribute):
     __getattr__ = KnowingProxy.__getattr__
 
 
-def known_of(proxy: fx.Proxy) -> Any:
+def read_example_value(proxy: fx.Proxy) -> Any:
     """The proxy's value in the example, or _UNKNOWN."""
     return proxy.node.meta.get(_FAKE, _UNKNOWN)
 
@@ -86,12 +86,12 @@ class Example:
         args, kwargs = (fx.map_arg(part, lambda n: n.meta[_FAKE]) for part in (node.args, node.kwargs))
         module = find_module(root, node)
         # In training mode a batch norm would write into its averages.
-        with nullcontext() if module is None else evaluating(module):
+        with nullcontext() if module is None else use_eval_mode(module):
             return run_call(root, node, args, kwargs)
 
     def truth(self, proxy: fx.Proxy, scope: str) -> bool | None:
         """Outcome of an `if` on sizes, types and the like in the example; None where it depends on values."""
-        known = known_of(proxy)
+        known = read_example_value(proxy)
         if known is _UNKNOWN or isinstance(known, Tensor):
             return None
         self.specialised[scope] = None
@@ -99,14 +99,14 @@ class Example:
 
     def items(self, proxy: fx.Proxy, scope: str) -> Iterator[fx.Proxy] | None:
         """Elements of a value that a loop or a * iterates over; None where their number is unknown."""
-        known = known_of(proxy)
+        known = read_example_value(proxy)
         if known is _UNKNOWN or not isinstance(known, (Tensor, tuple, list)):
             return None
         self.specialised[scope] = None
         return iter([proxy[k] for k in range(len(known))])
 
 
-def forget(graph: fx.Graph) -> None:
+def forget_example(graph: fx.Graph) -> None:
     """Remove the example's values from the graph."""
     for node in graph.nodes:
         node.meta.pop(_FAKE, None)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torch_frontend.qmodules import convertible, shallow
-from torch_frontend.tracing.modules import find_module, put
-from torch_frontend.tracing.names import named
+from torch_frontend.qmodules import copy_shallowly, explain_unconvertible
+from torch_frontend.tracing.modules import find_module, replace_module
+from torch_frontend.tracing.names import read_name
 from torch_frontend.tracing.values import shape_of
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -36,7 +36,7 @@ def fold_batch_norms(model: fx.GraphModule) -> list[tuple[str, str]]:
             continue
         source = node.args[0] if node.args else None
         layer = find_module(model, source)
-        name = named(node)
+        name = read_name(node)
         path = name.name if name is not None else str(node.target)
         if not isinstance(source, fx.Node) or not isinstance(layer, _LAYERS):
             continue
@@ -44,7 +44,7 @@ def fold_batch_norms(model: fx.GraphModule) -> list[tuple[str, str]]:
         if why is not None:
             done.append((path, f"not folded into {source.target}: {why}"))
             continue
-        put(model, str(source.target), folded(layer, norm))
+        replace_module(model, str(source.target), fold_layer(layer, norm))
         node.replace_all_uses_with(source)
         model.graph.erase_node(node)
         done.append((path, f"folded into {source.target}"))
@@ -62,7 +62,7 @@ def _explain_conflict(
         return "one of the two is called more than once"
     if getattr(norm, "running_mean", None) is None:
         return "the batch norm keeps no running statistics"
-    if convertible(layer) is not None:
+    if explain_unconvertible(layer) is not None:
         return "the layer's weight is computed"
     if any(holders[id(p)] > 1 for p in (layer.weight, layer.bias) if p is not None):
         return "the layer's weight is another layer's too"
@@ -76,7 +76,7 @@ def _explain_conflict(
     return None
 
 
-def factors(norm: nn.Module) -> tuple[Tensor, Tensor]:
+def compute_factors(norm: nn.Module) -> tuple[Tensor, Tensor]:
     """(f, shift) of the batch norm as y = f x + shift, one value per channel, float64."""
     var, mean = norm.running_var.double(), norm.running_mean.double()  # type: ignore[operator]
     gamma = torch.ones_like(mean) if norm.weight is None else norm.weight.detach().double()  # type: ignore[operator]
@@ -95,11 +95,11 @@ def _spread_factors(layer: nn.Module, factor: Tensor) -> Tensor:
     return rows.reshape(weight.shape[0], -1, *[1] * (weight.dim() - 2))
 
 
-def folded(layer: nn.Module, norm: nn.Module) -> nn.Module:
+def fold_layer(layer: nn.Module, norm: nn.Module) -> nn.Module:
     """A shallow copy of the layer that computes layer and batch norm, with Parameters of its own, in float64 inside."""
     # float64, rounded once at the end.
-    factor, shift = factors(norm)
-    made = shallow(layer)
+    factor, shift = compute_factors(norm)
+    made = copy_shallowly(layer)
     old: Any = layer
     weight = (old.weight.detach().double() * _spread_factors(layer, factor)).to(old.weight.dtype)
     bias = shift if old.bias is None else shift + old.bias.detach().double() * factor

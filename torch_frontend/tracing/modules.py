@@ -19,7 +19,7 @@ def read_attribute(model: nn.Module, path: str) -> Any:
     return getattr(model.get_submodule(owner), leaf)
 
 
-def put(model: nn.Module, path: str, module: nn.Module) -> None:
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
     """Set the submodule at a dotted path."""
     owner, leaf = split_path(path)
     setattr(model.get_submodule(owner), leaf, module)

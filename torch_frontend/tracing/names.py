@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from torch_frontend.qmodules import Call, Entry, of_function, of_method, of_module
+from torch_frontend.qmodules import Call, Entry, find_function_entry, find_method_entry, find_module_entry
 from torch_frontend.tracing.arguments import require_default
 
 # Keys of a node's meta.
@@ -24,7 +24,7 @@ _SEVERAL = ("split", "lstm", "gru", "rnn", "multihead_attention")
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class CallName:
     """One call. path: the module's qualified name. call: number of earlier calls. entry: its registration, or None."""
 
     path: str
@@ -37,13 +37,13 @@ class Named:
         return f"{self.path}@{self.call}" if self.call else self.path
 
 
-def named(node: fx.Node) -> Named | None:
+def read_name(node: fx.Node) -> CallName | None:
     """The name of a node's call; None for inputs, parameters, sizes and elements of tuples."""
-    found: Named | None = node.meta.get(_NAMED)
+    found: CallName | None = node.meta.get(_NAMED)
     return found
 
 
-def rename(node: fx.Node, name: Named) -> None:
+def set_name(node: fx.Node, name: CallName) -> None:
     """Set the name of a node's call."""
     node.meta[_NAMED] = name
 
@@ -67,7 +67,7 @@ def site_of(node: fx.Node) -> str | None:
         return f"input:{node.target}"
     if node.op == "get_attr":
         return str(node.target)
-    found = named(node)
+    found = read_name(node)
     if found is not None:
         return f"{found.name}.out"
     element = element_of(node)
@@ -109,8 +109,8 @@ def name_calls(model: fx.GraphModule, skipped: Collection[str] = ()) -> None:
             node.meta[_PLAIN] = True
         elif node.op == "call_module":
             path = str(node.target)
-            known = None if path in skipped else of_module(model.get_submodule(path))
-            node.meta[_NAMED] = Named(path, calls[path], known)
+            known = None if path in skipped else find_module_entry(model.get_submodule(path))
+            node.meta[_NAMED] = CallName(path, calls[path], known)
             calls[path] += 1
         elif node.op in ("call_function", "call_method") and not _is_element(node):
             _name_call(model, node, taken)
@@ -137,7 +137,7 @@ def _is_element(node: fx.Node) -> bool:
     if element is None:
         return node.target is getattr
     source, index = element
-    above = named(source)
+    above = read_name(source)
     if above is None or not isinstance(index, int):
         return False
     # Calls that nothing is known of may return tuples.
@@ -145,10 +145,10 @@ def _is_element(node: fx.Node) -> bool:
 
 
 def _name_call(model: fx.GraphModule, node: fx.Node, taken: set[str]) -> None:
-    known = of_function(node.target) if node.op == "call_function" else of_method(str(node.target))
+    known = find_function_entry(node.target) if node.op == "call_function" else find_method_entry(str(node.target))
     scope = scope_of(node)
     base = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "call")
-    path = fresh(model, scope, base.strip("_") or "call", taken)  # __matmul__ -> matmul
+    path = make_unique_path(model, scope, base.strip("_") or "call", taken)  # __matmul__ -> matmul
     if known is not None:
         made = (known.qmodule or Call)(node.target)
         made.train(model.training)
@@ -156,10 +156,12 @@ def _name_call(model: fx.GraphModule, node: fx.Node, taken: set[str]) -> None:
         node.op, node.target = "call_module", path
         node.meta["nn_module_stack"] = {**(node.meta.get("nn_module_stack") or {}), path: (path, type(made))}
     taken.add(path)
-    node.meta[_NAMED] = Named(path, 0, known)
+    node.meta[_NAMED] = CallName(path, 0, known)
 
 
-def fresh(model: fx.GraphModule, scope: str, base: str, taken: set[str] | frozenset[str] = frozenset()) -> str:
+def make_unique_path(
+    model: fx.GraphModule, scope: str, base: str, taken: set[str] | frozenset[str] = frozenset()
+) -> str:
     """`<scope>.<base>`, or the first of `<base>_1`, `<base>_2` … that is neither in the model nor in `taken`."""
     prefix = f"{scope}." if scope else ""
     name, k = f"{prefix}{base}", 0

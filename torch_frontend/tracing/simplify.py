@@ -9,9 +9,9 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from torch_frontend.qmodules import shallow
-from torch_frontend.tracing.modules import put
-from torch_frontend.tracing.names import fresh, scope_of
+from torch_frontend.qmodules import copy_shallowly
+from torch_frontend.tracing.modules import replace_module
+from torch_frontend.tracing.names import make_unique_path, scope_of
 
 _DROPOUTS: dict[Any, type[nn.Module]] = {
     functional.dropout: nn.Dropout,
@@ -24,13 +24,13 @@ _DROPOUTS: dict[Any, type[nn.Module]] = {
 _IN_PLACE: dict[Any, Any] = {functional.relu_: functional.relu, torch.relu_: torch.relu}
 
 
-def simplify(model: fx.GraphModule) -> None:
+def simplify_graph(model: fx.GraphModule) -> None:
     """Apply all rewrites of this module, in order."""
     # Identities first: the rewrites behind them see the real producers.
     remove_identities(model)
-    dropouts_to_modules(model)
-    out_of_place(model)
-    unbind_to_select(model)
+    replace_dropouts(model)
+    remove_in_place_writes(model)
+    replace_unbind(model)
     model.graph.eliminate_dead_code()
     model.delete_all_unused_submodules()
     model.graph.lint()
@@ -44,7 +44,7 @@ def remove_identities(model: fx.GraphModule) -> None:
             model.graph.erase_node(node)
 
 
-def dropouts_to_modules(model: fx.GraphModule) -> None:
+def replace_dropouts(model: fx.GraphModule) -> None:
     """Replace F.dropout(x, p, self.training), which a trace fixes to the mode of the trace, by modules.
 
     A call with another mode than the model's keeps it: `training=True` in a model traced in eval mode.
@@ -56,7 +56,7 @@ def dropouts_to_modules(model: fx.GraphModule) -> None:
         args = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
         if bool(args.get("training", True)) != model.training:
             continue  # the user wrote a constant
-        path = fresh(model, scope_of(node), "dropout")
+        path = make_unique_path(model, scope_of(node), "dropout")
         module = made(float(args.get("p", 0.5)))
         module.train(model.training)
         model.add_submodule(path, module)
@@ -64,7 +64,7 @@ def dropouts_to_modules(model: fx.GraphModule) -> None:
         node.args, node.kwargs = (args["input"],), {}
 
 
-def out_of_place(model: fx.GraphModule) -> None:
+def remove_in_place_writes(model: fx.GraphModule) -> None:
     """Replace writes into a tensor by new tensors, which later readers get."""
     # A quantizer between writer and reader would otherwise hide the write.
     for node in list(model.graph.nodes):
@@ -93,10 +93,10 @@ def _replace_in_place_module(model: fx.GraphModule, node: fx.Node) -> bool:
     if not getattr(module, "inplace", False) or type(module).__module__.split(".")[:2] != ["torch", "nn"]:
         # A module that is called twice was replaced at its first call.
         return getattr(module, "onnxq_was_inplace", False)
-    made = shallow(module)
+    made = copy_shallowly(module)
     made.inplace = False  # type: ignore[assignment]
     made.onnxq_was_inplace = True  # type: ignore[assignment]
-    put(model, str(node.target), made)
+    replace_module(model, str(node.target), made)
     return True
 
 
@@ -108,7 +108,7 @@ def _redirect_readers(graph: fx.Graph, written: fx.Node, result: fx.Node) -> Non
             reader.replace_input_with(written, result)
 
 
-def unbind_to_select(model: fx.GraphModule) -> None:
+def replace_unbind(model: fx.GraphModule) -> None:
     """Replace unbind(x, dim)[k] by select(x, dim, k), a call with a name and a site of its own."""
     for node in list(model.graph.nodes):
         if node.target not in (torch.unbind, "unbind") or not isinstance(node.args[0], fx.Node):

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import fx, nn
 
-from onnxq.config import did_you_mean, matches
+from onnxq.config import matches_any, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.sites import Refusal
-from torch_frontend.qmodules import of_module
-from torch_frontend.tracing.arguments import fixed_arguments, require_default
-from torch_frontend.tracing.attention import FORMS, traceable
-from torch_frontend.tracing.example import Example, KnowingProxy, forget
+from torch_frontend.qmodules import find_module_entry
+from torch_frontend.tracing.arguments import find_fixed_arguments, require_default
+from torch_frontend.tracing.attention import TRACEABLE_FORMS, make_traceable
+from torch_frontend.tracing.example import Example, KnowingProxy, forget_example
 
 # Traces of the whole model, one per module that fails; beyond that it is converted layer by layer.
 _TRIES = 64
@@ -69,16 +69,16 @@ class Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """True for a module whose forward is not traced."""
         name = module_qualified_name
-        if self.skip and matches(self.skip, name):
+        if self.skip and matches_any(self.skip, name):
             if name not in self.skipped:
                 self.skipped.append(name)
             return True
         if name in self.opaque:
             return True
         # torch.nn modules are leaves for fx, but these have a traceable form.
-        if type(m) in FORMS:
+        if type(m) in TRACEABLE_FORMS:
             return False
-        return of_module(m) is not None or super().is_leaf_module(m, name)
+        return find_module_entry(m) is not None or super().is_leaf_module(m, name)
 
     def _proxy_placeholder(self, name: str, *rest: Any) -> Any:
         """Give forward the default of a fixed argument, and the graph an input that is checked against it."""
@@ -120,7 +120,7 @@ class Tracer(fx.Tracer):
         """As fx, with the traceable form of torch's transformer modules; remembers the innermost module that failed."""
         if self.example is not None and self.example.running:
             return forward(*args, **kwargs)
-        form = FORMS.get(type(m))
+        form = TRACEABLE_FORMS.get(type(m))
         if form is not None:
             forward = partial(form, m)
         try:
@@ -132,7 +132,9 @@ class Tracer(fx.Tracer):
             raise
 
 
-def trace(model: nn.Module, skip: Sequence[str] = (), given: Mapping[str, Any] | None = None) -> Traced | Untraceable:
+def trace_model(
+    model: nn.Module, skip: Sequence[str] = (), given: Mapping[str, Any] | None = None
+) -> Traced | Untraceable:
     """The graph of the model's forward, in the mode (train or eval) of the model.
 
     skip: patterns of names of modules that are not traced. given: the arguments that will be passed, with an example
@@ -142,8 +144,8 @@ def trace(model: nn.Module, skip: Sequence[str] = (), given: Mapping[str, Any] |
     it is the model's own forward, Untraceable. Raises ConfigError for a pattern that matches no module.
     """
     check_patterns(model, skip)
-    root = traceable(model)
-    fixed = fixed_arguments(root, given)
+    root = make_traceable(model)
+    fixed = find_fixed_arguments(root, given)
     failed: dict[str, str] = {}
     # Used only where a plain trace fails: it fixes the shapes that decide control flow.
     example: Mapping[str, Any] | None = None
@@ -165,7 +167,7 @@ def trace(model: nn.Module, skip: Sequence[str] = (), given: Mapping[str, Any] |
         refusals = [_make_refusal(name, why) for name, why in failed.items() if name in called]
         modes = _compare_modes(root, tracer, graph, example)
         shaped = () if tracer.example is None else tuple(tracer.example.specialised)
-        forget(graph)
+        forget_example(graph)
         return Traced(tracer.root, graph, tuple(refusals), tuple(tracer.skipped), tuple(fixed), modes, shaped)
     return Untraceable(f"{_TRIES} of its modules cannot be traced")
 
@@ -200,9 +202,9 @@ def check_patterns(model: nn.Module, skip: Sequence[str]) -> None:
     """Raise ConfigError for a pattern that matches no module."""
     names = [name for name, _ in model.named_modules() if name]
     for pattern in skip:
-        if not any(matches(pattern, name) for name in names):
+        if not any(matches_any(pattern, name) for name in names):
             raise ConfigError(
-                f"torch.skip_trace: {pattern!r}", "matches no module", did_you_mean(pattern, names), code="Q309"
+                f"torch.skip_trace: {pattern!r}", "matches no module", suggest_names(pattern, names), code="Q309"
             )
 
 

@@ -29,7 +29,7 @@ class _ShapeRecorder(fx.Interpreter):
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def use_eval_mode(model: nn.Module) -> Iterator[None]:
     """Run a block in eval mode without gradients; afterwards every module is in its former mode."""
     # Module by module: parts of a model may be in other modes than the whole, as frozen batch norms are.
     modes = [(module, module.training) for module in model.modules()]
@@ -51,18 +51,18 @@ def as_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (batch,), {}
 
 
-def look(model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def record_shapes(model: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Run the model once and store each value's shape and dtype in the graph. Raises DataError if it does not run."""
-    with evaluating(model):
+    with use_eval_mode(model):
         try:
-            _ShapeRecorder(model).run(*bound(model.graph, args, kwargs))
+            _ShapeRecorder(model).run(*bind_inputs(model.graph, args, kwargs))
         except Exception as error:
             raise DataError(
                 "example_inputs", f"the model does not run on them: {error}", "give one batch", code="Q205"
             ) from error
 
 
-def bound(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def bind_inputs(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The graph's inputs in order, defaults included. Raises DataError for one that is missing or unknown."""
     names = [node for node in graph.nodes if node.op == "placeholder"]
     # As Python binds a call: positions first, then names, then defaults.
@@ -101,16 +101,16 @@ def is_float(node: fx.Node) -> bool:
     return dtype is not None and dtype.is_floating_point
 
 
-def looked_at(graph: fx.Graph) -> bool:
-    """True if `look` has run on this graph."""
+def has_shapes(graph: fx.Graph) -> bool:
+    """True if `record_shapes` has run on this graph."""
     return any(_DTYPE in node.meta for node in graph.nodes)
 
 
-def value_of(model: fx.GraphModule, node: Any) -> Any:
+def compute_constant(model: fx.GraphModule, node: Any) -> Any:
     """The value of a node that depends on parameters alone, without quantization."""
     if not isinstance(node, fx.Node):
         return node
-    args, kwargs = (fx.map_arg(part, lambda n: value_of(model, n)) for part in (node.args, node.kwargs))
+    args, kwargs = (fx.map_arg(part, lambda n: compute_constant(model, n)) for part in (node.args, node.kwargs))
     if isinstance(find_module(model, node), Quantizer):
         return args[0]
     with torch.no_grad():

@@ -9,10 +9,10 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from onnxq.data.synthetic import synthetic
+from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import ConfigError, DataError, OnnxqError
 from onnxq.graph import GraphIndex, ValueInfo
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 
 Sizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -48,7 +48,9 @@ def make_profile(
     found: dict[str, Sizes] = {}
     for name, sizes in given.items():
         if name not in inputs:
-            raise ConfigError(f"shapes: {name}", "the model has no such input", did_you_mean(name, inputs), code="Q315")
+            raise ConfigError(
+                f"shapes: {name}", "the model has no such input", suggest_names(name, inputs), code="Q315"
+            )
         found[name] = _check_sizes(inputs[name], sizes)
     missing = [value for value in inputs.values() if is_dynamic(value) and value.name not in found]
     if not missing:
@@ -93,9 +95,9 @@ def _guess_sizes(
                 dims[dim if dim is not None else f"{value.name}:{axis}"] = size
     try:
         try:
-            sample = synthetic(inputs, samples=1, dims=dims, model=proto)[0]
+            sample = make_synthetic(inputs, samples=1, dims=dims, model=proto)[0]
         except OnnxqError:
-            sample = synthetic(inputs, samples=1, dims=dims)[0]
+            sample = make_synthetic(inputs, samples=1, dims=dims)[0]
     except DataError as error:
         raise ConfigError(
             error.subject, f"no size can be guessed for it: {error.cause}", "give `shapes=…`", code="Q315"

@@ -20,7 +20,7 @@ from onnxq.engines.diff.model import OFF, Bisection, Error
 from onnxq.engines.prove.reduce import leave_out_nodes
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
-from onnxq.runtime import Session, tap, trim
+from onnxq.runtime import Session, tap_tensors, trim_memory
 from onnxq.sites import TensorId
 
 Array = NDArray[np.generic]
@@ -60,12 +60,12 @@ class Reference:
         wanted = list(dict.fromkeys(names))
         missing = [TensorId(name) for name in wanted if name not in self._known]
         if missing:
-            tapped = tap(self._index.proto, missing, only=True)
+            tapped = tap_tensors(self._index.proto, missing, only=True)
             session = Session(tapped.proto, optimize=False, threads=self._threads, arena=False)
             values = session.run({value.name: self._feeds[value.name] for value in session.inputs})
             self._known.update({tensor.name: values[name] for tensor, name in tapped.outputs.items()})
             del session
-            trim()
+            trim_memory()
         return {name: self._known[name] for name in wanted}
 
 

@@ -21,7 +21,7 @@ from onnxq.engines.saturation.measure import SaturatingRun
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.accumulator import measure_error
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.runtime import optimized_graph
+from onnxq.runtime import optimize_graph
 from onnxq.sites import TensorId
 
 Array = NDArray[Any]
@@ -46,7 +46,7 @@ def find_saturating_weights(
     if not any(one.rows for one in find_saturating(index)):
         return ()
     try:
-        kernels = read_optimized(index.proto, optimized_graph(index.proto, layout=False))
+        kernels = read_optimized(index.proto, optimize_graph(index.proto, layout=False))
         weights = {one.node: one for one in judge_sums(index, kernels) if one.saturates}
         emulation = emulate_saturation(index.proto, frozenset(weights))
         plain = SaturatingRun(emulation, exact=True, tensor=tensor, threads=threads)

@@ -78,7 +78,7 @@ class DiffResult:
     pieces: tuple[Piece, ...] = ()
 
 
-def compare(
+def compare_models(
     float_proto: onnx.ModelProto,
     quantized: onnx.ModelProto,
     dataset: Dataset,

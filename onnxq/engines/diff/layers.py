@@ -20,7 +20,7 @@ from onnxq.engines.diff.runs import OrtRunner, Runner
 from onnxq.errors import OnnxqError
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.progress import Task, silent
-from onnxq.runtime import Feeds, Session, ShapeProbe, optimized_graph, tap
+from onnxq.runtime import Feeds, Session, ShapeProbe, optimize_graph, tap_tensors
 from onnxq.sites import Refusal, TensorId
 
 Array = NDArray[np.generic]
@@ -75,7 +75,7 @@ def open_inner(float_index: GraphIndex, index: GraphIndex, feeds: Feeds, *, fuse
         return inner
     try:
         # NOTE: the last optimization level only lays tensors out anew, under other names and with other axes.
-        made = name_nodes(optimized_graph(index.proto, layout=False))
+        made = name_nodes(optimize_graph(index.proto, layout=False))
         inner.fused = GraphIndex(made)
         inner.notes.extend(_find_layout_notes(index.proto, made, feeds, threads))
     except (OnnxqError, OSError, ValueError) as error:
@@ -207,13 +207,13 @@ def read_optimized_tensor(
         return counterpart.read(Session(index.proto).run(feeds))
     if inner is None or inner.fused is None or counterpart.tensor not in inner.survivors:
         return None
-    tapped = tap(inner.fused.proto, [TensorId(counterpart.tensor)], only=True)
+    tapped = tap_tensors(inner.fused.proto, [TensorId(counterpart.tensor)], only=True)
     values = Session(tapped.proto, optimize=False, arena=False).run(feeds)
     return counterpart.read(values, find_level(inner.fused, counterpart.tensor))
 
 
 def _open_runner(name: str, proto: onnx.ModelProto, tensors: Sequence[str], threads: int) -> Runner:
-    tapped = tap(proto, [TensorId(tensor) for tensor in tensors], only=True)
+    tapped = tap_tensors(proto, [TensorId(tensor) for tensor in tensors], only=True)
     session = Session(tapped.proto, optimize=False, threads=threads, arena=False)
     return OrtRunner(name, session, list(tapped.outputs.values()))
 

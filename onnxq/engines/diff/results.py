@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxq.data.scripts import decode_array, encode_array
 from onnxq.errors import DataError
-from onnxq.files import check_regular, first_line_of, write_text
+from onnxq.files import check_input_kind, shorten_error, write_text
 from onnxq.runtime import Feeds
 
 Array = NDArray[Any]
@@ -91,7 +91,7 @@ def load_results(path: str | Path) -> tuple[LoadedRun, ...]:
         raise DataError(path, "there is no such file or folder", "save one with `onnxq diff` and `save=…`", code="Q217")
     files = sorted(file.glob("*.json")) if file.is_dir() else [file]
     for one in files:
-        check_regular(one, DataError)
+        check_input_kind(one, DataError)
     found: dict[str, list[dict[str, Array]]] = {}
     try:
         for one in files:
@@ -100,7 +100,7 @@ def load_results(path: str | Path) -> tuple[LoadedRun, ...]:
                 found.setdefault(_STAMP.sub("", str(name)), []).extend(map(_read_outputs, iterations))
     except Exception as error:  # the file may hold anything; numpy and json each complain in their own way
         fix = "save one with `onnxq diff` and `save=…`, or `polygraphy run --save-outputs`"
-        raise DataError(path, f"holds no Polygraphy RunResults ({first_line_of(error)})", fix, code="Q217") from error
+        raise DataError(path, f"holds no Polygraphy RunResults ({shorten_error(error)})", fix, code="Q217") from error
     if not any(found.values()):
         raise DataError(path, "holds no results", "save some with `onnxq diff` and `save=…`", code="Q217")
     return tuple(LoadedRun(name, str(path), tuple(samples)) for name, samples in found.items())

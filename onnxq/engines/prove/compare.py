@@ -60,7 +60,7 @@ def read_proof(path: str | Path) -> ProofFile:
     return text.read(ProofFile, DataError, _FIX, code="Q217")
 
 
-def changes(before: ProofFile, after: Proof) -> Iterator[Change]:
+def find_changes(before: ProofFile, after: Proof) -> Iterator[Change]:
     """The differences: engine and state, numbers of kernels, then nodes, weights and sites in the model's order."""
     for key in ("engine", "version", "capability", "state"):
         earlier, now = getattr(before.build, key), str(getattr(after.build, key))

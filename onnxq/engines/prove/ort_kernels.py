@@ -15,7 +15,7 @@ from onnx import TensorProto
 from onnxq.engines.prove.kernels import ORT_INT8
 from onnxq.engines.prove.proof import Kernel, Tensor
 from onnxq.graph import GraphIndex, NodeRef, name_nodes
-from onnxq.graph.scopes import walk
+from onnxq.graph.scopes import walk_graphs
 from onnxq.plan.names import DEQUANTIZE
 from onnxq.sites import TensorId
 
@@ -31,7 +31,7 @@ def read_optimized(model: onnx.ModelProto, optimized: onnx.ModelProto) -> tuple[
 
 def count_integer_kernels(optimized: onnx.ModelProto) -> Counter[str]:
     """How many nodes compute on integers, by operator, all scopes together."""
-    kinds = (node.op_type for _, graph in walk(optimized.graph) for node in graph.node)
+    kinds = (node.op_type for _, graph in walk_graphs(optimized.graph) for node in graph.node)
     return Counter(kind for kind in kinds if kind in ORT_INT8)
 
 

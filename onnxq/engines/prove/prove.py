@@ -12,29 +12,29 @@ from pathlib import Path
 import onnx
 
 from onnxq.annotate import Inspection, WeightSums, inspect_model, read_plan_note
-from onnxq.config import matches
+from onnxq.config import matches_any
 from onnxq.data import Dataset
 from onnxq.engines.builder import process
 from onnxq.engines.builder.library import ENGINES, LIBRARIES, ORT, RTX, name_version
 from onnxq.engines.builder.process import BuildResult, BuildState, Job, build_engine, check_library
 from onnxq.engines.builder.shapes import make_profile
 from onnxq.engines.prove.choice import choose_engine
-from onnxq.engines.prove.compare import changes, read_proof
+from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_optimizer_sums, judge_sums
 from onnxq.engines.prove.kernels import HEAVY
 from onnxq.engines.prove.ort_kernels import count_integer_kernels, read_optimized
 from onnxq.engines.prove.proof import INT8, Build, Kernel, Proof, Reduced, Requirement
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
-from onnxq.engines.prove.trt_kernels import read_inspector, read_text
+from onnxq.engines.prove.trt_kernels import read_inspector, read_layers_message
 from onnxq.engines.saturation.measure import measure_saturation
 from onnxq.engines.saturation.model import Cost
 from onnxq.errors import ConfigError, OnnxqError, OutputError
-from onnxq.files import ScratchFolder, replacing, saving_into
+from onnxq.files import ScratchFolder, prepare_folder, replace_files
 from onnxq.graph import GraphIndex, infer_shapes, inline_functions, name_nodes, save_model
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, silent
-from onnxq.runtime import open_libraries
+from onnxq.runtime import list_open_libraries
 from onnxq.sites import Caution, Unquantized
 
 # Compute capability that engines are built for where none is asked for: GeForce 30.
@@ -48,7 +48,7 @@ REDUCED = "reduced.onnx"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class ProveRequest:
     """The options of `pipeline.prove`. engine: None for the one that the plan in the model is for.
 
     dataset: samples that saturation is measured on.
@@ -69,7 +69,7 @@ class Wish:
     progress: Progress = silent
 
 
-def prove(source: str | Path | onnx.ModelProto, request: Wish) -> Proof:
+def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> Proof:
     """Build and judge. Raises OnnxqError for options that do not fit; a build that fails is a Proof all the same."""
     before = None if request.compare is None else read_proof(request.compare)
     with request.progress("reading the model"):
@@ -82,7 +82,7 @@ def prove(source: str | Path | onnx.ModelProto, request: Wish) -> Proof:
         index = GraphIndex(proto)
     required = _select_required(index, request.require_int8)
     shapes, note = ({}, "") if engine == ORT else make_profile(proto, index, request.shapes)
-    operators = open_libraries() if engine == ORT else ()
+    operators = list_open_libraries() if engine == ORT else ()
     # TensorRT's timing cache grows from build to build.
     cache = "" if request.save is None else str((request.save / _CACHE).resolve())
     job = Job(engine=engine, capability=capability, shapes=shapes, cache=cache, operators=operators)
@@ -121,10 +121,10 @@ def prove(source: str | Path | onnx.ModelProto, request: Wish) -> Proof:
     )
     if before is None:
         return proof
-    return replace(proof, compared=str(request.compare), changes=tuple(changes(before, proof)))
+    return replace(proof, compared=str(request.compare), changes=tuple(find_changes(before, proof)))
 
 
-def _measure_cost(proto: onnx.ModelProto, weights: Sequence[WeightSums], request: Wish) -> Cost | None:
+def _measure_cost(proto: onnx.ModelProto, weights: Sequence[WeightSums], request: ProveRequest) -> Cost | None:
     """Saturation on the samples, if there are any."""
     if request.dataset is None:
         return None
@@ -136,10 +136,10 @@ def _measure_cost(proto: onnx.ModelProto, weights: Sequence[WeightSums], request
     return replace(found, data=request.dataset.describe(), synthetic=request.dataset.synthetic)
 
 
-def _read_capability(request: Wish, engine: str) -> tuple[int, ...]:
+def _read_capability(request: ProveRequest, engine: str) -> tuple[int, ...]:
     """(8, 6) for "8.6"; () where the engine takes the GPU it finds."""
     if engine not in ENGINES:
-        raise ConfigError(f"engine {engine!r}", "is not known", did_you_mean(engine, ENGINES), code="Q312")
+        raise ConfigError(f"engine {engine!r}", "is not known", suggest_names(engine, ENGINES), code="Q312")
     if engine != ORT and (request.require_exact or request.dataset is not None):
         asked = "`require_exact=True`" if request.require_exact else "`data=…`"
         raise ConfigError(
@@ -169,7 +169,7 @@ def _select_required(index: GraphIndex, patterns: Sequence[str]) -> dict[str, tu
     found: dict[str, tuple[str, ...]] = {}
     for pattern in patterns:
         try:
-            found[pattern] = tuple(n.name for n in heavy if n.op_type == pattern or matches(pattern, n.name))
+            found[pattern] = tuple(n.name for n in heavy if n.op_type == pattern or matches_any(pattern, n.name))
         except re.error as error:
             raise ConfigError(
                 f"require_int8: {pattern}", f"is not a regular expression: {error}", code="Q309"
@@ -178,7 +178,7 @@ def _select_required(index: GraphIndex, patterns: Sequence[str]) -> dict[str, tu
             raise ConfigError(
                 f"require_int8: {pattern}",
                 f"matches none of the {len(heavy)} nodes that are judged ({', '.join(sorted(HEAVY))})",
-                did_you_mean(pattern, [node.name for node in heavy]) if heavy else "",
+                suggest_names(pattern, [node.name for node in heavy]) if heavy else "",
                 code="Q309",
             )
     return found
@@ -203,7 +203,7 @@ def _read_kernels(engine: str, model: onnx.ModelProto, folder: Path) -> tuple[Ke
     inspection = folder / process.INSPECTION
     if inspection.exists():
         return read_inspector(inspection.read_text(encoding="utf-8"))
-    return read_text((folder / process.LAYERS).read_text(encoding="utf-8"))
+    return read_layers_message((folder / process.LAYERS).read_text(encoding="utf-8"))
 
 
 def _find_weights(engine: str, index: GraphIndex, kernels: Sequence[Kernel], folder: Path) -> tuple[WeightSums, ...]:
@@ -268,7 +268,7 @@ def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) 
     for name in names:
         if (folder / name).exists() and not force:
             raise OutputError(str(folder / name), "exists", "choose another folder, or use `force=True`", code="Q601")
-    with saving_into(folder, (*names, _CACHE), parents=True):
+    with prepare_folder(folder, (*names, _CACHE), parents=True):
         yield
 
 
@@ -279,13 +279,13 @@ def _copy_files(folder: Path, result: BuildResult, engine: str, save: Path | Non
     found = []
     for name, kept in find_saved_names(engine).items():
         if (folder / name).exists() and (result.state is BuildState.BUILT or name == process.LOG):
-            with (folder / name).open("rb") as made, replacing([save / kept], overwrite=True) as files:
+            with (folder / name).open("rb") as made, replace_files([save / kept], overwrite=True) as files:
                 shutil.copyfileobj(made, files[0])
             found.append(str(save / kept))
     return tuple(found)
 
 
-def _reduce(index: GraphIndex, job: Job, whole: BuildResult, request: Wish) -> Reduced | None:
+def _reduce(index: GraphIndex, job: Job, whole: BuildResult, request: ProveRequest) -> Reduced | None:
     """The smallest part that fails as the whole does, written to the user's folder if there is one."""
     timeout = min(request.timeout, _PART_SECONDS)
 

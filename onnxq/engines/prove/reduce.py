@@ -10,7 +10,7 @@ from onnx import ModelProto, helper
 
 from onnxq.engines.prove.proof import Reduced
 from onnxq.graph import GraphIndex
-from onnxq.graph.scopes import reads
+from onnxq.graph.scopes import list_reads
 from onnxq.graph.subgraph import Cutter
 from onnxq.sites import TensorId
 
@@ -37,7 +37,7 @@ class Parts:
         """The nodes as a model; None when a tensor that would become an input has no known type or rank."""
         inputs = [self._declare(name) for name in self._cutter.list_inputs(names)]
         nodes = [self._cutter.nodes[name] for name in self._cutter.sort_names(names)]
-        read = {name for node in nodes for name in reads(node)}
+        read = {name for node in nodes for name in list_reads(node)}
         ends = {value.name for value in self._index.proto.graph.output}
         given = [name for node in nodes for name in node.output if name and (name not in read or name in ends)]
         outputs = [self._declare(name) or onnx.ValueInfoProto(name=name) for name in given]

@@ -57,7 +57,7 @@ def find_node_names(metadata: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_NODE.findall(metadata)))
 
 
-def read_text(text: str) -> tuple[Kernel, ...]:
+def read_layers_message(text: str) -> tuple[Kernel, ...]:
     """The kernels of a verbose "Layers:" message, one line each; lines of another form are left out."""
     found = (_LINE.match(line.strip()) for line in text.removeprefix(HEADER).splitlines())
     return tuple(

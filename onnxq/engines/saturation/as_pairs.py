@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto
 
-from onnxq.graph import Editor, GraphIndex, NodeRef, at_opset, name_nodes
+from onnxq.graph import Editor, GraphIndex, NodeRef, ensure_opset, name_nodes
 
 # DequantizeLinear has an axis from here on.
 _OPSET = 13
@@ -30,7 +30,7 @@ def replace_integer_operators(proto: ModelProto, wanted: frozenset[str]) -> tupl
     index = GraphIndex(proto)
     if not any(node.name in wanted and node.op_type in _WRITERS for node in index.nodes):
         return proto, {}
-    proto = name_nodes(at_opset(proto, _OPSET))
+    proto = name_nodes(ensure_opset(proto, _OPSET))
     index, editor = GraphIndex(proto), Editor(proto)
     names: dict[str, str] = {}
     for node in index.nodes:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from onnxq.annotate.saturation import Operand, find_saturating, operands
+from onnxq.annotate.saturation import Operand, find_operands, find_saturating
 from onnxq.engines.saturation.as_pairs import replace_integer_operators
 from onnxq.graph import Editor, GraphIndex, infer_shapes, name_nodes
 from onnxq.sites import Refusal, TensorId
@@ -76,7 +76,7 @@ def emulate_saturation(proto: ModelProto, nodes: frozenset[str] | None = None) -
     exact = infer_shapes(paired)
     index, editor = GraphIndex(exact), Editor(exact)
     counters, skipped = [], []
-    for operand in operands(index):
+    for operand in find_operands(index):
         name = names.get(operand.node.name, operand.node.name)
         if name not in over or not operand.over.any():
             continue

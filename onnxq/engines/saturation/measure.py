@@ -12,8 +12,8 @@ from onnx import ModelProto, TensorProto
 
 from onnxq.engines.saturation.emulate import Emulation, emulate_saturation
 from onnxq.engines.saturation.model import Cost, NodeCost, OutputCost
-from onnxq.evaluation.compare import compare
-from onnxq.runtime import Session, tap
+from onnxq.evaluation.compare import compare_models
+from onnxq.runtime import Session, tap_tensors
 from onnxq.runtime.tap import Probe
 from onnxq.sites import Refusal, TensorId
 
@@ -42,7 +42,7 @@ def measure_saturation(
         on_sample()
 
     exact = Session(found.exact, optimize=False, threads=threads, arena=False)
-    errors = compare({"saturation": (exact, run)}, samples, on_sample=count)["saturation"]
+    errors = compare_models({"saturation": (exact, run)}, samples, on_sample=count)["saturation"]
     return Cost(
         samples=seen,
         nodes=run.nodes(),
@@ -71,7 +71,7 @@ class SaturatingRun:
         wanted = [tensor for counter in counters for tensor in (counter.saturated, counter.size)]
         wanted += [TensorId(self.tensor)] if self.tensor else []
         proto = self.emulation.exact if self.exact else self.emulation.saturating
-        tapped = tap(proto, wanted, only=bool(self.tensor), probe=Probe(dtype=TensorProto.INT64))
+        tapped = tap_tensors(proto, wanted, only=bool(self.tensor), probe=Probe(dtype=TensorProto.INT64))
         self._outputs = tapped.outputs
         self.refusals = tapped.refusals
         self._session = Session(tapped.proto, optimize=False, threads=self.threads, arena=False)

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, TensorProto, helper
 
 from onnxq.errors import ModelError
-from onnxq.graph.editing.export import export_wiring, renamed
+from onnxq.graph.editing.export import export_wiring, rename_value
 from onnxq.graph.editing.surgeon import gs
-from onnxq.graph.editing.wiring import BODY_TYPES, Held, Scope, import_wiring, leads_to, used
+from onnxq.graph.editing.wiring import BODY_TYPES, NodeRecord, ScopeRecord, find_nodes_between, find_used, import_wiring
 from onnxq.graph.light import M, bare_proto, copy_store, rebuild
-from onnxq.graph.names import all_names, choose_name, has_unique_names
+from onnxq.graph.names import choose_name, has_unique_names, list_names
 from onnxq.graph.values import encode_tensor
-from onnxq.nearest import did_you_mean
+from onnxq.nearest import suggest_names
 from onnxq.sites import Edge, TensorId
 
 
@@ -36,7 +36,7 @@ class Editor(Generic[M]):
         # A copy: the given model must not come to refer to the arrays of an edit that may be thrown away.
         self._store = copy_store(model)
         self._wiring = import_wiring(proto)
-        self._names = all_names(proto)
+        self._names = list_names(proto)
         self._before: defaultdict[str, list[str]] = defaultdict(list)
         self._after: defaultdict[str, list[str]] = defaultdict(list)
         self._metadata: dict[str, str] = {}
@@ -58,7 +58,7 @@ class Editor(Generic[M]):
 
         Subgraphs side by side may both have one.
         """
-        related = (other for other in self._wiring.scopes if _inside(other, scope) or _inside(scope, other))
+        related = (other for other in self._wiring.scopes if _lies_inside(other, scope) or _lies_inside(scope, other))
         return not any(TensorId(name, other) in self._wiring.tensors for other in related)
 
     def add_initializer(self, scope: str, name: str, array: NDArray[Any], *, dtype: int | None = None) -> str:
@@ -93,7 +93,7 @@ class Editor(Generic[M]):
         """Other values (and, if need be, another shape or type) for an initializer, for all that read it."""
         scope = self._tensor_scope(t)
         if t.name not in scope.initializers:
-            raise ModelError(str(t), "is not an initializer", did_you_mean(t.name, scope.initializers), code="Q117")
+            raise ModelError(str(t), "is not an initializer", suggest_names(t.name, scope.initializers), code="Q117")
         scope.initializers[t.name] = encode_tensor(t.name, array, dtype, store=None if scope.name else self._store)
         scope.value_info.pop(t.name, None)
 
@@ -124,11 +124,11 @@ class Editor(Generic[M]):
                 raise ModelError(
                     anchor, f"is not in scope {scope!r}", "anchor the new node in its own scope", code="Q117"
                 )
-        attributes = {key: _attribute(key, value) for key, value in (attrs or {}).items()}
+        attributes = {key: _make_attribute(key, value) for key, value in (attrs or {}).items()}
         read = [self._visible(tensor, scope) for tensor in inputs]
         made = [self._define(tensor, scope) if tensor else gs.Variable.empty() for tensor in outputs]
         node = gs.Node(op_type, name=name, inputs=read, outputs=made, domain=domain or None)
-        self._wiring.nodes[name] = Held(node, scope, NodeProto(), attributes, metadata=dict(metadata or {}))
+        self._wiring.nodes[name] = NodeRecord(node, scope, NodeProto(), attributes, metadata=dict(metadata or {}))
         self._names.add(name)
         if before is not None:
             self._before[before].append(name)
@@ -177,7 +177,7 @@ class Editor(Generic[M]):
         self._tensor_scope(t)
         if consumers is None:
             target = self._wiring.resolve(new, t.scope)
-            makers = leads_to(self._wiring, target, t) if target else set()
+            makers = find_nodes_between(self._wiring, target, t) if target else set()
             edges = [edge for edge in self.consumers(t) if edge.node not in makers]
         else:
             edges = list(consumers)
@@ -191,7 +191,7 @@ class Editor(Generic[M]):
                 if self._wiring.resolve(value.name, scope.name) == t:
                     self._rewire_output(scope, k, new)
 
-    def _rewire_output(self, scope: Scope, k: int, new: str) -> None:
+    def _rewire_output(self, scope: ScopeRecord, k: int, new: str) -> None:
         name = scope.outputs[k].name
         if not scope.name:
             raise ModelError(
@@ -201,7 +201,7 @@ class Editor(Generic[M]):
                 code="Q117",
             )
         self._visible(new, scope.name)
-        scope.outputs[k] = renamed(scope.outputs[k], new)
+        scope.outputs[k] = rename_value(scope.outputs[k], new)
 
     def consumers(self, t: TensorId) -> tuple[Edge, ...]:
         """The edges that read the tensor now."""
@@ -229,10 +229,10 @@ class Editor(Generic[M]):
         for inner in self._wiring.scopes.values():
             if inner is not scope:
                 follows = [self._wiring.resolve(value.name, inner.name) == t for value in inner.outputs]
-                inner.outputs = [renamed(v, new) if f else v for v, f in zip(inner.outputs, follows, strict=True)]
+                inner.outputs = [rename_value(v, new) if f else v for v, f in zip(inner.outputs, follows, strict=True)]
         self._wiring.tensors[TensorId(new, t.scope)] = self._wiring.tensors.pop(t)
         tensor.name = new
-        scope.inputs = [renamed(v, new) if v.name == t.name else v for v in scope.inputs]
+        scope.inputs = [rename_value(v, new) if v.name == t.name else v for v in scope.inputs]
         record = scope.initializers.pop(t.name, None)
         if record is not None:
             copy = type(record)()
@@ -244,10 +244,10 @@ class Editor(Generic[M]):
             if now == t.name:
                 scope.annotated[old] = new
 
-    def _move_type(self, scope: Scope, old: str, new: str) -> None:
+    def _move_type(self, scope: ScopeRecord, old: str, new: str) -> None:
         known = scope.value_info.pop(old, None) or next((v for v in scope.outputs if v.name == old), None)
         if known is not None and known.type.WhichOneof("value"):
-            scope.value_info[new] = renamed(known, new)
+            scope.value_info[new] = rename_value(known, new)
 
     def set_attr(self, node: str, name: str, value: Any) -> None:
         """Set an attribute (None takes it away): int, float, str, bytes, list of these, TensorProto, AttributeProto."""
@@ -255,7 +255,7 @@ class Editor(Generic[M]):
         if value is None:
             record.attributes.pop(name, None)
         else:
-            record.attributes[name] = _attribute(name, value)
+            record.attributes[name] = _make_attribute(name, value)
 
     def set_op(self, node: str, op_type: str, domain: str = "") -> None:
         """Make the node another operation, with the inputs, outputs and attributes it has."""
@@ -265,7 +265,7 @@ class Editor(Generic[M]):
 
     def remove_unused(self) -> None:
         """Take out nodes and initializers, in every scope, that no output of the model depends on."""
-        nodes, tensors = used(self._wiring)
+        nodes, tensors = find_used(self._wiring)
         for name in [name for name in self._wiring.nodes if name not in nodes]:
             if name in self._wiring.nodes:
                 self.remove_node(name)
@@ -282,24 +282,24 @@ class Editor(Generic[M]):
         """Add entries to the model's metadata_props."""
         self._metadata.update(metadata)
 
-    def _node(self, name: str) -> Held:
+    def _node(self, name: str) -> NodeRecord:
         record = self._wiring.nodes.get(name)
         if record is None:
             raise ModelError(
-                name, "the model has no node of this name", did_you_mean(name, self._wiring.nodes), code="Q116"
+                name, "the model has no node of this name", suggest_names(name, self._wiring.nodes), code="Q116"
             )
         return record
 
-    def _scope(self, name: str) -> Scope:
+    def _scope(self, name: str) -> ScopeRecord:
         record = self._wiring.scopes.get(name)
         if record is None:
-            raise ModelError(name, "the model has no such scope", did_you_mean(name, self._wiring.scopes), code="Q116")
+            raise ModelError(name, "the model has no such scope", suggest_names(name, self._wiring.scopes), code="Q116")
         return record
 
-    def _tensor_scope(self, t: TensorId) -> Scope:
+    def _tensor_scope(self, t: TensorId) -> ScopeRecord:
         if t not in self._wiring.tensors:
             known = (key.name for key in self._wiring.tensors if key.scope == t.scope)
-            raise ModelError(str(t), "the model has no such tensor", did_you_mean(t.name, known), code="Q116")
+            raise ModelError(str(t), "the model has no such tensor", suggest_names(t.name, known), code="Q116")
         return self._wiring.scopes[t.scope]
 
     def _visible(self, tensor: str, scope: str) -> Any:
@@ -309,7 +309,7 @@ class Editor(Generic[M]):
         if found is None:
             known = (key.name for key in self._wiring.tensors)
             raise ModelError(
-                tensor, f"no such tensor is visible in scope {scope!r}", did_you_mean(tensor, known), code="Q116"
+                tensor, f"no such tensor is visible in scope {scope!r}", suggest_names(tensor, known), code="Q116"
             )
         return self._wiring.tensors[found]
 
@@ -324,11 +324,11 @@ class Editor(Generic[M]):
         return self._wiring.define(TensorId(name, scope))
 
 
-def _inside(scope: str, outer: str) -> bool:
+def _lies_inside(scope: str, outer: str) -> bool:
     return not outer or scope == outer or scope.startswith(f"{outer}/")
 
 
-def _attribute(name: str, value: Any) -> AttributeProto:
+def _make_attribute(name: str, value: Any) -> AttributeProto:
     if isinstance(value, AttributeProto):
         if value.type in BODY_TYPES:
             raise ModelError(name, "is a body, which cannot be put into a node", "build the model with it", code="Q117")

@@ -8,8 +8,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensor
 
 from onnxq.errors import ModelError
 from onnxq.graph.editing.surgeon import gs
-from onnxq.graph.editing.wiring import BODY_TYPES, Held, Scope, Wiring
-from onnxq.graph.scopes import in_order
+from onnxq.graph.editing.wiring import BODY_TYPES, NodeRecord, ScopeRecord, Wiring
+from onnxq.graph.scopes import sort_topologically
 from onnxq.graph.weights import copy_fields
 from onnxq.sites import TensorId
 
@@ -22,22 +22,22 @@ def export_wiring(
     """The model of the wiring. Raises ModelError for outputs without a producer and inputs that nobody defines."""
     # From the inside out: sorting a scope reads the node lists of the subgraphs in it.
     for scope in reversed(list(wiring.scopes.values())):
-        scope.graph.nodes = [record.node for record in _sorted_nodes(wiring, scope, before, after)]
-        scope.graph.outputs = [_output(wiring, scope, value.name) for value in scope.outputs]
+        scope.graph.nodes = [record.node for record in _sort_nodes(wiring, scope, before, after)]
+        scope.graph.outputs = [_find_output(wiring, scope, value.name) for value in scope.outputs]
     exported = gs.export_onnx(
         wiring.scopes[""].graph, do_type_check=False, opset_imports=source.opset_import, ir_version=source.ir_version
     )
     model = ModelProto()
     copy_fields(source, model, ("graph", "functions", "opset_import", "metadata_props"))
     model.opset_import.extend(source.opset_import)
-    model.opset_import.extend(_missing_domains(wiring, source))
+    model.opset_import.extend(_list_missing_domains(wiring, source))
     helper.set_model_props(model, {**{p.key: p.value for p in source.metadata_props}, **metadata})
     model.functions.extend(source.functions)
     _restore_graph(wiring, wiring.scopes[""], exported.graph, model.graph)
     return model
 
 
-def _sorted_nodes(wiring: Wiring, scope: Scope, before: Anchors, after: Anchors) -> list[Held]:
+def _sort_nodes(wiring: Wiring, scope: ScopeRecord, before: Anchors, after: Anchors) -> list[NodeRecord]:
     """The scope's nodes: base order with insertions at their anchors, then moved as far as running asks."""
     names: list[str] = []
     stack = [(name, False) for name in reversed(scope.order)]
@@ -50,15 +50,15 @@ def _sorted_nodes(wiring: Wiring, scope: Scope, before: Anchors, after: Anchors)
         stack.append((name, True))
         stack.extend((leader, False) for leader in reversed(before.get(name, [])))
     nodes = [wiring.nodes[name] for name in names if name in wiring.nodes]
-    return in_order(
+    return sort_topologically(
         nodes,
-        [_needs(wiring, record, scope.name) for record in nodes],
+        [_list_needs(wiring, record, scope.name) for record in nodes],
         [[tensor.name for tensor in record.node.outputs] for record in nodes],
         [record.node.name for record in nodes],
     )
 
 
-def _needs(wiring: Wiring, record: Held, scope: str) -> list[str]:
+def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
     """The tensors of `scope` that a node or a subgraph in it reads. Raises ModelError for undefined ones."""
     found: list[str] = []
     stack = [record]
@@ -84,7 +84,7 @@ def _needs(wiring: Wiring, record: Held, scope: str) -> list[str]:
     return found
 
 
-def _output(wiring: Wiring, scope: Scope, name: str) -> object:
+def _find_output(wiring: Wiring, scope: ScopeRecord, name: str) -> object:
     found = wiring.resolve(name, scope.name)
     if found is None:
         where = f" of {scope.name}" if scope.name else ""
@@ -94,13 +94,13 @@ def _output(wiring: Wiring, scope: Scope, name: str) -> object:
     return wiring.tensors[found]
 
 
-def _missing_domains(wiring: Wiring, source: ModelProto) -> list[object]:
+def _list_missing_domains(wiring: Wiring, source: ModelProto) -> list[object]:
     known = {"" if entry.domain == "ai.onnx" else entry.domain for entry in source.opset_import}
     used = {record.node.domain or "" for record in wiring.nodes.values()}
     return [helper.make_opsetid(domain, 1) for domain in sorted(used - known - {"ai.onnx"})]
 
 
-def _restore_graph(wiring: Wiring, scope: Scope, exported: GraphProto, target: GraphProto) -> None:
+def _restore_graph(wiring: Wiring, scope: ScopeRecord, exported: GraphProto, target: GraphProto) -> None:
     copy_fields(
         scope.source,
         target,
@@ -123,7 +123,7 @@ def _restore_graph(wiring: Wiring, scope: Scope, exported: GraphProto, target: G
             target.quantization_annotation[-1].tensor_name = name
 
 
-def _restore_node(wiring: Wiring, record: Held, exported: NodeProto, target: NodeProto) -> None:
+def _restore_node(wiring: Wiring, record: NodeRecord, exported: NodeProto, target: NodeProto) -> None:
     leave_out = ("input", "output", "name", "op_type", "domain", "attribute", "metadata_props")
     copy_fields(record.source, target, leave_out)
     copy_fields(exported, target, ("attribute",))
@@ -132,7 +132,7 @@ def _restore_node(wiring: Wiring, record: Held, exported: NodeProto, target: Nod
     # In the order of the file, so that an untouched node comes back as it was.
     for attr in record.source.attribute:
         if attr.type in BODY_TYPES:
-            _restore_bodies(wiring, record, attr, made, target.attribute.add())
+            _restore_subgraphs(wiring, record, attr, made, target.attribute.add())
         elif attr.name in waiting:
             target.attribute.add().CopyFrom(waiting.pop(attr.name))
     target.attribute.extend(waiting.values())
@@ -141,8 +141,8 @@ def _restore_node(wiring: Wiring, record: Held, exported: NodeProto, target: Nod
         target.metadata_props.add(key=key, value=value)
 
 
-def _restore_bodies(
-    wiring: Wiring, record: Held, source: AttributeProto, made: Mapping[str, GraphProto], target: AttributeProto
+def _restore_subgraphs(
+    wiring: Wiring, record: NodeRecord, source: AttributeProto, made: Mapping[str, GraphProto], target: AttributeProto
 ) -> None:
     copy_fields(source, target, ("g", "graphs"))
     if source.type == AttributeProto.GRAPH:
@@ -153,7 +153,7 @@ def _restore_bodies(
         _restore_graph(wiring, wiring.scopes[record.subgraphs[label]], made[label], target.graphs.add())
 
 
-def renamed(value: ValueInfoProto, name: str) -> ValueInfoProto:
+def rename_value(value: ValueInfoProto, name: str) -> ValueInfoProto:
     """A copy of the value's type under another name."""
     copy = ValueInfoProto()
     copy.CopyFrom(value)

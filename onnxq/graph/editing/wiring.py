@@ -18,14 +18,14 @@ from typing import Any
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
 
 from onnxq.graph.editing.surgeon import gs
-from onnxq.graph.scopes import bodies, body_scope, defined_names
+from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined
 from onnxq.sites import TensorId
 
 BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 
 
 @dataclass(eq=False)
-class Held:
+class NodeRecord:
     """One node: its graphsurgeon twin, and the parts that graphsurgeon does not carry. subgraphs: label -> scope."""
 
     node: Any
@@ -37,7 +37,7 @@ class Held:
 
 
 @dataclass(eq=False)
-class Scope:
+class ScopeRecord:
     """One graph: its graphsurgeon twin and its records. order: base order of node names, removed ones included."""
 
     name: str
@@ -56,8 +56,8 @@ class Scope:
 class Wiring:
     """All scopes, nodes and tensors of a model, by name."""
 
-    scopes: dict[str, Scope] = field(default_factory=dict)
-    nodes: dict[str, Held] = field(default_factory=dict)
+    scopes: dict[str, ScopeRecord] = field(default_factory=dict)
+    nodes: dict[str, NodeRecord] = field(default_factory=dict)
     tensors: dict[TensorId, Any] = field(default_factory=dict)
     # Tensors whose node was taken out: who read them reads the next tensor made under that name.
     orphans: dict[TensorId, Any] = field(default_factory=dict)
@@ -87,13 +87,13 @@ def import_wiring(proto: ModelProto) -> Wiring:
     """graphsurgeon's view of the model (names only) with the records. The proto is only referred to, never changed."""
     skeleton = ModelProto(ir_version=proto.ir_version)
     skeleton.opset_import.extend(proto.opset_import)
-    _skeleton(proto.graph, skeleton.graph)
+    _copy_names(proto.graph, skeleton.graph)
     wiring = Wiring()
-    _record(wiring, gs.import_onnx(skeleton), proto.graph, "", None)
+    _record_graph(wiring, gs.import_onnx(skeleton), proto.graph, "", None)
     return wiring
 
 
-def _skeleton(source: GraphProto, target: GraphProto) -> None:
+def _copy_names(source: GraphProto, target: GraphProto) -> None:
     target.name = source.name
     target.input.extend(ValueInfoProto(name=value.name) for value in source.input)
     target.output.extend(ValueInfoProto(name=value.name) for value in source.output)
@@ -101,14 +101,14 @@ def _skeleton(source: GraphProto, target: GraphProto) -> None:
         copy = target.node.add(name=node.name, op_type=node.op_type, input=node.input, output=node.output)
         if node.HasField("domain"):
             copy.domain = node.domain
-        for label, subgraph in bodies(node):
+        for label, subgraph in iterate_subgraphs(node):
             # One attribute for each subgraph: graphsurgeon knows no lists of them.
             attr = copy.attribute.add(name=label, type=AttributeProto.GRAPH)
-            _skeleton(subgraph, attr.g)
+            _copy_names(subgraph, attr.g)
 
 
-def _record(wiring: Wiring, graph: Any, source: GraphProto, name: str, parent: str | None) -> None:
-    scope = Scope(name, parent, graph, source)
+def _record_graph(wiring: Wiring, graph: Any, source: GraphProto, name: str, parent: str | None) -> None:
+    scope = ScopeRecord(name, parent, graph, source)
     scope.inputs.extend(source.input)
     scope.outputs.extend(source.output)
     scope.initializers.update((tensor.name, tensor) for tensor in source.initializer)
@@ -118,23 +118,23 @@ def _record(wiring: Wiring, graph: Any, source: GraphProto, name: str, parent: s
     wiring.scopes[name] = scope
     _record_tensors(wiring, graph, source, name)
     for node, proto in zip(graph.nodes, source.node, strict=True):
-        record = Held(node, name, proto, {a.name: a for a in proto.attribute if a.type not in BODY_TYPES})
+        record = NodeRecord(node, name, proto, {a.name: a for a in proto.attribute if a.type not in BODY_TYPES})
         scope.order.append(proto.name)
         wiring.nodes[proto.name] = record
-        for label, subgraph in bodies(proto):
-            record.subgraphs[label] = body_scope(name, proto.name, label)
-            _record(wiring, node.attrs[label], subgraph, record.subgraphs[label], name)
-        relink(wiring, record)
+        for label, subgraph in iterate_subgraphs(proto):
+            record.subgraphs[label] = join_scope(name, proto.name, label)
+            _record_graph(wiring, node.attrs[label], subgraph, record.subgraphs[label], name)
+        relink_inputs(wiring, record)
 
 
 def _record_tensors(wiring: Wiring, graph: Any, source: GraphProto, scope: str) -> None:
     found = {tensor.name: tensor for tensor in graph.inputs}
     found.update((tensor.name, tensor) for node in graph.nodes for tensor in node.outputs)
-    for name in sorted(defined_names(source)):
+    for name in sorted(list_defined(source)):
         wiring.tensors[TensorId(name, scope)] = found[name] if name in found else gs.Variable(name)
 
 
-def relink(wiring: Wiring, record: Held) -> None:
+def relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
     """Make every input the very object of the tensor its name means.
 
     graphsurgeon makes a second object where a subgraph reads an outer tensor it has not met yet.
@@ -145,22 +145,22 @@ def relink(wiring: Wiring, record: Held) -> None:
             record.node.inputs[k] = wiring.tensors[found]
 
 
-def producers(wiring: Wiring) -> dict[TensorId, Held]:
+def map_producers(wiring: Wiring) -> dict[TensorId, NodeRecord]:
     """Map each tensor to the node that makes it."""
     records = wiring.nodes.values()
     return {TensorId(tensor.name, record.scope): record for record in records for tensor in record.node.outputs}
 
 
-def used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
+def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
     """The nodes and tensors that the model's outputs depend on. A node without outputs is there for its effect."""
-    made_by = producers(wiring)
+    made_by = map_producers(wiring)
     nodes: set[str] = set()
     tensors: set[TensorId] = set()
     waiting = [wiring.resolve(value.name, "") for value in wiring.scopes[""].outputs]
     for record in wiring.nodes.values():
         if not any(tensor.name for tensor in record.node.outputs):
             nodes.add(record.node.name)
-            waiting.extend(_needed_by(wiring, record))
+            waiting.extend(_list_needed(wiring, record))
     while waiting:
         t = waiting.pop()
         if t is None or t in tensors:
@@ -169,18 +169,18 @@ def used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
         maker = made_by.get(t)
         if maker is not None and maker.node.name not in nodes:
             nodes.add(maker.node.name)
-            waiting.extend(_needed_by(wiring, maker))
+            waiting.extend(_list_needed(wiring, maker))
     return nodes, tensors
 
 
-def _needed_by(wiring: Wiring, record: Held) -> list[TensorId | None]:
+def _list_needed(wiring: Wiring, record: NodeRecord) -> list[TensorId | None]:
     needed = [wiring.resolve(tensor.name, record.scope) for tensor in record.node.inputs]
     for subgraph in record.subgraphs.values():
         needed.extend(wiring.resolve(value.name, subgraph) for value in wiring.scopes[subgraph].outputs)
     return needed
 
 
-def leads_to(wiring: Wiring, target: TensorId, source: TensorId) -> set[str]:
+def find_nodes_between(wiring: Wiring, target: TensorId, source: TensorId) -> set[str]:
     """The nodes that compute `target` (subgraphs included), without those that only come before `source`."""
     found: set[str] = set()
     waiting = [wiring.tensors[target]]

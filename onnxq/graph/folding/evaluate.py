@@ -19,7 +19,7 @@ from onnxq.graph.editing.surgeon import gs
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
 
 
-def evaluate(
+def evaluate_nodes(
     like: ModelProto, nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto], wanted: Sequence[str]
 ) -> dict[str, NDArray[Any]]:
     """The values of the `wanted` tensors; those that ONNX Runtime cannot compute are left out.
@@ -27,10 +27,12 @@ def evaluate(
     nodes: in topological order, reading `constants` and each other. like: gives opsets and IR version. Raises
     MissingDependencyError without onnxruntime.
     """
-    values = _fold(_part(like, nodes, constants, wanted)) if wanted else {}
+    values = _run_part(_make_part(like, nodes, constants, wanted)) if wanted else {}
     if values is None:
         # One node that cannot run keeps the others from running; alone, each of the rest has its chance.
-        alone = {name: _fold(_part(like, nodes, constants, [name])) for name in wanted} if len(wanted) > 1 else {}
+        alone = (
+            {name: _run_part(_make_part(like, nodes, constants, [name])) for name in wanted} if len(wanted) > 1 else {}
+        )
         values = {end: value for found in alone.values() if found for end, value in found.items()}
     return {end[: -len(_END)]: value for end, value in values.items()}
 
@@ -39,7 +41,7 @@ def evaluate(
 _END = " "
 
 
-def _part(
+def _make_part(
     like: ModelProto, nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto], wanted: Sequence[str]
 ) -> ModelProto:
     """A model of the nodes and constants that `wanted` needs."""
@@ -50,7 +52,7 @@ def _part(
     return model
 
 
-def _fold(model: ModelProto) -> dict[str, NDArray[Any]] | None:
+def _run_part(model: ModelProto) -> dict[str, NDArray[Any]] | None:
     """The model's outputs by name, None when ONNX Runtime cannot compute them."""
     graph = gs.import_onnx(model)
     try:

@@ -12,16 +12,16 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxq.errors import ModelError
 from onnxq.graph.editing.editor import Editor
-from onnxq.graph.folding.evaluate import evaluate
-from onnxq.graph.folding.shape_values import shape_values
-from onnxq.graph.folding.unpack import unpack
+from onnxq.graph.folding.evaluate import evaluate_nodes
+from onnxq.graph.folding.shape_values import infer_shape_values
+from onnxq.graph.folding.unpack import move_constant
 from onnxq.graph.index import GraphIndex, NodeRef
 from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, strip_weights
 from onnxq.graph.names import name_nodes
-from onnxq.graph.scopes import walk
+from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.shapes import infer_shapes
-from onnxq.graph.values import constant_attribute, encode_tensor
-from onnxq.graph.weights import SMALL_BYTES, omit_weights, tensor_bytes
+from onnxq.graph.values import encode_tensor, find_constant_attribute
+from onnxq.graph.weights import SMALL_BYTES, count_tensor_bytes, omit_weights
 from onnxq.sites import TensorId
 
 # Random, stateful, without a tensor as result, or meant to stay: quantized weights live behind DequantizeLinear.
@@ -57,7 +57,7 @@ def fold_constants(model: M) -> M:
         plan = folding.plan()
         if not plan.nodes:
             break
-        model = _apply(folding.index, plan, model)
+        model = _apply_plan(folding.index, plan, model)
     return strip_weights(model) if isinstance(model, LightModel) else model  # type: ignore[return-value]
 
 
@@ -70,9 +70,9 @@ class _Plan:
     same: dict[TensorId, TensorId]
 
 
-def _inferred(proto: ModelProto) -> ModelProto:
+def _infer_types(proto: ModelProto) -> ModelProto:
     light, _ = omit_weights(proto)
-    for _, graph in walk(light.graph):
+    for _, graph in walk_graphs(light.graph):
         del graph.value_info[:]
     return infer_shapes(light)
 
@@ -83,10 +83,10 @@ class _Folding:
     def __init__(self, model: ModelLike) -> None:
         self.proto = proto = bare_proto(model)
         # The first knows types and shapes, without the weights; the second holds those, without a copy.
-        self.index = GraphIndex(_inferred(proto))
+        self.index = GraphIndex(_infer_types(proto))
         self.weights = GraphIndex(model)
-        self.shapes = shape_values(self.index)
-        self.protos = {node.name: node for _, graph in walk(proto.graph) for node in graph.node}
+        self.shapes = infer_shape_values(self.index)
+        self.protos = {node.name: node for _, graph in walk_graphs(proto.graph) for node in graph.node}
         given_out = (self.index.resolve(name, s) for s in self.index.scopes for name in self.index.scope_outputs(s))
         self.protected = {t for t in given_out if t is not None}
         self.bytes: dict[TensorId, int] = {}
@@ -100,7 +100,7 @@ class _Folding:
             same, wanted = self._wanted(nodes)
             missing = [t for t in wanted if not self._is_literal(t) and t not in computed]
             computed.update(self._compute(nodes, missing))
-            failed = [t for t in missing if t not in computed or self._too_large(t, tensor_bytes(computed[t]))]
+            failed = [t for t in missing if t not in computed or self._too_large(t, count_tensor_bytes(computed[t]))]
             if not failed:
                 tensors = {t: self._literal(t) if self._is_literal(t) else computed[t] for t in wanted}
                 return _Plan(nodes, tensors, same)
@@ -147,11 +147,11 @@ class _Folding:
         maker = self.index.producer(t)
         if maker is None or t in self.shapes:
             return t in self.shapes
-        attribute = constant_attribute(self.protos[maker.name]) if maker.op_type == "Constant" else None
+        attribute = find_constant_attribute(self.protos[maker.name]) if maker.op_type == "Constant" else None
         return not maker.domain and attribute is not None and attribute.name != "sparse_value"
 
     def _literal(self, t: TensorId) -> TensorProto:
-        attribute = None if t in self.shapes else constant_attribute(self.protos[self._maker(t).name])
+        attribute = None if t in self.shapes else find_constant_attribute(self.protos[self._maker(t).name])
         if attribute is not None and attribute.name == "value":
             tensor = TensorProto()
             tensor.CopyFrom(attribute.t)
@@ -206,7 +206,7 @@ class _Folding:
         array, dtype = self.weights.constant(at), self.weights.dtype(at)
         for node in reversed(chain):
             shape = self._static_shape(TensorId(node.outputs[0], node.scope))
-            array = None if array is None else unpack(node, array, dtype, shape)
+            array = None if array is None else move_constant(node, array, dtype, shape)
             dtype = node.attrs.get("to", dtype) if node.op_type == "Cast" else dtype
         return array
 
@@ -227,7 +227,7 @@ class _Folding:
             for k, name in enumerate(ref.outputs):
                 names[TensorId(name, ref.scope)] = node.output[k] = f"t{len(names)}" if name else ""
             part.append(node)
-        values = evaluate(self.proto, part, constants, [names[t] for t in wanted])
+        values = evaluate_nodes(self.proto, part, constants, [names[t] for t in wanted])
         return {t: encode_tensor(t.name, values[names[t]]) for t in wanted if names[t] in values}
 
     def _makers(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> list[NodeRef]:
@@ -263,7 +263,7 @@ class _Folding:
         shape, dtype = self._static_shape(t), self.index.dtype(t)
         if shape is None or not dtype or dtype == TensorProto.STRING:
             return 0
-        return tensor_bytes(TensorProto(data_type=dtype, dims=shape))
+        return count_tensor_bytes(TensorProto(data_type=dtype, dims=shape))
 
     def _static_shape(self, t: TensorId) -> tuple[int, ...] | None:
         dims = self.index.shape(t)
@@ -274,7 +274,7 @@ class _Folding:
         return size > max(_ALWAYS_BYTES, _GROWTH * self.bytes.get(t, 0))
 
 
-def _apply(index: GraphIndex, plan: _Plan, model: M) -> M:
+def _apply_plan(index: GraphIndex, plan: _Plan, model: M) -> M:
     editor = Editor(model)
     for t, source in plan.same.items():
         outside = [edge for edge in index.consumers(t) if edge.node not in plan.nodes]
@@ -284,7 +284,7 @@ def _apply(index: GraphIndex, plan: _Plan, model: M) -> M:
     for t, tensor in plan.tensors.items():
         editor.add_tensor(t.scope, tensor)
     _remove_sources(index, plan, editor)
-    _share(index, plan, editor)
+    _share_equal(index, plan, editor)
     return editor.export()
 
 
@@ -309,12 +309,12 @@ def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None
                     waiting.append(maker)
 
 
-def _share(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
+def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
     """Make large results that are equal one initializer: branches that unpack one weight must not double it."""
     alike: defaultdict[tuple[int, tuple[int, ...]], list[TensorId]] = defaultdict(list)
     for t, tensor in plan.tensors.items():
         maker = index.producer(t)
-        if tensor_bytes(tensor) > SMALL_BYTES and maker is not None and maker.op_type != "Constant":
+        if count_tensor_bytes(tensor) > SMALL_BYTES and maker is not None and maker.op_type != "Constant":
             alike[tensor.data_type, tuple(tensor.dims)].append(t)
     equal: defaultdict[bytes, list[TensorId]] = defaultdict(list)
     for t in (t for group in alike.values() if len(group) > 1 for t in group):
@@ -331,21 +331,21 @@ def _share(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
             editor.remove_initializer(t)
         shared = TensorProto()
         shared.CopyFrom(plan.tensors[group[0]])
-        scope = _common_scope(index, [t.scope for t in group])
+        scope = _find_common_scope(index, [t.scope for t in group])
         shared.name = group[0].name if editor.is_free(group[0].name, scope) else editor.fresh(group[0].name)
         editor.add_tensor(scope, shared)
         for edge in edges:
             editor.replace_input(edge, shared.name)
 
 
-def _common_scope(index: GraphIndex, scopes: list[str]) -> str:
+def _find_common_scope(index: GraphIndex, scopes: list[str]) -> str:
     """The innermost scope that is, or lies around, all of these."""
-    paths: list[list[str]] = [_path(index, scope) for scope in scopes]
+    paths: list[list[str]] = [_list_scopes(index, scope) for scope in scopes]
     shared: list[str] = [level[0] for level in zip(*paths, strict=False) if len(set(level)) == 1]
     return shared[-1]
 
 
-def _path(index: GraphIndex, scope: str) -> list[str]:
+def _list_scopes(index: GraphIndex, scope: str) -> list[str]:
     path = [scope]
     while (parent := index.parent(path[0])) is not None:
         path.insert(0, parent.scope)

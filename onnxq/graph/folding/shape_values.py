@@ -31,7 +31,7 @@ class _Known:
     scalar: bool = False
 
 
-def shape_values(index: GraphIndex) -> dict[TensorId, NDArray[Any]]:
+def infer_shape_values(index: GraphIndex) -> dict[TensorId, NDArray[Any]]:
     """The value of every tensor that follows from static dims alone, constants themselves left out.
 
     Types and shapes are taken from the index as they are: it must not hold guesses.
@@ -45,18 +45,18 @@ def shape_values(index: GraphIndex) -> dict[TensorId, NDArray[Any]]:
         if found is not None and len(found.items) <= _LONGEST:
             known[TensorId(node.outputs[0], node.scope)] = found
     return {
-        t: np.array(value.items[0] if value.scalar else value.items, dtype=_dtype(index, t))
+        t: np.array(value.items[0] if value.scalar else value.items, dtype=_read_dtype(index, t))
         for t, value in known.items()
         if None not in value.items and index.dtype(t) in _INTEGERS and not index.is_constant(t)
     }
 
 
-def _dtype(index: GraphIndex, t: TensorId) -> np.dtype[Any]:
+def _read_dtype(index: GraphIndex, t: TensorId) -> np.dtype[Any]:
     dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(index.dtype(t))
     return dtype
 
 
-def _read(index: GraphIndex, node: NodeRef, k: int, known: dict[TensorId, _Known]) -> _Known | None:
+def _read_known(index: GraphIndex, node: NodeRef, k: int, known: dict[TensorId, _Known]) -> _Known | None:
     t = index.resolve(node.inputs[k], node.scope) if k < len(node.inputs) else None
     if t is None or t in known:
         return None if t is None else known[t]
@@ -69,7 +69,7 @@ def _read(index: GraphIndex, node: NodeRef, k: int, known: dict[TensorId, _Known
     return _Known(tuple(int(v) for v in array.reshape(-1)), array.ndim == 0)
 
 
-def _given(
+def _read_parameter(
     index: GraphIndex, node: NodeRef, k: int, name: str, known: dict[TensorId, _Known]
 ) -> tuple[int, ...] | None:
     """A parameter that newer opsets take as input k and older ones as an attribute; () when it is left out."""
@@ -77,11 +77,11 @@ def _given(
         return tuple(int(v) for v in np.atleast_1d(node.attrs[name]))
     if k >= len(node.inputs) or not node.inputs[k]:
         return ()
-    found = _read(index, node, k, known)
+    found = _read_known(index, node, k, known)
     return None if found is None or None in found.items else tuple(v for v in found.items if v is not None)
 
 
-def _shape(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+def _infer_shape(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
     t = index.resolve(node.inputs[0], node.scope)
     dims = index.shape(t) if t is not None else None
     if dims is None:
@@ -90,7 +90,7 @@ def _shape(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _
     return _Known(items[node.attrs.get("start", 0) : node.attrs.get("end", len(items))])
 
 
-def _size(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+def _infer_size(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
     t = index.resolve(node.inputs[0], node.scope)
     dims = index.shape(t) if t is not None else None
     if dims is None or not all(isinstance(d, int) for d in dims):
@@ -98,8 +98,8 @@ def _size(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _K
     return _Known((int(np.prod([int(d) for d in dims if d is not None], dtype=np.int64)),), scalar=True)
 
 
-def _gather(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    data, at = _read(index, node, 0, known), _read(index, node, 1, known)
+def _infer_gather(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    data, at = _read_known(index, node, 0, known), _read_known(index, node, 1, known)
     if data is None or at is None or data.scalar or node.attrs.get("axis", 0) not in (0, -1):
         return None
     places = [k for k in at.items if k is not None]
@@ -109,9 +109,12 @@ def _gather(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> 
     return _Known(tuple(data.items[k] for k in places), at.scalar)
 
 
-def _slice(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    data = _read(index, node, 0, known)
-    given = [_given(index, node, k, name, known) for k, name in enumerate(("starts", "ends", "axes", "steps"), start=1)]
+def _infer_slice(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    data = _read_known(index, node, 0, known)
+    given = [
+        _read_parameter(index, node, k, name, known)
+        for k, name in enumerate(("starts", "ends", "axes", "steps"), start=1)
+    ]
     if data is None or data.scalar or any(part is None for part in given):
         return None
     starts, ends, axes, steps = (part or () for part in given)
@@ -120,8 +123,8 @@ def _slice(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _
     return _Known(data.items[starts[0] : ends[0] : steps[0] if steps else 1])
 
 
-def _concat(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    parts = [_read(index, node, k, known) for k in range(len(node.inputs))]
+def _infer_concat(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    parts = [_read_known(index, node, k, known) for k in range(len(node.inputs))]
     items: list[int | None] = []
     for part in parts:
         if part is None or part.scalar:
@@ -130,37 +133,37 @@ def _concat(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> 
     return _Known(tuple(items))
 
 
-def _same(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    return _read(index, node, 0, known)
+def _infer_identity(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    return _read_known(index, node, 0, known)
 
 
-def _cast(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    found = _read(index, node, 0, known)
+def _infer_cast(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    found = _read_known(index, node, 0, known)
     if found is None or node.attrs.get("to") not in _INTEGERS or any(abs(v) >= 2**31 for v in found.items if v):
         return None
     return found
 
 
-def _unsqueeze(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    data, axes = _read(index, node, 0, known), _given(index, node, 1, "axes", known)
+def _infer_unsqueeze(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    data, axes = _read_known(index, node, 0, known), _read_parameter(index, node, 1, "axes", known)
     return _Known(data.items) if data is not None and data.scalar and axes in ((0,), (-1,)) else None
 
 
-def _squeeze(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    data, axes = _read(index, node, 0, known), _given(index, node, 1, "axes", known)
+def _infer_squeeze(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+    data, axes = _read_known(index, node, 0, known), _read_parameter(index, node, 1, "axes", known)
     if data is None or data.scalar or len(data.items) != 1 or axes not in ((), (0,), (-1,)):
         return None
     return _Known(data.items, scalar=True)
 
 
 _RULES: dict[str, Callable[[GraphIndex, NodeRef, dict[TensorId, _Known]], _Known | None]] = {
-    "Shape": _shape,
-    "Size": _size,
-    "Gather": _gather,
-    "Slice": _slice,
-    "Concat": _concat,
-    "Identity": _same,
-    "Cast": _cast,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
+    "Shape": _infer_shape,
+    "Size": _infer_size,
+    "Gather": _infer_gather,
+    "Slice": _infer_slice,
+    "Concat": _infer_concat,
+    "Identity": _infer_identity,
+    "Cast": _infer_cast,
+    "Unsqueeze": _infer_unsqueeze,
+    "Squeeze": _infer_squeeze,
 }

@@ -23,7 +23,9 @@ _WIDER: dict[int, tuple[int, ...]] = {
 _RESHAPES = frozenset(["Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"])
 
 
-def unpack(node: NodeRef, source: NDArray[Any], dtype: int, shape: tuple[int, ...] | None) -> NDArray[Any] | None:
+def move_constant(
+    node: NodeRef, source: NDArray[Any], dtype: int, shape: tuple[int, ...] | None
+) -> NDArray[Any] | None:
     """Return the output of `node` for a constant first input; None unless it only moves or widens values.
 
     dtype: of the source. shape: of the output where inferred, None otherwise.

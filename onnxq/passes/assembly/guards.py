@@ -57,7 +57,7 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> tuple[ModelLike, Pass
     for name in dict.fromkeys(nodes):
         node = view.index.node(name)
         inputs = [k for k in range(len(node.inputs)) if _from_pair(view, view.tensor(node, k))]
-        if not inputs or not _quantized_behind(view, node):
+        if not inputs or not _is_quantized_behind(view, node):
             reason = "no pair in front of it" if not inputs else "no pair behind it"
             skipped.append(Refusal(name, f"needs no guard: {reason}", "", "guard", "R112"))
             continue
@@ -87,7 +87,7 @@ def _from_pair(view: View, tensor: TensorId | None) -> bool:
     return False
 
 
-def _quantized_behind(view: View, node: NodeRef) -> bool:
+def _is_quantized_behind(view: View, node: NodeRef) -> bool:
     """True when a QuantizeLinear is reached within a few nodes. Too many guards cost little, one too few accuracy."""
     front = [node]
     for _ in range(_REACH):

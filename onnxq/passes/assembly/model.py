@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import onnx
 
-from onnxq.emit import emit, put_biases
-from onnxq.graph import ModelLike, at_opset, verify
+from onnxq.emit import emit_pairs, replace_biases
+from onnxq.graph import ModelLike, ensure_opset, verify_graph
 from onnxq.graph.half import restore_half
 from onnxq.passes.assembly.guards import guard_float
 from onnxq.passes.assembly.matmul_bias import unfuse_matmul_bias
 from onnxq.passes.state import State
 from onnxq.plan import Plan
 from onnxq.sites import Role
-from onnxq.targets import target
+from onnxq.targets import find_target
 
 
-def paired(state: State, plan: Plan) -> ModelLike:
-    """The plan's pairs alone, for trials with optimizations off: all else that `realise` writes changes no value."""
-    return emit(_with_biases(state, plan), plan)
+def write_pairs(state: State, plan: Plan) -> ModelLike:
+    """The plan's pairs alone, for trials with optimizations off: all else that `build_quantized` writes changes no value."""
+    return emit_pairs(_with_biases(state, plan), plan)
 
 
-def realise(state: State, plan: Plan) -> ModelLike:
+def build_quantized(state: State, plan: Plan) -> ModelLike:
     """Write the plan's pairs, with what the target needs around them, and check that the graph is legal."""
     proto = _with_biases(state, plan)
-    if target(plan.target).quantizes_alone:
-        proto, _ = unfuse_matmul_bias(proto, _quantized_matmuls(plan))
-    proto = emit(proto, plan)
+    if find_target(plan.target).quantizes_alone:
+        proto, _ = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
+    proto = emit_pairs(proto, plan)
     if plan.float_nodes:
         proto, _ = guard_float(proto, plan.float_nodes)
     proto = _as_declared(restore_half(proto, state.named), state.named)
-    verify(proto, kept=plan.kept)
+    verify_graph(proto, kept=plan.kept)
     return proto
 
 
 def _with_biases(state: State, plan: Plan) -> ModelLike:
-    return put_biases(at_opset(state.model, plan.opset), plan)
+    return replace_biases(ensure_opset(state.model, plan.opset), plan)
 
 
 def _as_declared(proto: ModelLike, original: ModelLike) -> ModelLike:
@@ -48,7 +48,7 @@ def _as_declared(proto: ModelLike, original: ModelLike) -> ModelLike:
     return proto
 
 
-def _quantized_matmuls(plan: Plan) -> tuple[str, ...]:
+def _list_quantized_matmuls(plan: Plan) -> tuple[str, ...]:
     """Consumers of quantized weights whose activations are quantized too, by node name."""
     read = {edge.node for site in plan.all_sites if site.role is Role.ACTIVATION for edge in site.consumers or ()}
     weights = [edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()]

@@ -24,7 +24,7 @@ ALPHAS = (0.15, 0.25, 0.35, 0.5, 0.65)
 _DEAD = 1e-4
 
 
-def scaling(rows: NDArray[np.float32], alpha: float) -> NDArray[np.float32]:
+def compute_scaling(rows: NDArray[np.float32], alpha: float) -> NDArray[np.float32]:
     """s, [channels]; rows: [n, channels] of the activation."""
     size = np.abs(rows).mean(axis=0, dtype=np.float64)
     if not size.max(initial=0.0) > 0:
@@ -42,12 +42,14 @@ def outputs_error(rows: NDArray[np.float32], readers: Sequence[Reader], s: NDArr
     return float(np.mean(ratios))
 
 
-def search(rows: NDArray[np.float32], readers: Sequence[Reader]) -> tuple[NDArray[np.float32], float, float, float]:
+def search_exponent(
+    rows: NDArray[np.float32], readers: Sequence[Reader]
+) -> tuple[NDArray[np.float32], float, float, float]:
     """(s, alpha, error with them, error without scaling) for the best alpha; of equal ones the smaller."""
     plain = outputs_error(rows, readers, np.ones(rows.shape[1], np.float32))
     tried = []
     for alpha in ALPHAS:
-        s = scaling(rows, alpha)
+        s = compute_scaling(rows, alpha)
         tried.append((outputs_error(rows, readers, s), alpha, s))
     error, alpha, s = min(tried, key=lambda one: one[:2])
     return s, alpha, error, plain

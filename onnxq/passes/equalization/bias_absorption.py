@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef
-from onnxq.passes.affine_core import Array64, rounded
+from onnxq.passes.affine_core import Array64, round_to_type
 from onnxq.passes.edit import Edit
-from onnxq.passes.equalization.bias_absorption_core import absorbed, shifts
-from onnxq.passes.linear import Linear, linear
+from onnxq.passes.equalization.bias_absorption_core import absorb_shifts, compute_shifts
+from onnxq.passes.linear import Linear, find_linear
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 
@@ -40,7 +40,7 @@ class Source:
     readers: tuple[tuple[Linear, int], ...]
 
 
-def sources(proto: ModelLike) -> tuple[Source, ...]:
+def list_sources(proto: ModelLike) -> tuple[Source, ...]:
     """Every tensor that may be lowered, in the order the model runs."""
     return tuple(_sources(View(proto)))
 
@@ -48,7 +48,7 @@ def sources(proto: ModelLike) -> tuple[Source, ...]:
 def _sources(view: View) -> list[Source]:
     found = []
     for node in view.index.nodes:
-        op = linear(view, node)
+        op = find_linear(view, node)
         if op is None or op.bias_at is None or not _takes(op):
             continue
         tensor, rectified = view.output(op.last), False
@@ -79,8 +79,8 @@ def _follow(view: View, op: Linear, tensor: TensorId, found: dict[str, tuple[Lin
             if adds and node.op_type == "Add" and not node.domain and _joins(view, node, op):
                 pending.append(view.output(node))
                 continue
-            reader = linear(view, node)
-            if reader is None or edge.index != 0 or not _unpadded(reader, op):
+            reader = find_linear(view, node)
+            if reader is None or edge.index != 0 or not _has_no_padding(reader, op):
                 return False
             _, times = found.get(node.name, (reader, 0))
             found[node.name] = (reader, times + 1)
@@ -100,7 +100,7 @@ def _joins(view: View, node: NodeRef, op: Linear) -> bool:
     return all(shape is not None and shape[op.channel_axis] == op.channels for shape in shapes)
 
 
-def _unpadded(reader: Linear, maker: Linear) -> bool:
+def _has_no_padding(reader: Linear, maker: Linear) -> bool:
     """True when a constant in front of it is a constant in its bias, and its channels are those of the maker."""
     node = reader.node
     if node.op_type == "ConvTranspose" or reader.bias_at is None or not _takes(reader):
@@ -119,23 +119,23 @@ def _unpadded(reader: Linear, maker: Linear) -> bool:
 
 
 def shift_axes(proto: ModelLike) -> dict[TensorId, int]:
-    """The channel axis of each tensor that `chosen_shifts` wants the values of."""
-    return {one.tensor: one.op.channel_axis for one in sources(proto)}
+    """The channel axis of each tensor that `choose_shifts` wants the values of."""
+    return {one.tensor: one.op.channel_axis for one in list_sources(proto)}
 
 
-def chosen_shifts(proto: ModelLike, low: Mapping[TensorId, Array64], high: Mapping[TensorId, Array64]) -> Shifts:
+def choose_shifts(proto: ModelLike, low: Mapping[TensorId, Array64], high: Mapping[TensorId, Array64]) -> Shifts:
     """What to lower tensors by, [channels] each; {} where nothing is gained. low, high: of each channel on samples."""
     out = {}
-    for one in sources(proto):
+    for one in list_sources(proto):
         if one.tensor not in low:
             continue
-        c = shifts(low[one.tensor], high[one.tensor], rectified=one.rectified)
+        c = compute_shifts(low[one.tensor], high[one.tensor], rectified=one.rectified)
         if c.any():
             out[one.tensor] = c.astype(np.float32)
     return out
 
 
-def with_shifts(proto: ModelLike, given: Shifts) -> ModelLike:
+def write_shifts(proto: ModelLike, given: Shifts) -> ModelLike:
     """The model with these tensors lowered, and all that reads them made up for it.
 
     Raises PlanError for a tensor that cannot be lowered this way.
@@ -159,22 +159,22 @@ def with_shifts(proto: ModelLike, given: Shifts) -> ModelLike:
         gain(source.op, -wide)
         for reader, times in source.readers:
             groups = int(reader.node.attrs.get("group", 1))
-            gain(reader, times * absorbed(reader.weight, wide, reader.axis, groups))
+            gain(reader, times * absorb_shifts(reader.weight, wide, reader.axis, groups))
     edit = Edit(proto)
     for name, value in gains.items():
         op = places[name]
-        if op.bias_at is None:  # pragma: no cover - sources() takes none without
+        if op.bias_at is None:  # pragma: no cover - list_sources() takes none without
             continue
         node, k = op.bias_at
         held = view.constant(node, k)
         dtype = op.weight.dtype if held is None else held.dtype
-        bias = rounded(np.broadcast_to(op.bias, (op.channels,)) + value, dtype)
+        bias = round_to_type(np.broadcast_to(op.bias, (op.channels,)) + value, dtype)
         if bias is None:
             raise PlanError(name, f"its bias overflows {dtype}", "plan the model again", code="Q404")
-        edit.set_constant(view, view.edge(node, k), bias if held is None else _shaped(bias, held))
+        edit.set_constant(view, view.edge(node, k), bias if held is None else _shape_along(bias, held))
     return edit.export() if gains else proto
 
 
-def _shaped(bias: NDArray[np.generic], held: NDArray[np.generic]) -> NDArray[np.generic]:
+def _shape_along(bias: NDArray[np.generic], held: NDArray[np.generic]) -> NDArray[np.generic]:
     """A bias keeps its rank: [1, N] stays [1, N]; a scalar becomes a row."""
     return bias.reshape(held.shape) if held.size == bias.size else bias

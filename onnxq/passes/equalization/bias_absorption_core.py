@@ -32,7 +32,7 @@ WORTH = 0.02
 _KEPT = 0.9
 
 
-def shifts(low: Array64, high: Array64, *, rectified: bool) -> Array64:
+def compute_shifts(low: Array64, high: Array64, *, rectified: bool) -> Array64:
     """c of each channel from its smallest and largest values, [channels] each; zeros if the range hardly shrinks.
 
     rectified: behind a ReLU. Values are those of float32, as a plan stores them.
@@ -48,7 +48,7 @@ def _width(low: Array64, high: Array64) -> float:
     return float(max(high.max(initial=0.0), 0.0) - min(low.min(initial=0.0), 0.0))
 
 
-def absorbed(weight: NDArray[Any], c: Array64, axis: int, groups: int) -> Array64:
+def absorb_shifts(weight: NDArray[Any], c: Array64, axis: int, groups: int) -> Array64:
     """W·c, [output channels]: added to the bias if the input is lowered everywhere by c, [input channels].
 
     axis: W's output axis, 0 for Conv ([out, in / groups, kernel…]) and a transposed Gemm, 1 for [in, out] matrices.

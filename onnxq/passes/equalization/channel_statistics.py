@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxq.calibrate import DEFAULT_MEMORY_LIMIT
 from onnxq.calibrate.taps import Taps
-from onnxq.data import Batch, Dataset, attended
+from onnxq.data import Batch, Dataset, read_mask
 from onnxq.graph import ModelLike
 from onnxq.passes.equalization.smoothquant_core import Seen
 from onnxq.progress import Progress
@@ -58,7 +58,7 @@ def observe_channels(
                 one.extend(value, axis)
                 if share:
                     flat = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
-                    meant = attended(part.feeds, value.shape)
+                    meant = read_mask(part.feeds, value.shape)
                     one.keep(flat if meant is None else flat[meant.reshape(-1)], share * part.count)
                 if part.first_index != last:
                     task.advance(part.count)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from onnxq.graph import NodeRef
 from onnxq.passes.affine_core import Array64
-from onnxq.passes.equalization.cross_layer_core import Labels, grouped, merged
-from onnxq.passes.linear import Linear, linear
+from onnxq.passes.equalization.cross_layer_core import Labels, group_by_label, merge_labels
+from onnxq.passes.linear import Linear, find_linear
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 
@@ -39,7 +39,7 @@ class Op:
 
     @property
     def groups(self) -> int:
-        """Of the weight as `grouped` sees it."""
+        """Of the weight as `group_by_label` sees it."""
         return int(self.linear.node.attrs.get("group", 1))
 
     @property
@@ -49,7 +49,7 @@ class Op:
 
     def largest(self) -> Array64:
         """|W| as [groups, outputs, inputs]."""
-        return grouped(self.linear.weight, self.groups, self.output_first)
+        return group_by_label(self.linear.weight, self.groups, self.output_first)
 
 
 @dataclass(eq=False)
@@ -137,9 +137,9 @@ class _Search:
     def result(self) -> Channels:
         """Everything resolved."""
         out = self.out
-        out.root = merged(self.count, self.pairs)
+        out.root = merge_labels(self.count, self.pairs)
         chains = [(one[:-1], one[1:]) for one in out.labels.values()]
-        out.group = merged(self.count, [*self.pairs, *chains])
+        out.group = merge_labels(self.count, [*self.pairs, *chains])
         out.free = np.ones(self.count, bool)
         read, fixed = np.zeros(self.count, bool), np.zeros(self.count, bool)
         for op in out.ops:
@@ -159,7 +159,7 @@ class _Search:
 
 def _own(view: View, node: NodeRef) -> Linear | None:
     """A linear operator whose weight and bias nobody else reads."""
-    op = linear(view, node)
+    op = find_linear(view, node)
     if op is None or (node.op_type == "ConvTranspose" and op.groups > 1) or node.attrs.get("transA", 0):
         return None
     held = [view.tensor(node, 1)]

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike
-from onnxq.passes.affine_core import Array64, rounded
+from onnxq.passes.affine_core import Array64, round_to_type
 from onnxq.passes.edit import Edit
 from onnxq.passes.equalization.channels import Channels, Op, find_channels
-from onnxq.passes.equalization.cross_layer_core import by_values, by_weights, scaled
+from onnxq.passes.equalization.cross_layer_core import by_values, by_weights, scale_weight
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 
@@ -27,28 +27,28 @@ Factors = Mapping[TensorId, NDArray[np.float32]]
 _WORTH = 1.05
 
 
-def wanted_values(proto: ModelLike) -> tuple[TensorId, ...]:
-    """The tensors whose largest values per channel `equalizing_factors` uses: those of groups that weights say
+def list_wanted_values(proto: ModelLike) -> tuple[TensorId, ...]:
+    """The tensors whose largest values per channel `compute_factors` uses: those of groups that weights say
     too little about."""
     found = find_channels(View(proto))
     return tuple(t for t, labels in found.labels.items() if bool((found.free & ~found.rectified)[labels].any()))
 
 
 def channel_axes(proto: ModelLike) -> Mapping[TensorId, int]:
-    """The channel axis of each of `wanted_values`."""
+    """The channel axis of each of `list_wanted_values`."""
     found = find_channels(View(proto))
-    return {t: found.axes[t] for t in wanted_values(proto)}
+    return {t: found.axes[t] for t in list_wanted_values(proto)}
 
 
-def equalizing_factors(proto: ModelLike, largest: Mapping[TensorId, Array64] | None = None) -> Factors:
+def compute_factors(proto: ModelLike, largest: Mapping[TensorId, Array64] | None = None) -> Factors:
     """What the outputs of linear operators are to be multiplied by, [channels] each; {} where nothing is to be gained.
 
-    largest: max |x_c| over samples of `wanted_values`, [channels] each; without it only weights decide, and joined
+    largest: max |x_c| over samples of `list_wanted_values`, [channels] each; without it only weights decide, and joined
     tensors stay as they are.
     """
     found = find_channels(View(proto))
     factors = _by_root(found, largest or {})
-    return _written(found, factors)
+    return _list_written(found, factors)
 
 
 def _by_root(found: Channels, largest: Mapping[TensorId, Array64]) -> Array64:
@@ -72,7 +72,7 @@ def _by_root(found: Channels, largest: Mapping[TensorId, Array64]) -> Array64:
     return out
 
 
-def _written(found: Channels, factors: Array64) -> Factors:
+def _list_written(found: Channels, factors: Array64) -> Factors:
     out = {}
     for op in found.ops:
         s = factors[found.root[op.rows]]
@@ -81,7 +81,7 @@ def _written(found: Channels, factors: Array64) -> Factors:
     return out
 
 
-def equalized(proto: ModelLike, factors: Factors) -> tuple[ModelLike, tuple[str, ...]]:
+def write_scales(proto: ModelLike, factors: Factors) -> tuple[ModelLike, tuple[str, ...]]:
     """The model with these outputs multiplied, and all that reads them divided; a line for each operator that changed.
 
     Raises PlanError for a tensor that cannot take the factors, or that joins another which is given other ones.
@@ -112,7 +112,7 @@ _FIX = "plan the model again"
 
 
 def _scale(view: View, edit: Edit, op: Op, rows: Array64, columns: Array64) -> None:
-    weight = scaled(op.linear.weight, op.groups, op.output_first, rows, columns)
+    weight = scale_weight(op.linear.weight, op.groups, op.output_first, rows, columns)
     if weight is None:
         raise PlanError(op.linear.node.name, f"its scaled weights overflow {op.linear.weight.dtype}", _FIX, code="Q404")
     edit.set_constant(view, view.edge(op.linear.node, 1), weight)
@@ -121,7 +121,7 @@ def _scale(view: View, edit: Edit, op: Op, rows: Array64, columns: Array64) -> N
     holder, k = op.linear.bias_at
     held = view.constant(holder, k)
     if held is not None:
-        bias = rounded(held.astype(np.float64) * rows, held.dtype)
+        bias = round_to_type(held.astype(np.float64) * rows, held.dtype)
         if bias is None:
             raise PlanError(op.linear.node.name, f"its scaled bias overflows {held.dtype}", _FIX, code="Q404")
         edit.set_constant(view, view.edge(holder, k), bias)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.passes.affine_core import Array64, rounded
+from onnxq.passes.affine_core import Array64, round_to_type
 
 Labels = NDArray[np.intp]
 
@@ -31,7 +31,7 @@ _FARTHEST = 2.0**12
 STRENGTH = 0.5
 
 
-def merged(count: int, pairs: Iterable[tuple[Labels, Labels]]) -> Labels:
+def merge_labels(count: int, pairs: Iterable[tuple[Labels, Labels]]) -> Labels:
     """[count] labels after uniting the two sides of every pair; the label of a class is its lowest member."""
     labels, held = np.arange(count, dtype=np.intp), list(pairs)
     changed = True
@@ -51,7 +51,7 @@ def by_weights(rows: Array64, columns: Array64, groups: Labels) -> Array64:
     alive = _alive(rows, groups) & _alive(columns, groups)
     s = np.ones_like(rows)
     s[alive] = np.sqrt(columns[alive] / rows[alive])
-    return _normalized(s, alive, groups)
+    return _normalize_factors(s, alive, groups)
 
 
 def by_values(largest: Array64, groups: Labels, strength: float = STRENGTH) -> Array64:
@@ -59,7 +59,7 @@ def by_values(largest: Array64, groups: Labels, strength: float = STRENGTH) -> A
     alive = _alive(largest, groups)
     s = np.ones_like(largest)
     s[alive] = (largest[alive] / _top(largest, groups)[alive]) ** -strength
-    return _normalized(s, alive, groups)
+    return _normalize_factors(s, alive, groups)
 
 
 def _top(values: Array64, groups: Labels) -> Array64:
@@ -72,7 +72,7 @@ def _alive(values: Array64, groups: Labels) -> NDArray[np.bool_]:
     return np.asarray(np.isfinite(values) & (values > _DEAD * _top(values, groups)))
 
 
-def _normalized(s: Array64, alive: NDArray[np.bool_], groups: Labels) -> Array64:
+def _normalize_factors(s: Array64, alive: NDArray[np.bool_], groups: Labels) -> Array64:
     """s divided by its geometric mean over the channels of each group that are not empty, within the limits."""
     count = int(groups.max(initial=-1)) + 1
     logs = np.bincount(groups[alive], np.log(s[alive]), count)
@@ -83,18 +83,18 @@ def _normalized(s: Array64, alive: NDArray[np.bool_], groups: Labels) -> Array64
     return np.asarray(out.astype(np.float32).astype(np.float64))
 
 
-def grouped(weight: NDArray[Any], groups: int, output_first: bool) -> Array64:
+def group_by_label(weight: NDArray[Any], groups: int, output_first: bool) -> Array64:
     """Largest |weight| over the kernel, [groups, outputs, inputs]. output_first: Conv's order of axes."""
     outer, inner = weight.shape[:2]
     flat = np.abs(weight.astype(np.float64)).reshape(groups, outer // groups, inner, -1).max(axis=3)
     return np.asarray(flat if output_first else flat.swapaxes(1, 2))
 
 
-def scaled(
+def scale_weight(
     weight: NDArray[Any], groups: int, output_first: bool, outputs: Array64, inputs: Array64
 ) -> NDArray[Any] | None:
     """weight · outputs / inputs, per channel ([out channels], [in channels]); None if its type cannot hold it."""
     factor = outputs.reshape(groups, -1, 1) / inputs.reshape(groups, 1, -1)
     factor = factor if output_first else factor.swapaxes(1, 2)
     shape = (*weight.shape[:2], *[1] * (weight.ndim - 2))
-    return rounded(weight.astype(np.float64) * factor.reshape(shape), weight.dtype)
+    return round_to_type(weight.astype(np.float64) * factor.reshape(shape), weight.dtype)

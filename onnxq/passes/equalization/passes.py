@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from onnxq.passes.base import Pass, RunContext, Stage
-from onnxq.passes.equalization.bias_absorption import chosen_shifts, shift_axes
+from onnxq.passes.equalization.bias_absorption import choose_shifts, shift_axes
 from onnxq.passes.equalization.channel_statistics import observe_channels
-from onnxq.passes.equalization.cross_layer import channel_axes, equalizing_factors
+from onnxq.passes.equalization.cross_layer import channel_axes, compute_factors
 from onnxq.passes.equalization.replay import ABSORPTION, CROSS_LAYER, SMOOTHQUANT, Factors, write_factors
-from onnxq.passes.equalization.smoothquant import quantized_groups, smoothing_factors
+from onnxq.passes.equalization.smoothquant import find_quantized_groups, smoothing_factors
 from onnxq.passes.equalization.smoothquant_core import Seen
 from onnxq.passes.equalization.trial import EQUALIZED, check_equivalent
 from onnxq.passes.journal import Outcome, PassReport
@@ -29,7 +29,7 @@ def equalize_layers(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     axes = channel_axes(state.model)
     seen = _observe(ctx, state, axes, "equalizing")
     largest = {tensor: np.maximum(np.abs(one.low), np.abs(one.high)) for tensor, one in seen.items()}
-    factors = equalizing_factors(state.model, largest if len(largest) == len(axes) else None)
+    factors = compute_factors(state.model, largest if len(largest) == len(axes) else None)
     return _write(ctx, state, CROSS_LAYER, factors, [f"{tensor}: equalized" for tensor in factors])
 
 
@@ -37,7 +37,7 @@ def absorb_biases(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """Channels centred, and their means absorbed by the biases behind them, Nagel et al. 2019."""
     seen = _observe(ctx, state, shift_axes(state.model), "absorbing")
     low, high = ({tensor: getattr(one, end) for tensor, one in seen.items()} for end in ("low", "high"))
-    shifts = chosen_shifts(state.model, low, high)
+    shifts = choose_shifts(state.model, low, high)
     return _write(ctx, state, ABSORPTION, shifts, [f"{tensor}: channels centred" for tensor in shifts])
 
 
@@ -45,7 +45,7 @@ def smooth_activations(ctx: RunContext, state: State) -> tuple[State, PassReport
     """Outliers of activations moved into weights, SmoothQuant, Xiao et al. 2023."""
     assert ctx.place is not None
     plan = ctx.place(state, ctx.progress)
-    axes = {group.tensor: -1 for group in quantized_groups(state.model, plan)}
+    axes = {group.tensor: -1 for group in find_quantized_groups(state.model, plan)}
     seen = observe_channels(
         state.model, axes, ctx.data.calibration, progress=ctx.progress, title="smoothing", rows=_ROWS,
         batch=ctx.config.data.batch, memory_limit=ctx.memory_limit,

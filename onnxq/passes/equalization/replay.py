@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, ModelLike, index_of, infer_shapes, structural_ids
-from onnxq.passes.equalization.bias_absorption import with_shifts
-from onnxq.passes.equalization.cross_layer import equalized
-from onnxq.passes.equalization.smoothquant import smoothed
+from onnxq.graph import GraphIndex, ModelLike, compute_structural_ids, get_index, infer_shapes
+from onnxq.passes.equalization.bias_absorption import write_shifts
+from onnxq.passes.equalization.cross_layer import write_scales
+from onnxq.passes.equalization.smoothquant import write_smoothing
 from onnxq.passes.state import State
 from onnxq.plan import Scaling
 from onnxq.sites import TensorId
@@ -21,9 +21,9 @@ Factors = Mapping[TensorId, NDArray[np.float32]]
 CROSS_LAYER, ABSORPTION, SMOOTHQUANT = "cross_layer_equalization", "bias_absorption", "smoothquant"
 # In the order in which they are found and repeated.
 _WRITERS: dict[str, Callable[[ModelLike, Factors], ModelLike]] = {
-    CROSS_LAYER: lambda proto, factors: equalized(proto, factors)[0],
-    ABSORPTION: with_shifts,
-    SMOOTHQUANT: smoothed,
+    CROSS_LAYER: lambda proto, factors: write_scales(proto, factors)[0],
+    ABSORPTION: write_shifts,
+    SMOOTHQUANT: write_smoothing,
 }
 
 
@@ -51,7 +51,7 @@ def replay_scalings(state: State, scalings: Sequence[Scaling]) -> State:
     """
     if not scalings:
         return state
-    index, ids = index_of(state.model), structural_ids(state.model)
+    index, ids = get_index(state.model), compute_structural_ids(state.model)
     by_id: dict[str, list[TensorId]] = {}
     for tensor, anchor in ids.items():
         by_id.setdefault(anchor, []).append(tensor)

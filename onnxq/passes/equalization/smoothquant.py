@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef
 from onnxq.numerics import SumOrder
-from onnxq.passes.affine_core import rounded
+from onnxq.passes.affine_core import round_to_type
 from onnxq.passes.edit import Edit
 from onnxq.passes.equalization import awq_core
-from onnxq.passes.equalization.smoothquant_core import Reader, Seen, along_outputs, search
-from onnxq.passes.linear import Linear, linear
+from onnxq.passes.equalization.smoothquant_core import Reader, Seen, along_outputs, search_alpha
+from onnxq.passes.linear import Linear, find_linear
 from onnxq.passes.view import View
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId
@@ -54,7 +54,7 @@ def find_groups(view: View) -> tuple[Group, ...]:
     """Every tensor whose readers are MatMul or Gemm with weights of their own, in the order the model runs in."""
     layers: dict[TensorId, list[Linear]] = {}
     for node in view.index.nodes:
-        op = linear(view, node) if node.op_type in ("MatMul", "Gemm") and not node.attrs.get("transA", 0) else None
+        op = find_linear(view, node) if node.op_type in ("MatMul", "Gemm") and not node.attrs.get("transA", 0) else None
         x, w = view.tensor(node, 0), view.tensor(node, 1)
         if op is not None and x is not None and w is not None and view.owned(w) and x.scope == node.scope:
             layers.setdefault(x, []).append(op)
@@ -89,7 +89,7 @@ def _writer(view: View, node: NodeRef) -> Linear | None:
         sources = [view.tensor(node, k) for k in range(2)]
         behind = [view.producer(t, "MatMul") for t in sources if t is not None]
         maker = next((one for one in behind if one is not None), node)
-    op = linear(view, maker) if maker.op_type in ("MatMul", "Gemm") else None
+    op = find_linear(view, maker) if maker.op_type in ("MatMul", "Gemm") else None
     if op is None or op.last.name != node.name:
         return None
     held = [view.tensor(op.node, 1), *([view.tensor(*op.bias_at)] if op.bias_at is not None else [])]
@@ -124,7 +124,7 @@ def _values(view: View, joined: NodeRef, channels: int) -> Linear | None:
     return op if told and fits else None
 
 
-def quantized_groups(proto: ModelLike, plan: Plan) -> tuple[Group, ...]:
+def find_quantized_groups(proto: ModelLike, plan: Plan) -> tuple[Group, ...]:
     """The groups whose activation and weights the plan quantizes, all of them, where 1/s has a place to go."""
     view = View(proto)
     paired = frozenset(site.site for site in plan.sites if isinstance(site.site, TensorId))
@@ -174,7 +174,7 @@ def smoothing_factors(proto: ModelLike, plan: Plan, seen: Mapping[TensorId, Seen
     view = View(proto)
     factors: dict[TensorId, NDArray[np.float32]] = {}
     lines = []
-    for group in quantized_groups(proto, plan):
+    for group in find_quantized_groups(proto, plan):
         specs, values = _specs(view, group, plan), seen.get(group.tensor)
         if specs is None or values is None:
             continue
@@ -183,9 +183,9 @@ def smoothing_factors(proto: ModelLike, plan: Plan, seen: Mapping[TensorId, Seen
             for op, site in zip(group.readers, specs[1], strict=True)
         )
         if specs[0] is None:
-            s, alpha, error, plain = awq_core.search(values.rows, readers)
+            s, alpha, error, plain = awq_core.search_exponent(values.rows, readers)
         else:
-            s, alpha, error, plain = search(values, readers, specs[0])
+            s, alpha, error, plain = search_alpha(values, readers, specs[0])
         gain = 10.0 * np.log10(max(plain, 1e-30) / max(error, 1e-30))
         kept = error < plain * (MUL if group.home is None else FREE)
         how = "one Mul" if group.home is None else f"in {_name(group.home)}"
@@ -215,7 +215,7 @@ def _name(home: NodeRef | Linear) -> str:
     return home.node.name if isinstance(home, Linear) else home.name
 
 
-def smoothed(proto: ModelLike, factors: Factors) -> ModelLike:
+def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
     """The model with these tensors divided by their factors on the way to the layers, whose weights are multiplied.
 
     Raises PlanError for a tensor that no layer reads so, or with another number of channels.
@@ -240,7 +240,7 @@ def smoothed(proto: ModelLike, factors: Factors) -> ModelLike:
             _, held = weights.get(op.node.name, (op, op.weight.astype(np.float64)))
             weights[op.node.name] = (op, held * turned)
     for op, value in weights.values():
-        narrow = rounded(value, op.weight.dtype)
+        narrow = round_to_type(value, op.weight.dtype)
         if narrow is None:
             raise PlanError(op.node.name, "its smoothed weights overflow", "plan the model again", code="Q404")
         edit.set_constant(view, view.edge(op.node, 1), narrow)

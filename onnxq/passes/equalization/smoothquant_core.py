@@ -53,7 +53,7 @@ class Seen:
     rows: NDArray[np.float32]
 
 
-def smoothing(largest: Array64, weights: Sequence[NDArray[Any]], alpha: float) -> NDArray[np.float32]:
+def compute_smoothing(largest: Array64, weights: Sequence[NDArray[Any]], alpha: float) -> NDArray[np.float32]:
     """s, [channels]. largest: max |X_c|; weights: [channels, outputs] each."""
     columns = np.max([np.abs(w).max(axis=1) for w in weights], axis=0).astype(np.float64)
     alive = (largest > _DEAD * largest.max(initial=0.0)) & (columns > _DEAD * columns.max(initial=0.0))
@@ -85,14 +85,16 @@ def outputs(seen: Seen, readers: Sequence[Reader]) -> Outputs:
     return [seen.rows @ reader.weight for reader in readers]
 
 
-def search(seen: Seen, readers: Sequence[Reader], spec: QuantSpec) -> tuple[NDArray[np.float32], float, float, float]:
+def search_alpha(
+    seen: Seen, readers: Sequence[Reader], spec: QuantSpec
+) -> tuple[NDArray[np.float32], float, float, float]:
     """(s, alpha, error with them, error without smoothing) for the best alpha; of equal ones the smaller."""
     largest = np.maximum(np.abs(seen.low), np.abs(seen.high))
     exact = outputs(seen, readers)
     plain = layer_error(seen, readers, spec, np.ones(largest.size, np.float32), exact)
     tried = []
     for alpha in ALPHAS:
-        s = smoothing(largest, [reader.weight for reader in readers], alpha)
+        s = compute_smoothing(largest, [reader.weight for reader in readers], alpha)
         tried.append((layer_error(seen, readers, spec, s, exact), alpha, s))
     error, alpha, s = min(tried, key=lambda one: one[:2])
     return s, alpha, error, plain

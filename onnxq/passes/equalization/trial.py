@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from onnxq.calibrate import calibrate
 from onnxq.errors import OnnxqError
-from onnxq.evaluation.accumulator import OutputError
+from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.passes.base import RunContext, Trial
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import before_rounding, trial_session
+from onnxq.passes.judging import ignore_rounding, trial_session
 from onnxq.passes.state import State
 from onnxq.runtime import Session
 
@@ -33,7 +33,7 @@ def check_equivalent(ctx: RunContext, after: State, report: PassReport) -> PassR
     return PassReport(report.name, outcome=Outcome.NOT_EQUIVALENT, difference=worst)
 
 
-def _compare_float(ctx: RunContext, after: State) -> tuple[OutputError, ...]:
+def _compare_float(ctx: RunContext, after: State) -> tuple[OutputAccuracy, ...]:
     floats = ctx.base.validation
     with ctx.progress("comparing with the model before", min(_PROOF, len(floats.samples))) as task:
         return floats.measure(Session(after.model, optimize=False), limit=_PROOF, tick=task.advance).results()
@@ -54,7 +54,7 @@ def _score(ctx: RunContext, state: State) -> float | None:
     floats = ctx.base.trial
     assert ctx.place is not None
     try:
-        plan = before_rounding(ctx.place(state, ctx.progress))
+        plan = ignore_rounding(ctx.place(state, ctx.progress))
         done = calibrate(state.model, plan, floats.samples, memory_limit=ctx.memory_limit, progress=ctx.progress)
         if not done.sites or not done.calibrated:
             return None

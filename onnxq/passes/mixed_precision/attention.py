@@ -10,7 +10,7 @@ from onnxq.passes.journal import PassReport
 from onnxq.passes.rounding.passes import round_again
 from onnxq.passes.state import State
 from onnxq.plan import AttentionChoice, AttentionKind, Plan
-from onnxq.targets import target
+from onnxq.targets import find_target
 
 NAME, AGAIN = "attention", "attention_after_rounding"
 
@@ -59,7 +59,7 @@ def choose_attention(ctx: RunContext, state: State) -> tuple[State, PassReport]:
         f"attention stays float: quantized it costs more than {_MAY_COST_DB:g} dB ({worst['quantized']:.1f} dB "
         f"quantized, {worst['float']:.1f} dB in float, on {count} held-back samples)"
     )
-    rules = target(plain.target).attention_rules
+    rules = find_target(plain.target).attention_rules
     names = {edge.node for site in whole.sites for edge in site.consumers or () if site.rule in rules}
     left_float = tuple(
         replace(one, reason=reason) if one.rule in rules and one.subject in names else one for one in plain.left_float

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from onnxq.calibrate import calibrate
-from onnxq.evaluation.toggled import Setting, Switch, Switchboard
+from onnxq.evaluation.toggled import Setting, Switch, ToggledModel
 from onnxq.graph import Graph, GraphIndex
 from onnxq.passes.base import RunContext
 from onnxq.passes.mixed_precision.request import FLOAT, UINT16
 from onnxq.passes.state import State
 from onnxq.plan import PlacementMethod, Plan, SitePlan
-from onnxq.planner import Choice, Draft, bind_sums
+from onnxq.planner import Choice, OnnxPlacement, bind_sums
 from onnxq.sites import Edge, LeftFloat, Role, Site, TensorId
 from onnxq.spec import QuantSpec
 
@@ -40,7 +40,7 @@ class Ways:
     reason: why operators that become float do.
     """
 
-    draft: Draft
+    draft: OnnxPlacement
     plan: Plan
     to: str = FLOAT
     attention: bool = False
@@ -61,7 +61,7 @@ class Ways:
                     alike = [s for s in self.plan.sites if site.group and s.group == site.group] or [site]
                     yield Candidate(str(site.site), frozenset(str(s.site) for s in alike))
             return
-        computing = operators_of(self.draft, self.plan)
+        computing = list_quantized_ops(self.draft, self.plan)
         for name in computing:
             yield Candidate(name, frozenset([name]))
         for site in self.plan.sites:
@@ -75,7 +75,7 @@ class Ways:
 
     def _stretches(self) -> Iterable[Candidate]:
         names = [str(s.site) for s in self.plan.sites if self._widens(s)]
-        names = names if self.to == UINT16 else list(operators_of(self.draft, self.plan))
+        names = names if self.to == UINT16 else list(list_quantized_ops(self.draft, self.plan))
         for parts in _STRETCHES:
             size = -(-len(names) // parts)
             for k in range(0, len(names), size) if size > 1 else ():
@@ -99,9 +99,9 @@ class Ways:
             made = left.placed(Choice(taken, (*told, *(left.refused[name] for name in sorted(keys)))), how)
         else:
             made = left.default(attention=self.attention)
-        return _carried(self.plan, made, self.draft.index)
+        return _carry_numbers(self.plan, made, self.draft.index)
 
-    def left(self, keys: frozenset[str]) -> Draft:
+    def left(self, keys: frozenset[str]) -> OnnxPlacement:
         """The draft with these operators left float."""
         refused = {name: LeftFloat(name, self.reason, "promoted", "F106") for name in sorted(keys)}
         left = replace(self.draft, refused={**self.draft.refused, **refused})
@@ -127,10 +127,10 @@ class Ways:
         wider = replace(self.plan, sites=tuple(sites), opset=max(self.plan.opset, _OPSET_16))
         return bind_sums(wider, self.draft.index)
 
-    def setting(self, board: Switchboard, plan: Plan) -> Setting:
+    def setting(self, board: ToggledModel, plan: Plan) -> Setting:
         """What stays on of a board made from `self.plan` when `plan` takes its place."""
         kept = {str(site.site) for site in plan.sites if self._spec(site.site) == site.spec}
-        computing = set(operators_of(self.draft, plan))
+        computing = set(list_quantized_ops(self.draft, plan))
 
         def stays(one: Switch) -> bool:
             # A corrected bias has no site: it goes with its operator.
@@ -147,16 +147,16 @@ class Ways:
 
     def lost(self, plan: Plan) -> tuple[str, ...]:
         """Operators that compute in integers now and would not with `plan`; for uint16 those that read a wide one."""
-        before = operators_of(self.draft, self.plan)
+        before = list_quantized_ops(self.draft, self.plan)
         if self.to == FLOAT:
-            after = set(operators_of(self.draft, plan))
+            after = set(list_quantized_ops(self.draft, plan))
             return tuple(name for name in before if name not in after)
         wide = [site for site in plan.sites if site.spec != self._spec(site.site)]
         readers = {edge.node for site in wide for edge in _readers(self.draft.units.index, site)}
         return tuple(name for name in before if name in readers)
 
 
-def operators_of(draft: Draft, plan: Plan) -> tuple[str, ...]:
+def list_quantized_ops(draft: OnnxPlacement, plan: Plan) -> tuple[str, ...]:
     """Computing operators whose weight, or whose every activation, is quantized, in the order they run."""
     weights = {edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     read: dict[str, set[int]] = {}
@@ -178,7 +178,7 @@ def _readers(index: Graph, site: SitePlan) -> tuple[Edge, ...]:
     return index.consumers(site.site) if isinstance(site.site, TensorId) else (site.site,)
 
 
-def _carried(old: Plan, new: Plan, index: GraphIndex) -> Plan:
+def _carry_numbers(old: Plan, new: Plan, index: GraphIndex) -> Plan:
     """`new` with the numbers of `old` where a site is the same."""
     before: Mapping[Site, SitePlan] = {site.site: site for site in old.sites}
     sites = []

@@ -18,13 +18,13 @@ from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.float_outputs import FloatOutputs
 from onnxq.evaluation.metric import Metric
-from onnxq.evaluation.toggled import Switchboard, measure, switchboard
+from onnxq.evaluation.toggled import ToggledModel, measure_settings, toggle_model
 from onnxq.graph.half import computes_in_half
-from onnxq.passes.assembly.model import paired, realise
+from onnxq.passes.assembly.model import build_quantized, write_pairs
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion, PromotionStep
 from onnxq.passes.mixed_precision.attention import has_attention_rules
-from onnxq.passes.mixed_precision.candidates import Candidate, Ways, calibrate_missing, operators_of
+from onnxq.passes.mixed_precision.candidates import Candidate, Ways, calibrate_missing, list_quantized_ops
 from onnxq.passes.mixed_precision.request import UINT16, AccuracyRequest, has_whole_bytes
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.passes import round_again
@@ -33,7 +33,7 @@ from onnxq.plan import Plan
 from onnxq.progress import OutOfTime
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from onnxq.targets import target
+from onnxq.targets import find_target
 
 NAME, AGAIN = "promotion", "rounding_after_promotion"
 # A candidate that takes away less than this share of the best one's noise is not worth an operator.
@@ -86,7 +86,7 @@ def promote_operators(ctx: RunContext, state: State) -> tuple[State, PassReport]
         elif start.worst_db() >= LOST_DB:
             return unchanged
         else:
-            found, account = _mended(search)
+            found, account = _mend_lost(search)
     steps = tuple(f"{step.name}: to {step.to}" for step in account.steps)
     report = PassReport(NAME, steps, outcome=Outcome.KEPT if steps else Outcome.NO_GAIN)
     return replace(state, plan=found, promotion=account), report
@@ -107,7 +107,7 @@ def round_promoted(ctx: RunContext, state: State) -> tuple[State, PassReport]:
 def _check(plan: Plan, request: AccuracyRequest) -> None:
     if request.to != UINT16:
         return
-    engine = target(plan.target)
+    engine = find_target(plan.target)
     if not any(
         16 in row.bits and "uint16" in row.storage for row in engine.capabilities if row.role is Role.ACTIVATION
     ):
@@ -134,7 +134,7 @@ def _by_sqnr(search: _Search, wanted: float, start: float) -> Found:
     return search.outcome(steps, asked, "" if at >= wanted else search.end(), wanted)
 
 
-def _mended(search: _Search) -> Found:
+def _mend_lost(search: _Search) -> Found:
     most = max(1, int(_DEFAULT_SHARE * search.count))
     steps: list[_Step] = []
     at = -math.inf
@@ -156,7 +156,7 @@ def _mended(search: _Search) -> Found:
 def _by_metric(search: _Search, request: AccuracyRequest, metric: Metric) -> Found:
     """Steps by SQNR; the metric looked at after 1, 2, 4, … of them, then halfway between the last two."""
     ctx, state = search.ctx, search.state
-    optimize, threads = target(search.plan.target).times_itself, ctx.config.verify.threads
+    optimize, threads = find_target(search.plan.target).times_itself, ctx.config.verify.threads
     with ctx.progress(f"running {metric.name} on the float model"):
         float_value = metric(state.named, optimize=optimize, threads=threads)
     least = request.max_drop.least(float_value)
@@ -167,7 +167,7 @@ def _by_metric(search: _Search, request: AccuracyRequest, metric: Metric) -> Fou
     def value(count: int) -> float:
         if count not in values:
             with ctx.progress(f"running {metric.name} with {count} promoted"):
-                model = realise(state, search.finished(steps[count - 1].keys if count else frozenset()))
+                model = build_quantized(state, search.finished(steps[count - 1].keys if count else frozenset()))
                 values[count] = metric(model, optimize=optimize, threads=threads)
         return values[count]
 
@@ -202,16 +202,16 @@ class _Search:
         self.ways = Ways(problem, plan, to, has_attention_rules(ctx, state))
         threads = ctx.config.verify.threads
         with ctx.progress("putting every pair behind a switch"):
-            self.board: Switchboard = switchboard(state.model, paired(state, plan), threads=threads)
+            self.board: ToggledModel = toggle_model(state.model, write_pairs(state, plan), threads=threads)
         samples = ctx.data.calibration.take(_SCAN_SAMPLES, ctx.config.data.seed)
         self.scan = FloatOutputs(state.model, samples, threads=threads)
         self.validation = ctx.data.judge.float_outputs(state.model)
-        self.count = len(operators_of(problem, plan))
+        self.count = len(list_quantized_ops(problem, plan))
         self.late = False
         self._plans: dict[frozenset[str], Plan] = {}
         self._known: dict[frozenset[str], float] = {}
         self.as_run = False
-        if target(plan.target).times_itself:
+        if find_target(plan.target).times_itself:
             written = self._switched([frozenset()], self.validation, "judging")[0]
             run = self._finished([frozenset()], self.validation, "judging")[0]
             self.as_run = run.worst_db() < written.worst_db() - _APART_DB
@@ -309,7 +309,7 @@ class _Search:
         found = []
         with self.ctx.progress(title, len(settings) * len(floats.samples)) as task:
             for keys in settings:
-                model = realise(self.state, self.finished(keys))
+                model = build_quantized(self.state, self.finished(keys))
                 session = Session(model, threads=self.ctx.config.verify.threads)
                 found.append(floats.measure(session, tick=task.advance))
         return found
@@ -317,7 +317,7 @@ class _Search:
     def _switched(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
         """Of the switchboard: what the file says."""
         chosen = [self.ways.setting(self.board, self.placed(keys)) for keys in settings]
-        return measure(self.board, floats, chosen, progress=self.ctx.progress, title=title)
+        return measure_settings(self.board, floats, chosen, progress=self.ctx.progress, title=title)
 
     def outcome(self, steps: list[_Step], asked: str, note: str, least: float) -> Found:
         """The plan after these steps, and the account; whether the wish holds is for the finished model to say."""

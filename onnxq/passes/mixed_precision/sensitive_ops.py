@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from onnxq.evaluation.float_outputs import FloatOutputs
-from onnxq.evaluation.profile import decibel
-from onnxq.evaluation.toggled import Setting, Switch, measure, switchboard
+from onnxq.evaluation.profile import noise_to_db
+from onnxq.evaluation.toggled import Setting, Switch, measure_settings, toggle_model
 from onnxq.graph.half import computes_in_half
-from onnxq.passes.assembly.model import paired
+from onnxq.passes.assembly.model import write_pairs
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.mixed_precision.attention import has_attention_rules
-from onnxq.passes.mixed_precision.candidates import Ways, calibrate_missing, operators_of
+from onnxq.passes.mixed_precision.candidates import Ways, calibrate_missing, list_quantized_ops
 from onnxq.passes.mixed_precision.request import FLOAT, has_whole_bytes
 from onnxq.passes.state import State
 from onnxq.sites import Role
@@ -44,9 +44,9 @@ def exclude_sensitive_ops(ctx: RunContext, state: State) -> tuple[State, PassRep
     """
     assert state.problem is not None
     lines: tuple[str, ...] = ()
-    spare = len(operators_of(state.problem, state.planned)) // _EACH
+    spare = len(list_quantized_ops(state.problem, state.planned)) // _EACH
     while len(lines) < spare:
-        found = _step(ctx, state)
+        found = _exclude_next(ctx, state)
         if found is None:
             break
         state, line = found
@@ -54,23 +54,23 @@ def exclude_sensitive_ops(ctx: RunContext, state: State) -> tuple[State, PassRep
     return state, PassReport(NAME, lines, outcome=Outcome.KEPT if lines else Outcome.NO_GAIN)
 
 
-def _step(ctx: RunContext, state: State) -> tuple[State, str] | None:
+def _exclude_next(ctx: RunContext, state: State) -> tuple[State, str] | None:
     draft, plan = state.problem, state.planned
     assert draft is not None
     with ctx.progress("putting every pair behind a switch"):
-        board = switchboard(state.model, paired(state, plan), threads=ctx.config.verify.threads)
+        board = toggle_model(state.model, write_pairs(state, plan), threads=ctx.config.verify.threads)
         samples = ctx.data.calibration.take(_SAMPLES, ctx.config.data.seed)
         few = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
     pairs = [one for one in board.switches if one.role is not Role.WEIGHT and one.role is not Role.BIAS]
 
     def noises(settings: Sequence[Setting], judging: bool = False) -> list[float]:
         floats = ctx.data.judge.float_outputs(state.model) if judging else few
-        found = measure(board, floats, settings, progress=ctx.progress, title="looking for the noise")
+        found = measure_settings(board, floats, settings, progress=ctx.progress, title="looking for the noise")
         return [one.noise() for one in found]
 
     whole = noises([frozenset(pairs)])[0]
-    culprit = _loudest(pairs, whole, noises)
-    computing = operators_of(draft, plan)
+    culprit = _find_loudest(pairs, whole, noises)
+    computing = list_quantized_ops(draft, plan)
     keys = frozenset(culprit.readers).intersection(computing) if culprit is not None else frozenset()
     if culprit is None or len(keys) != 1:
         return None
@@ -82,11 +82,11 @@ def _step(ctx: RunContext, state: State) -> tuple[State, str] | None:
     before, after = noises([frozenset(pairs), kept], judging=True)
     if not after <= _LEFT * before:
         return None
-    line = f"{min(keys)} stays float: activations alone {decibel(before):.1f} -> {decibel(after):.1f} dB in a trial"
+    line = f"{min(keys)} stays float: activations alone {noise_to_db(before):.1f} -> {noise_to_db(after):.1f} dB in a trial"
     return replace(state, plan=calibrate_missing(ctx, state, placed), problem=ways.left(keys)), line
 
 
-def _loudest(pairs: Sequence[Switch], whole: float, noises: _Noises) -> Switch | None:
+def _find_loudest(pairs: Sequence[Switch], whole: float, noises: _Noises) -> Switch | None:
     """The pair that alone makes more than half of `whole`."""
     while len(pairs) > 1:
         middle = len(pairs) // 2

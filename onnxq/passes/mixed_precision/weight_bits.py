@@ -11,11 +11,11 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
-from onnxq.graph import GraphIndex, index_of
+from onnxq.graph import GraphIndex, get_index
 from onnxq.passes.base import Pass, RunContext, Stage
 from onnxq.passes.journal import PassReport
-from onnxq.passes.mixed_precision.weight_bits_core import Weight, mean_bits, spend
-from onnxq.passes.mixed_precision.weight_errors import isolated_errors
+from onnxq.passes.mixed_precision.weight_bits_core import Weight, mean_bits, spend_budget
+from onnxq.passes.mixed_precision.weight_errors import measure_isolated
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.samples import augment_samples
 from onnxq.passes.state import State
@@ -60,15 +60,15 @@ def spread_bits(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """
     config, plan, calibration = ctx.config, state.planned, ctx.data.calibration
     assert config.weight_bits_budget is not None
-    index = index_of(state.model)
+    index = get_index(state.model)
     weights = [site for site in plan.sites if site.role is Role.WEIGHT]
-    elements = {site.site: _elements(index, site) for site in weights}
-    open_ = [one for one in (_candidate(index, site, elements[site.site], config) for site in weights) if one]
+    elements = {site.site: _count_elements(index, site) for site in weights}
+    open_ = [one for one in (_find_candidate(index, site, elements[site.site], config) for site in weights) if one]
     if not open_:
         return state, PassReport(NAME, ("no weight can have more bits on this target",))
-    fitted, judged = _parted(calibration, config.data.seed)
+    fitted, judged = _split_samples(calibration, config.data.seed)
     seen = list(fitted.samples())
-    errors = isolated_errors(
+    errors = measure_isolated(
         state.model, plan, seen, judged.samples(), others=augment_samples(seen, plan, ctx.skip),
         rounded=config.effort != "fast" and ROUNDING not in ctx.skip and not calibration.synthetic,
         progress=ctx.progress,
@@ -77,18 +77,18 @@ def spread_bits(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     fixed = [site for site in weights if site.site not in {one.site.site for one in measured}]
     others = sum(elements[s.site] for s in fixed), sum(elements[s.site] * s.spec.bits for s in fixed)
     asked = [Weight(one.elements, one.site.spec.bits, errors[one.site.site], one.widths) for one in measured]
-    chosen = spend(asked, config.weight_bits_budget, others)
+    chosen = spend_budget(asked, config.weight_bits_budget, others)
     bits: dict[Site, int] = {one.site.site: width for one, width in zip(measured, chosen, strict=True)}
-    after = replace(state, plan=_widened(state, plan, bits, calibration))
-    return after, PassReport(NAME, (_line(weights, elements, bits, config),))
+    after = replace(state, plan=_widen_weights(state, plan, bits, calibration))
+    return after, PassReport(NAME, (_describe_bits(weights, elements, bits, config),))
 
 
-def _parted(calibration: Dataset, seed: int) -> tuple[Dataset, Dataset]:
+def _split_samples(calibration: Dataset, seed: int) -> tuple[Dataset, Dataset]:
     few = calibration.take(_FITTED + _JUDGED, seed)
     return few.split(max(1, min(_JUDGED, len(few) // 3)), seed)
 
 
-def _elements(index: GraphIndex, site: SitePlan) -> int:
+def _count_elements(index: GraphIndex, site: SitePlan) -> int:
     edge = site.consumers[0] if site.consumers else None
     node = index.node(edge.node) if edge is not None else None
     tensor: TensorId | None = None
@@ -98,42 +98,45 @@ def _elements(index: GraphIndex, site: SitePlan) -> int:
     return 0 if value is None else int(value.size)
 
 
-def _candidate(index: GraphIndex, site: SitePlan, elements: int, config: Config) -> _Candidate | None:
+def _find_candidate(index: GraphIndex, site: SitePlan, elements: int, config: Config) -> _Candidate | None:
     if not elements or site.spec.bits != config.weights.bits or site.spec.is_float or site.group:
         return None
     op_type = index.node(site.consumers[0].node).op_type if site.consumers else ""
-    engine = targets.target(config.target, config.mode)
+    engine = targets.find_target(config.target, config.mode)
     asked = config.weight_bits or range(site.spec.bits + 1, _MOST_BITS + 1)
     widths = tuple(
         sorted(
             bits
             for bits in set(asked)
-            if bits > site.spec.bits and engine.capability(wider(site.spec, bits), Role.WEIGHT, op_type) is not None
+            if bits > site.spec.bits
+            and engine.capability(widen_spec(site.spec, bits), Role.WEIGHT, op_type) is not None
         )
     )
     return _Candidate(site, elements, widths) if widths else None
 
 
-def wider(spec: QuantSpec, bits: int) -> QuantSpec:
+def widen_spec(spec: QuantSpec, bits: int) -> QuantSpec:
     """The same spec with more bits, in a byte where it was packed into less."""
     storage = spec.storage if bits <= spec.storage_bits else ""
     return replace(spec, bits=bits, storage=storage)
 
 
-def _widened(state: State, plan: Plan, bits: dict[Site, int], calibration: Dataset) -> Plan:
+def _widen_weights(state: State, plan: Plan, bits: dict[Site, int], calibration: Dataset) -> Plan:
     """The plan with these widths, and numbers to match."""
     changed = {site.site for site in plan.sites if site.role is Role.WEIGHT and bits.get(site.site, 0) > site.spec.bits}
     sites = []
     for site in plan.sites:
         if site.site in changed and site.role is Role.WEIGHT:
-            site = replace(site, spec=wider(site.spec, bits[site.site]), qparams=None, values=None)
+            site = replace(site, spec=widen_spec(site.spec, bits[site.site]), qparams=None, values=None)
         elif site.derived is not None and site.derived[1] in changed:
             site = replace(site, qparams=None, values=None)
         sites.append(site)
     return calibrate(state.model, replace(plan, sites=tuple(sites)), calibration) if changed else plan
 
 
-def _line(weights: Sequence[SitePlan], elements: dict[Site, int], bits: dict[Site, int], config: Config) -> str:
+def _describe_bits(
+    weights: Sequence[SitePlan], elements: dict[Site, int], bits: dict[Site, int], config: Config
+) -> str:
     now = [bits.get(site.site, site.spec.bits) for site in weights]
     mean = mean_bits([elements[site.site] for site in weights], now)
     counts = ", ".join(f"{count} at {width}" for width, count in sorted(Counter(now).items()))

@@ -22,7 +22,7 @@ class Weight:
     widths: tuple[int, ...]
 
 
-def spend(weights: Sequence[Weight], average: float, others: tuple[int, int] = (0, 0)) -> list[int]:
+def spend_budget(weights: Sequence[Weight], average: float, others: tuple[int, int] = (0, 0)) -> list[int]:
     """Bits of each weight, so that the average over elements is at most `average`, or unchanged if it is above.
 
     others: (elements, sum of their bits) of weights that count towards the average and cannot change.

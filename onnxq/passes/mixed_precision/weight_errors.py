@@ -11,12 +11,12 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.evaluation.compare import ModelErrors
-from onnxq.graph import GraphIndex, ModelLike, at_opset
+from onnxq.graph import GraphIndex, ModelLike, ensure_opset
 from onnxq.graph.light import bare_proto, rebuild
-from onnxq.graph.scopes import bodies
+from onnxq.graph.scopes import iterate_subgraphs
 from onnxq.numerics import dequantize, fake_quant_weight
-from onnxq.passes.rounding.operators import Operator, operators
-from onnxq.passes.rounding.sequential import sweep
+from onnxq.passes.rounding.operators import Operator, list_operators
+from onnxq.passes.rounding.sequential import round_sequentially
 from onnxq.plan import Plan, SitePlan
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
@@ -33,7 +33,7 @@ class _Place:
     usual: Array
 
 
-def isolated_errors(
+def measure_isolated(
     proto: ModelLike,
     plan: Plan,
     fitted: Sequence[Feeds],
@@ -47,13 +47,15 @@ def isolated_errors(
 
     plan: calibrated for `proto`, the prepared float model. rounded: each weight is rounded by the moments of `fitted`
     and its bias corrected, as the sweep does it; else it is as the plan has it. judged: samples that `fitted` does not
-    hold: with few samples a layer of many columns fits those it saw. others: as of `sweep`. The model is loaded once,
+    hold: with few samples a layer of many columns fits those it saw. others: as of `round_sequentially`. The model is loaded once,
     with the weights as inputs.
     """
-    proto = at_opset(proto, plan.opset)
-    found = operators(GraphIndex(proto), plan)
-    alone = sweep(proto, plan, fitted, others=others, alone=True, progress=progress).plan if rounded else plan
-    open_, places = _opened(proto, found)
+    proto = ensure_opset(proto, plan.opset)
+    found = list_operators(GraphIndex(proto), plan)
+    alone = (
+        round_sequentially(proto, plan, fitted, others=others, alone=True, progress=progress).plan if rounded else plan
+    )
+    open_, places = _open_constants(proto, found)
     session = Session(open_, optimize=False)
     usual = {place.name: place.usual for place in places.values()}
     samples = [dict(sample) for sample in judged]
@@ -64,14 +66,14 @@ def isolated_errors(
         by_site.setdefault(one.site.site, []).append(one)
     with progress("measuring weights", len(by_site)) as task:
         for site, readers in by_site.items():
-            changed = {**usual, **_changes(alone, readers, places)}
+            changed = {**usual, **_list_changes(alone, readers, places)}
             got = (session.run({**sample, **changed}) for sample in samples)
-            errors[site] = _relative(samples, wanted, got)
+            errors[site] = _measure_relative(samples, wanted, got)
             task.advance()
     return errors
 
 
-def _opened(proto: ModelLike, found: Sequence[Operator]) -> tuple[ModelLike, dict[Edge, _Place]]:
+def _open_constants(proto: ModelLike, found: Sequence[Operator]) -> tuple[ModelLike, dict[Edge, _Place]]:
     """A copy whose weights and biases of these operators are read from inputs of the model."""
     copy = onnx.ModelProto.FromString(bare_proto(proto).SerializeToString())
     nodes = {node.name: node for node in _nodes(copy.graph)}
@@ -93,11 +95,11 @@ def _opened(proto: ModelLike, found: Sequence[Operator]) -> tuple[ModelLike, dic
 def _nodes(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
     for node in graph.node:
         yield node
-        for _, body in bodies(node):
+        for _, body in iterate_subgraphs(node):
             yield from _nodes(body)
 
 
-def _changes(plan: Plan, readers: Sequence[Operator], places: Mapping[Edge, _Place]) -> dict[str, Array]:
+def _list_changes(plan: Plan, readers: Sequence[Operator], places: Mapping[Edge, _Place]) -> dict[str, Array]:
     sites = {site.site: site for site in plan.sites}
     biases = {bias.edge: bias.values for bias in plan.biases}
     found: dict[str, Array] = {}
@@ -121,7 +123,9 @@ def _value(site: SitePlan, constant: Array) -> Array:
     return np.ascontiguousarray(dequantize(site.values, site.qparams, site.spec), np.float32)
 
 
-def _relative(samples: Sequence[Feeds], wanted: Sequence[Mapping[str, Any]], got: Iterable[Mapping[str, Any]]) -> float:
+def _measure_relative(
+    samples: Sequence[Feeds], wanted: Sequence[Mapping[str, Any]], got: Iterable[Mapping[str, Any]]
+) -> float:
     """Mean over float outputs of squared error over power, without padding."""
     errors = ModelErrors()
     for feeds, one, other in zip(samples, wanted, got, strict=True):

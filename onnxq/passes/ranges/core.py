@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.numerics import fake_quant, qparams_from_range
-from onnxq.observers import create
+from onnxq.observers import create_observer
 from onnxq.observers.histogram import HistogramObserver
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 
@@ -41,7 +41,7 @@ class Ranges:
         self._made: dict[str, HistogramObserver] = {}
         first: HistogramObserver | None = None
         for one in OBSERVERS:
-            made = create(one, spec)
+            made = create_observer(one, spec)
             if not isinstance(made, HistogramObserver):
                 continue
             first = made if first is None else first
@@ -78,12 +78,12 @@ def _name(one: ObserverSpec) -> str:
     return f"{one.name} {share:g}" if share is not None else one.name
 
 
-def chosen(errors: dict[str, float], present: str) -> str:
+def choose_candidate(errors: dict[str, float], present: str) -> str:
     """The candidate with the least error if that is below `WORTH` times the present one's, else `present`."""
     best = min(errors, key=lambda name: (errors[name], name))
     return best if errors[best] < WORTH * errors[present] else present
 
 
-def rounded(values: Array, numbers: QParams, spec: QuantSpec) -> Array:
+def round_to_grid(values: Array, numbers: QParams, spec: QuantSpec) -> Array:
     """What a pair makes of the values, float32."""
     return np.asarray(fake_quant(values, numbers, spec), np.float32)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from onnxq.passes.base import Pass, RunContext, Stage, Trial
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import before_rounding
+from onnxq.passes.judging import ignore_rounding
 from onnxq.passes.observed import MEASURED, list_replaced
 from onnxq.passes.precision import needs_float32
 from onnxq.passes.ranges.search import choose_ranges
@@ -35,7 +35,7 @@ def improve_ranges(ctx: RunContext, state: State) -> tuple[State, PassReport]:
 
 
 def _score(ctx: RunContext, state: State) -> float:
-    return ctx.data.judges.score(state, before_rounding(state.planned), progress=ctx.progress)
+    return ctx.data.judges.score(state, ignore_rounding(state.planned), progress=ctx.progress)
 
 
 def _loses_little(ctx: RunContext, before: State, after: State, before_db: float, after_db: float) -> bool:

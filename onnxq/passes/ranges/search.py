@@ -17,14 +17,14 @@ import numpy as np
 import onnx
 
 from onnxq.calibrate import calibrate
-from onnxq.calibrate.constants import tensor_of
-from onnxq.data import attended
+from onnxq.calibrate.constants import find_tensor
+from onnxq.data import read_mask
 from onnxq.evaluation.layer_noise import relative_noise, sum_squares
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, at_opset, index_of
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.subgraph import assemble_model
-from onnxq.passes.ranges.core import WORTH, Array, Ranges, chosen, rounded
+from onnxq.passes.ranges.core import WORTH, Array, Ranges, choose_candidate, round_to_grid
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
-from onnxq.passes.rounding.layerwise import Walk
+from onnxq.passes.rounding.layerwise import LayerwiseRunner
 from onnxq.plan import Plan, SitePlan
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
@@ -59,11 +59,11 @@ def choose_ranges(
     they are judged on. All are held, with the tensors alive between two nodes. Deterministic.
     Raises CalibrationError on NaN and inf, ModelError and DataError from the runs.
     """
-    proto = at_opset(proto, plan.opset)
-    index = index_of(proto)
-    readers = _readers(index, plan)
+    proto = ensure_opset(proto, plan.opset)
+    index = get_index(proto)
+    readers = _map_readers(index, plan)
     few, others = list(samples), list(judges)
-    state = _State(index, Walk(proto, [*few, *others], {}), [*few, *others], len(few))
+    state = _State(index, LayerwiseRunner(proto, [*few, *others], {}), [*few, *others], len(few))
     left = Counter(site.site for read in readers.values() for _, site in read)
     with progress("choosing ranges", len(readers)) as task:
         for node in index.nodes:
@@ -74,14 +74,14 @@ def choose_ranges(
                 task.advance()
     taken: dict[Site, tuple[str, QParams]] = {}
     for where, errors in state.errors.items():
-        name = chosen(errors, _PRESENT)
+        name = choose_candidate(errors, _PRESENT)
         if name != _PRESENT:
             taken[where] = (name, state.candidates[where][name])
-    done = _with(proto, plan, {site: numbers for site, (_, numbers) in taken.items()})
+    done = _replace_ranges(proto, plan, {site: numbers for site, (_, numbers) in taken.items()})
     return Ranged(done, {site: name for site, (name, _) in taken.items()})
 
 
-def _with(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams]) -> Plan:
+def _replace_ranges(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams]) -> Plan:
     """The plan with these numbers, and those that follow from them made anew."""
     if not taken:
         return plan
@@ -98,7 +98,7 @@ def _with(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams]) -> Plan:
     return calibrate(proto, replace(plan, sites=tuple(sites)))
 
 
-def _readers(index: GraphIndex, plan: Plan) -> dict[str, list[tuple[int, SitePlan]]]:
+def _map_readers(index: GraphIndex, plan: Plan) -> dict[str, list[tuple[int, SitePlan]]]:
     """What reads each site that has a scale of its own: (input, site) by node."""
     found: dict[str, list[tuple[int, SitePlan]]] = {}
     for site in plan.sites:
@@ -106,7 +106,7 @@ def _readers(index: GraphIndex, plan: Plan) -> dict[str, list[tuple[int, SitePla
             continue
         if site.spec.is_float or not isinstance(site.spec.granularity, PerTensor):
             continue
-        tensor = tensor_of(index, site.site)
+        tensor = find_tensor(index, site.site)
         if index.is_constant(tensor):
             continue
         for edge in index.consumers(tensor) if site.consumers is None else site.consumers:
@@ -114,7 +114,7 @@ def _readers(index: GraphIndex, plan: Plan) -> dict[str, list[tuple[int, SitePla
     return found
 
 
-def _positions(node: NodeRef, value: Array) -> int:
+def _count_positions(node: NodeRef, value: Array) -> int:
     """How many times the channels of a tensor are seen: pixels, tokens."""
     axis = 1 if node.op_type in ("Conv", "ConvTranspose") else -1
     return value.size // value.shape[axis] if value.ndim > 1 and value.size else value.size
@@ -123,7 +123,7 @@ def _positions(node: NodeRef, value: Array) -> int:
 class _State:
     """The float model on its way through the graph; errors of every candidate so far."""
 
-    def __init__(self, index: GraphIndex, walk: Walk, feeds: Sequence[Feeds], fitted: int) -> None:
+    def __init__(self, index: GraphIndex, walk: LayerwiseRunner, feeds: Sequence[Feeds], fitted: int) -> None:
         self.index, self.walk, self.feeds, self.fitted = index, walk, feeds, fitted
         again = {int(j) for j in np.linspace(0, fitted - 1, min(_AGAIN, fitted))}
         self.judges = [*sorted(again), *range(fitted, len(feeds))]
@@ -138,7 +138,7 @@ class _State:
         self.walk.advance(self.walk.place(node.name))
         values = list(self.walk.values(tensor))
         if site.site not in self.candidates:
-            seen = sum(_positions(node, value) for value in values[: self.fitted])
+            seen = sum(_count_positions(node, value) for value in values[: self.fitted])
             made = self._made(values, site, site.qparams) if seen >= FEWEST_POSITIONS else {}
             self.candidates[site.site] = {_PRESENT: site.qparams, **made}
             self.errors[site.site] = dict.fromkeys(self.candidates[site.site], 0.0)
@@ -149,7 +149,7 @@ class _State:
         exact = [self._kept(j, run(j, values[j]) if run else values[j]) for j in judged]
         signal, errors, most = sum(sum_squares(one) for one in exact), self.errors[site.site], np.inf
         for name, numbers in self.candidates[site.site].items():
-            pairs = ((j, rounded(values[j], numbers, site.spec)) for j in judged)
+            pairs = ((j, round_to_grid(values[j], numbers, site.spec)) for j in judged)
             got = (self._kept(j, run(j, value) if run else value) for j, value in pairs)
             errors[name] += relative_noise(exact, got, signal, most - errors[name])
             if last:
@@ -174,7 +174,7 @@ class _State:
 
     def _kept(self, sample: int, value: Array) -> Array:
         """Without positions of padding."""
-        meant = attended(self.feeds[sample], value.shape)
+        meant = read_mask(self.feeds[sample], value.shape)
         return value if meant is None else value[meant]
 
     def _alone(self, node: NodeRef, k: int) -> Runner:

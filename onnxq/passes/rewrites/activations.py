@@ -53,7 +53,7 @@ class _Single:
     domain: str = ""
 
 
-def activations(proto: ModelLike, ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def fuse_activations(proto: ModelLike, ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every chain that computes one of the functions above, in any spelling, replaced by its node."""
     return apply_replacements(proto, "activations", lambda view: _find(view, ctx.config.target))
 

@@ -18,23 +18,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.graph import ModelLike
-from onnxq.passes.affine_core import Array64, rounded, scale_outputs, sum_inputs
+from onnxq.passes.affine_core import Array64, round_to_type, scale_outputs, sum_inputs
 from onnxq.passes.base import RunContext
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
-from onnxq.passes.linear import ARITHMETIC, Affine, Linear, Source, followers, linear, scalar_source
+from onnxq.passes.linear import ARITHMETIC, Affine, Linear, Source, find_linear, list_followers, scalar_source
 from onnxq.passes.view import View
 from onnxq.sites import Refusal
 
 _BATCHNORM = frozenset({"BatchNormalization"})
 
 
-def batchnorm(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def fold_batchnorm(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every BatchNormalization that alone reads a linear operator with constant weights."""
     return _behind(proto, "batchnorm", _BATCHNORM)
 
 
-def scalars(proto: ModelLike, ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def fold_scalars(proto: ModelLike, ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every scalar or per-channel Mul, Div, Add, Sub behind a linear operator, and scalar ones in front of one."""
     # A BatchNormalization behind such arithmetic comes into reach only now.
     kinds = ARITHMETIC if "batchnorm" in ctx.skip else ARITHMETIC | _BATCHNORM
@@ -47,12 +47,12 @@ def _behind(proto: ModelLike, name: str, kinds: frozenset[str]) -> tuple[ModelLi
     view = View(proto)
     edit, changed, skipped = Edit(proto), [], []
     for node in view.index.nodes:
-        op = linear(view, node)
-        affine = None if op is None else followers(view, op, kinds)
+        op = find_linear(view, node)
+        affine = None if op is None else list_followers(view, op, kinds)
         if op is None or affine is None or not affine.nodes:
             continue
         row = ", ".join(follower.name for follower in affine.nodes)
-        values = _scaled(op, affine)
+        values = _scale_source(op, affine)
         if values is None:
             skipped.append(Refusal(node.name, f"folding {row} into it overflows {op.weight.dtype}", _FIX, name, "R112"))
             continue
@@ -66,18 +66,18 @@ _FIX = "nothing to do; the nodes stay as they are"
 _Values = tuple[NDArray[Any], "NDArray[Any] | None"]
 
 
-def _scaled(op: Linear, affine: Affine) -> _Values | None:
+def _scale_source(op: Linear, affine: Affine) -> _Values | None:
     """(weight, bias or None where there is none to write) of a·y + c."""
     weight = scale_outputs(op.weight, affine.a, op.axis, op.groups)
-    return _finished(op, weight, affine.a * op.bias + affine.c)
+    return _finish_fold(op, weight, affine.a * op.bias + affine.c)
 
 
-def _finished(op: Linear, weight: NDArray[Any] | None, bias: Array64) -> _Values | None:
+def _finish_fold(op: Linear, weight: NDArray[Any] | None, bias: Array64) -> _Values | None:
     if weight is None:
         return None
     if op.bias_at is None or (not np.any(bias) and not _has_bias(op)):
         return weight, None
-    narrow = rounded(np.array(np.broadcast_to(bias, (op.channels,))), op.weight.dtype)
+    narrow = round_to_type(np.array(np.broadcast_to(bias, (op.channels,))), op.weight.dtype)
     return None if narrow is None else (weight, narrow)
 
 
@@ -103,14 +103,14 @@ def _in_front(proto: ModelLike) -> tuple[ModelLike, PassReport]:
     view = View(proto)
     edit, changed, skipped = Edit(proto), [], []
     for node in view.index.nodes:
-        op = linear(view, node)
+        op = find_linear(view, node)
         source = None if op is None else scalar_source(view, op)
         move = None if op is None or source is None else _move(op, source)
         if op is None or source is None or move is None:
             continue
         row = ", ".join(leader.name for leader in source.nodes)
-        values = _finished(op, rounded(op.weight.astype(np.float64) * source.s, op.weight.dtype), move.bias)
-        if values is None or rounded(np.array(move.rest), op.weight.dtype) is None:
+        values = _finish_fold(op, round_to_type(op.weight.astype(np.float64) * source.s, op.weight.dtype), move.bias)
+        if values is None or round_to_type(np.array(move.rest), op.weight.dtype) is None:
             skipped.append(
                 Refusal(node.name, f"folding {row} into it overflows {op.weight.dtype}", _FIX, "scalars", "R112")
             )
@@ -132,7 +132,7 @@ class _Move:
 def _move(op: Linear, source: Source) -> _Move | None:
     if source.t == 0.0:
         return _Move(op.bias, 0.0)
-    if op.bias_at is not None and not _padded(op):
+    if op.bias_at is not None and not _is_padded(op):
         sums = sum_inputs(op.weight, op.axis) * float(op.node.attrs.get("alpha", 1.0))
         return _Move(op.bias + source.t * sums, 0.0)
     if len(source.nodes) < 2 or abs(source.s) < 1e-6:  # nothing would be gained
@@ -140,7 +140,7 @@ def _move(op: Linear, source: Source) -> _Move | None:
     return _Move(op.bias, source.t / source.s)
 
 
-def _padded(op: Linear) -> bool:
+def _is_padded(op: Linear) -> bool:
     """True when the output's border sees fewer inputs than its middle."""
     if op.node.op_type in ("Gemm", "MatMul"):
         return False

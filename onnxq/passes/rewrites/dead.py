@@ -18,7 +18,7 @@ from onnxq.sites import TensorId
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 
 
-def dead(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def remove_dead(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every such node bypassed, then what nobody reads removed."""
     view, edit, changed = View(proto), Edit(proto), []
     alias: dict[TensorId, TensorId] = {}

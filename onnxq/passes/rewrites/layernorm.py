@@ -22,7 +22,7 @@ from onnxq.passes.view import View, is_float
 from onnxq.sites import TensorId
 
 
-def layernorm(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def fuse_layernorm(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every written-out layer normalization over trailing axes with a constant gamma, replaced by its node."""
     return apply_replacements(proto, "layernorm", _find)
 
@@ -43,7 +43,7 @@ class _Centred:
 
 def _match(view: View, root: NodeRef) -> Replacement | None:
     inside = _inside(view, root)
-    norm = None if inside is None else _normalized(view, root)
+    norm = None if inside is None else _match_normalized(view, root)
     if inside is None or norm is None:
         return None
     squares, epsilon, nodes = inside
@@ -80,13 +80,13 @@ def _inside(view: View, root: NodeRef) -> tuple[_Centred, float, list[NodeRef]] 
             return None
     elif square.inputs[0] != square.inputs[1]:
         return None
-    d = _centred(view, view.tensor(square, 0))
+    d = _match_centred(view, view.tensor(square, 0))
     if d is None or _axes(view, mean, d.x) != d.axes:
         return None
     return d, epsilon[0], [add, mean, square]
 
 
-def _normalized(view: View, root: NodeRef) -> tuple[list[NodeRef], _Centred] | None:
+def _match_normalized(view: View, root: NodeRef) -> tuple[list[NodeRef], _Centred] | None:
     """(nodes, d) of d / root, also written d · (1 / root)."""
     reader = view.sole_reader(view.output(root))
     if reader is None or reader[0].domain:
@@ -99,9 +99,9 @@ def _normalized(view: View, root: NodeRef) -> tuple[list[NodeRef], _Centred] | N
             return None
         node, k = reader
         nodes.append(node)
-        d = _centred(view, view.tensor(node, 1 - k))
+        d = _match_centred(view, view.tensor(node, 1 - k))
     else:
-        d = _centred(view, view.tensor(node, 0)) if node.op_type == "Div" and k == 1 else None
+        d = _match_centred(view, view.tensor(node, 0)) if node.op_type == "Div" and k == 1 else None
     return None if d is None else (nodes, d)
 
 
@@ -110,7 +110,7 @@ def _is_one(view: View, node: NodeRef) -> bool:
     return one is not None and one[0] == 1.0
 
 
-def _centred(view: View, tensor: TensorId | None) -> _Centred | None:
+def _match_centred(view: View, tensor: TensorId | None) -> _Centred | None:
     sub = view.producer(tensor, "Sub")
     x = None if sub is None else view.tensor(sub, 0)
     mean = None if sub is None else view.producer(view.tensor(sub, 1), "ReduceMean")

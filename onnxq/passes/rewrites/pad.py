@@ -26,7 +26,7 @@ class _Match:
     amounts: tuple[int, ...]
 
 
-def pad(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def fold_pad(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every Pad of zeros along spatial axes that only Convs read."""
     view = View(proto)
     matches = [match for node in view.index.nodes if (match := _match(view, node)) is not None]

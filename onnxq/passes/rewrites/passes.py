@@ -7,18 +7,18 @@ from typing import NamedTuple
 from onnxq.config import Config
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, ModelLike, fold_constants, infer_shapes, name_nodes
-from onnxq.graph.scopes import walk
-from onnxq.nearest import did_you_mean
+from onnxq.graph.scopes import walk_graphs
+from onnxq.nearest import suggest_names
 from onnxq.passes.base import Pass, RunContext, Stage, rewriting
 from onnxq.passes.journal import PassReport
-from onnxq.passes.rewrites.activations import activations
-from onnxq.passes.rewrites.affine import batchnorm, scalars
-from onnxq.passes.rewrites.dead import dead
-from onnxq.passes.rewrites.layernorm import layernorm
-from onnxq.passes.rewrites.pad import pad
-from onnxq.passes.rewrites.pool import pool
-from onnxq.passes.rewrites.prelu import prelu
-from onnxq.passes.rewrites.residual import residual
+from onnxq.passes.rewrites.activations import fuse_activations
+from onnxq.passes.rewrites.affine import fold_batchnorm, fold_scalars
+from onnxq.passes.rewrites.dead import remove_dead
+from onnxq.passes.rewrites.layernorm import fuse_layernorm
+from onnxq.passes.rewrites.pad import fold_pad
+from onnxq.passes.rewrites.pool import replace_reduce_mean
+from onnxq.passes.rewrites.prelu import replace_prelu
+from onnxq.passes.rewrites.residual import reorder_residual
 from onnxq.passes.runner import run_stage
 from onnxq.passes.state import State
 
@@ -38,15 +38,15 @@ REWRITES: tuple[Pass, ...] = tuple(
     Pass(name, Stage.REWRITE, rewriting(function), target=target, fast=True)
     for name, function, target in (
         ("constants", compute_constants, ""),
-        ("dead", dead, ""),
-        ("activations", activations, "ort"),
-        ("layernorm", layernorm, "ort"),
-        ("residual", residual, "ort"),
-        ("prelu", prelu, "ort"),
-        ("pool", pool, "ort"),
-        ("pad", pad, ""),
-        ("batchnorm", batchnorm, ""),
-        ("scalars", scalars, ""),
+        ("dead", remove_dead, ""),
+        ("activations", fuse_activations, "ort"),
+        ("layernorm", fuse_layernorm, "ort"),
+        ("residual", reorder_residual, "ort"),
+        ("prelu", replace_prelu, "ort"),
+        ("pool", replace_reduce_mean, "ort"),
+        ("pad", fold_pad, ""),
+        ("batchnorm", fold_batchnorm, ""),
+        ("scalars", fold_scalars, ""),
     )
 )
 
@@ -69,7 +69,7 @@ def rewrite_model(proto: ModelLike, *, skip: frozenset[str] = frozenset(), targe
     """
     names = [entry.name for entry in REWRITES]
     for name in sorted(skip.difference(names)):
-        raise ConfigError(f"prepare.skip: {name}", "there is no such pass", did_you_mean(name, names), code="Q320")
+        raise ConfigError(f"prepare.skip: {name}", "there is no such pass", suggest_names(name, names), code="Q320")
     named = name_nodes(proto)
     ctx = RunContext(config=Config.model_validate({"target": target}), skip=skip)
     state = run_stage(REWRITES, Stage.REWRITE, ctx, State(named, infer_shapes(named)))
@@ -81,8 +81,8 @@ def _drop_inferred_types(proto: ModelLike, source: ModelLike) -> ModelLike:
 
     Engines fuse by what they know: types that the file did not tell them must not change what they make of it.
     """
-    declared = {(scope, value.name) for scope, graph in walk(source.graph) for value in graph.value_info}
-    for scope, graph in walk(proto.graph):
+    declared = {(scope, value.name) for scope, graph in walk_graphs(source.graph) for value in graph.value_info}
+    for scope, graph in walk_graphs(proto.graph):
         beyond = {name for node in graph.node if node.domain for name in node.output}
         kept = [value for value in graph.value_info if (scope, value.name) in declared or value.name in beyond]
         del graph.value_info[:]

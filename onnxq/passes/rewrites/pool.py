@@ -17,10 +17,10 @@ from onnxq.passes.view import SINGLE, View
 from onnxq.sites import TensorId
 
 
-def pool(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def replace_reduce_mean(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every such ReduceMean over a float [N, C, spatial...] tensor of known rank."""
     view = View(proto)
-    matches = [(node, x) for node in view.index.nodes if (x := pooled(view, node)) is not None]
+    matches = [(node, x) for node in view.index.nodes if (x := find_pooled_axes(view, node)) is not None]
     if not matches:
         return proto, PassReport("pool")
     edit, changed = Edit(proto), []
@@ -34,7 +34,7 @@ def pool(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     return edit.export(), PassReport("pool", tuple(changed))
 
 
-def pooled(view: View, node: NodeRef) -> TensorId | None:
+def find_pooled_axes(view: View, node: NodeRef) -> TensorId | None:
     """What a ReduceMean takes the mean of over all spatial axes; None for anything else."""
     if node.op_type != "ReduceMean" or node.domain:
         return None

@@ -15,7 +15,7 @@ from onnxq.passes.journal import PassReport
 from onnxq.passes.view import SINGLE, View
 
 
-def prelu(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def replace_prelu(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every PRelu whose slope is constant and does not raise the rank of its input."""
     view = View(proto)
     edit, changed = Edit(proto), []

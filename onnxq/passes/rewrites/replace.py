@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from onnxq.errors import OnnxqError
-from onnxq.graph import ModelLike, NodeRef, infer_shapes, opset_of, upgrade_opset
+from onnxq.graph import ModelLike, NodeRef, find_opset, infer_shapes, upgrade_opset
 from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
 from onnxq.passes.view import View
@@ -43,8 +43,8 @@ Finder = Callable[[View], list[Replacement]]
 def apply_replacements(proto: ModelLike, name: str, find: Finder) -> tuple[ModelLike, PassReport]:
     """Apply all that a finder finds. What needs a newer opset than the model can be raised to is left and reported."""
     matches = find(View(proto))
-    proto, failure = _raised(proto, matches)
-    version = opset_of(proto)
+    proto, failure = _raise_opset(proto, matches)
+    version = find_opset(proto)
     skipped = tuple(
         Refusal(match.last.name, f"{match.op_type} needs opset {match.opset}: {failure}", _FIX, name, "R112")
         for match in matches
@@ -65,10 +65,10 @@ def apply_replacements(proto: ModelLike, name: str, find: Finder) -> tuple[Model
     return edit.export(), PassReport(name, tuple(changed), skipped)
 
 
-def _raised(proto: ModelLike, matches: list[Replacement]) -> tuple[ModelLike, str]:
+def _raise_opset(proto: ModelLike, matches: list[Replacement]) -> tuple[ModelLike, str]:
     """The model at the highest opset its matches need and it can be converted to, and why not higher."""
     failure = ""
-    needed = {match.opset for match in matches if not match.domain and opset_of(proto) < match.opset <= NEWEST}
+    needed = {match.opset for match in matches if not match.domain and find_opset(proto) < match.opset <= NEWEST}
     for version in sorted(needed, reverse=True):
         try:
             return infer_shapes(upgrade_opset(proto, version)), failure

@@ -14,7 +14,7 @@ from onnxq.passes.journal import PassReport
 from onnxq.passes.view import SINGLE, View
 
 
-def residual(proto: ModelLike, ctx: RunContext) -> tuple[ModelLike, PassReport]:
+def reorder_residual(proto: ModelLike, ctx: RunContext) -> tuple[ModelLike, PassReport]:
     """Every Add of two computed tensors that a LayerNormalization reads."""
     view = View(proto)
     matches = [node for node in view.index.nodes if _is_residual(view, node)] if ctx.config.target == "ort" else []

@@ -4,13 +4,13 @@ A rounder is any callable of the prepared float model, the plan that the sweep l
 gives what it found block by block, in the order the model runs; each is kept where the outputs of the quantized model
 come nearer to float on samples held back from both. The engine knows nothing of how the levels were found:
 
-    from onnxq.passes.rounding.external import Handed, register
+    from onnxq.passes.rounding.external import ExternalRounding, register_rounder
 
     def rounder(proto, plan, samples):
         for block in blocks_of(proto):
-            yield Handed(block.name, {site: levels, ...})
+            yield ExternalRounding(block.name, {site: levels, ...})
 
-    register("brecq", rounder)          # then: onnxq.quantize(model, data, effort="high")
+    register_rounder("brecq", rounder)          # then: onnxq.quantize(model, data, effort="high")
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike
-from onnxq.numerics import keep_sums
+from onnxq.numerics import limit_sums
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.planner.sums import count_saturating
 from onnxq.runtime import Feeds
@@ -35,7 +35,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Handed:
+class ExternalRounding:
     """One block's better numbers. Sites and edges are those of the plan; what is not named stays as it was.
 
     levels: weight -> integers of its shape, within its spec's limits. Where the site has `sum_orders`, those that break
@@ -51,16 +51,16 @@ class Handed:
 
 
 class Rounder(Protocol):
-    """What `register` takes."""
+    """What `register_rounder` takes."""
 
-    def __call__(self, proto: ModelLike, plan: Plan, samples: Sequence[Feeds]) -> Iterable[Handed]:
+    def __call__(self, proto: ModelLike, plan: Plan, samples: Sequence[Feeds]) -> Iterable[ExternalRounding]:
         """Blocks in the order the model runs. proto: not to be changed."""
 
 
 _ROUNDERS: dict[str, Rounder] = {}
 
 
-def register(name: str, rounder: Rounder | None) -> None:
+def register_rounder(name: str, rounder: Rounder | None) -> None:
     """Ask this one too, at effort `high`, in the order of registration; None takes it out."""
     if rounder is None:
         _ROUNDERS.pop(name, None)
@@ -68,12 +68,12 @@ def register(name: str, rounder: Rounder | None) -> None:
         _ROUNDERS[name] = rounder
 
 
-def registered() -> Mapping[str, Rounder]:
+def list_rounders() -> Mapping[str, Rounder]:
     """Those to ask."""
     return dict(_ROUNDERS)
 
 
-def taken(plan: Plan, handed: Handed) -> tuple[Plan, tuple[str, ...]]:
+def apply_rounding(plan: Plan, handed: ExternalRounding) -> tuple[Plan, tuple[str, ...]]:
     """The plan with a block's numbers, and a line for each weight whose integers had to be moved.
 
     They are moved where they overflow 16-bit sums of the target's kernels, to the nearest that do not.
@@ -87,7 +87,7 @@ def taken(plan: Plan, handed: Handed) -> tuple[Plan, tuple[str, ...]]:
             raise PlanError(
                 f"{handed.block}: {site}", "is not a quantized weight of this plan", "hand in what it has", code="Q408"
             )
-        sites[site], moved = _keep_sums(_site(held, handed))
+        sites[site], moved = _keep_sums(_replace_values(held, handed))
         lines += [f"{handed.block}: {site}: {moved}"] if moved else []
     kept = tuple(bias for bias in plan.biases if bias.edge not in handed.biases)
     biases = tuple(BiasPlan(edge=edge, values=np.asarray(v, np.float32)) for edge, v in handed.biases.items())
@@ -101,11 +101,11 @@ def _keep_sums(site: SitePlan) -> tuple[SitePlan, str]:
     if not sums:
         return site, ""
     # The rounder knows why it chose them, so they are what to stay near to, not the float weight.
-    kept = keep_sums(site.values, site.values, site.sum_orders)
+    kept = limit_sums(site.values, site.values, site.sum_orders)
     return replace(site, values=kept), f"{sums} sums of its integers would overflow 16 bits: moved to the nearest"
 
 
-def _site(held: SitePlan, handed: Handed) -> SitePlan:
+def _replace_values(held: SitePlan, handed: ExternalRounding) -> SitePlan:
     numbers = handed.numbers.get(held.site, held.qparams)
     levels = handed.levels.get(held.site)
     if levels is None or numbers is None or held.qparams is None:

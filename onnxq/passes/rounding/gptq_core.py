@@ -6,12 +6,12 @@ round_by_moments   Frantar et al. 2022, "GPTQ" (arXiv 2210.17323), with given sc
                    theorem 6: the same result). Damping 0.1 of the mean diagonal (8-bit CNNs: .01 28.9 dB, .03 29.7,
                    .1 30.1).
 refit              W' = W (C + l I) (H + l I)^-1: the weights whose outputs for the quantized model's inputs are nearest
-                   to the float outputs. chosen_ridge chooses l, in units of mean(diag H), by the error of weights
+                   to the float outputs. choose_ridge chooses l, in units of mean(diag H), by the error of weights
                    fitted to half of the samples on the other half, both ways; no re-fit unless both errors fall. (With
                    a fixed l, 100 positions per column were needed to avoid overfitting, 17 to 20 dB where 23 were
                    possible.) EfficientNet-Lite0, int8 symmetric, 24 samples: 19.1 dB with l = 0.1 and 100 positions
                    per column, 20.0 so.
-corrected_bias     b' = b + f (W mean(x) - W^ mean(y)): the mean error of each output channel goes into the bias, as far
+correct_bias     b' = b + f (W mean(x) - W^ mean(y)): the mean error of each output channel goes into the bias, as far
                    as samples agree on it: f = max(0, 1 - variance of that mean / its square), James and Stein 1961.
                    8 samples on EfficientNet-Lite0 17.9 -> 18.5 dB, PP-OCRv4's recognizer 16.6 -> 18.1; no change at 28.
 """
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.numerics import nearest_within_sum
+from onnxq.numerics import round_within_sum
 from onnxq.numerics.saturation import MOST
 from onnxq.passes.rounding.second_moments import Moments
 
@@ -43,7 +43,7 @@ _ENOUGH = 0.01
 _NEAR = 1e-3
 
 
-def nearest(
+def round_to_nearest(
     w: Array, scale: Array, zero: Array, limits: tuple[int, int], partner: NDArray[np.int64] | None = None
 ) -> NDArray[np.int32]:
     """Weights rounded to nearest, as by `numerics.quantize_weight`.
@@ -60,12 +60,12 @@ def nearest(
         group, row, k = np.nonzero(abs(total) > MOST)
         one, two = (group, row, first[k]), (group, row, partner[first[k]])
         aims = [steps[at] + zero[at] for at in (one, two)]
-        found[one], found[two] = nearest_within_sum(found[one], found[two], *aims)
+        found[one], found[two] = round_within_sum(found[one], found[two], *aims)
     return np.asarray(found, np.int32)
 
 
 @dataclass(frozen=True, eq=False)
-class Spreading:
+class ErrorFeedback:
     """The factorization of H for error feedback, computed once for any number of weights and scales.
 
     damped: H with its damping. order: columns by ascending diagonal, rounded from the last on. lower: unit lower
@@ -79,20 +79,20 @@ class Spreading:
     weights: Array
 
 
-def spreading(h: Array, *, damping: float = DAMPING) -> Spreading:
+def factor_hessian(h: Array, *, damping: float = DAMPING) -> ErrorFeedback:
     """The factorization of h, [groups, K, K], positive semidefinite.
 
     Damping bounds the condition number by K / damping, so float32 is enough from 0.01 on.
     """
-    damped = damped_moments(h, damping)
+    damped = damp_moments(h, damping)
     kind = np.float32 if damping >= _ENOUGH else np.float64
     order = np.argsort(np.einsum("gii->gi", damped), axis=1, kind="stable")
     unit = np.einsum("gii->g", damped) / damped.shape[-1]
     scaled = (damped / unit[:, None, None]).astype(kind)
-    lower = _cholesky(_taken(_taken(scaled, order).transpose(0, 2, 1), order))
+    lower = _cholesky(_remove_column(_remove_column(scaled, order).transpose(0, 2, 1), order))
     diagonal = np.einsum("gii->gi", lower).copy()
     lower /= diagonal[:, None, :]
-    return Spreading(damped, order, lower, diagonal**2 * unit[:, None].astype(kind))
+    return ErrorFeedback(damped, order, lower, diagonal**2 * unit[:, None].astype(kind))
 
 
 def _cholesky(h: Array) -> Array:
@@ -120,25 +120,25 @@ def round_by_moments(
     w, scale, zero: [groups, rows, K], one scale and zero point for every weight (per tensor, channel or block alike).
     h: [groups, K, K], positive semidefinite. limits: (qmin, qmax). Result: int32 [groups, rows, K].
     """
-    return round_spreading(w, spreading(h, damping=damping), scale, zero, limits)
+    return round_with_feedback(w, factor_hessian(h, damping=damping), scale, zero, limits)
 
 
-def round_spreading(
+def round_with_feedback(
     w: Array,
-    seen: Spreading,
+    seen: ErrorFeedback,
     scale: Array,
     zero: Array,
     limits: tuple[int, int],
     partner: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int32]:
-    """`round_by_moments` with the factorization of H given. partner: as of `nearest`."""
-    weights, scales, zeros = (_taken(array.transpose(0, 2, 1), seen.order) for array in (w, scale, zero))
+    """`round_by_moments` with the factorization of H given. partner: as of `round_to_nearest`."""
+    weights, scales, zeros = (_remove_column(array.transpose(0, 2, 1), seen.order) for array in (w, scale, zero))
     beside = None if partner is None else _Beside(partner, seen.order, zeros)
     found, error = _columns(weights, scales, zeros, seen, limits, beside)
     levels = np.empty_like(found)
     np.put_along_axis(levels, seen.order[:, :, None], found, axis=1)
-    levels, plain = levels.transpose(0, 2, 1), nearest(w, scale, zero, limits, partner)
-    gap = _taken((w - (plain - zero).astype(np.float32) * scale).transpose(0, 2, 1), seen.order)
+    levels, plain = levels.transpose(0, 2, 1), round_to_nearest(w, scale, zero, limits, partner)
+    gap = _remove_column((w - (plain - zero).astype(np.float32) * scale).transpose(0, 2, 1), seen.order)
     simple = np.einsum("gkr,gk->gr", np.square(seen.lower.transpose(0, 2, 1) @ gap), seen.weights)
     worse = error > simple
     close = (abs(error - simple) <= _NEAR * simple).any(axis=0)
@@ -151,13 +151,13 @@ def round_spreading(
     return np.where(worse[:, :, None], plain, levels)
 
 
-def _taken(array: Array, order: NDArray[np.int64]) -> Array:
+def _remove_column(array: Array, order: NDArray[np.int64]) -> Array:
     """[groups, K, ...] reordered along the second axis."""
     alone = len(order) == 1
     return np.asarray(array[:, order[0]] if alone else np.take_along_axis(array, order[:, :, None], axis=1))
 
 
-def damped_moments(h: Array, damping: float) -> NDArray[np.float64]:
+def damp_moments(h: Array, damping: float) -> NDArray[np.float64]:
     """H with `damping` times its mean diagonal added to the diagonal; 1 for groups whose H is all zero."""
     mean = np.einsum("gii->gi", h).mean(axis=1)
     extra = np.where(mean > 0, damping * mean, 1.0)
@@ -173,7 +173,7 @@ def layer_error(w: Array, levels: Array, scale: Array, zero: Array, h: Array) ->
     return np.asarray(np.einsum("grk,grk->gr", gap @ h, gap), np.float64)
 
 
-def refit(w: Array, moments: Moments, *, ridge: float) -> NDArray[np.float32]:
+def refit_weight(w: Array, moments: Moments, *, ridge: float) -> NDArray[np.float32]:
     """W (C + l I) (H + l I)^-1, l = ridge * mean(diag H), group by group; w: [groups, rows, K]."""
     wide = np.asarray(w, np.float64)
     return np.asarray(wide + _step(wide @ (moments.c - moments.h), moments.h, ridge), np.float32)
@@ -181,11 +181,11 @@ def refit(w: Array, moments: Moments, *, ridge: float) -> NDArray[np.float32]:
 
 def _step(crossed: NDArray[np.float64], h: Array, ridge: float) -> NDArray[np.float64]:
     """W' - W = W (C - H) (H + l I)^-1; crossed: W (C - H)."""
-    solved = np.linalg.solve(damped_moments(h, ridge), crossed.transpose(0, 2, 1))
+    solved = np.linalg.solve(damp_moments(h, ridge), crossed.transpose(0, 2, 1))
     return np.asarray(solved.transpose(0, 2, 1), np.float64)
 
 
-def chosen_ridge(w: Array, one: Moments, other: Moments) -> float | None:
+def choose_ridge(w: Array, one: Moments, other: Moments) -> float | None:
     """The ridge whose weights, fitted to either half of the samples, are best on the other; None: do not re-fit.
 
     w: [groups, rows, K]. A re-fit must help on both halves, and each must have `POSITIONS_PER_COLUMN` / 2 per column.
@@ -214,7 +214,7 @@ def may_refit(half: Moments) -> bool:
     return bool(half.c.size) and 2 * half.count >= POSITIONS_PER_COLUMN * half.h.shape[-1]
 
 
-def corrected_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> NDArray[np.float64]:
+def correct_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> NDArray[np.float64]:
     """b + f (W mean(x) - W^ mean(y)): [groups, rows]; w, rounded: [groups, rows, K]."""
     wide, levels = np.asarray(w, np.float64), np.asarray(rounded, np.float64)
     means = [(moments.count, moments.mean_x, moments.mean_y), *moments.parts]
@@ -234,11 +234,11 @@ def _columns(
     w: Array,
     scale: Array,
     zero: Array,
-    seen: Spreading,
+    seen: ErrorFeedback,
     limits: tuple[int, int],
     beside: _Beside | None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """(quantized values [groups, K, rows], error of each row [groups, rows]), arrays as of `_taken`.
+    """(quantized values [groups, K, rows], error of each row [groups, rows]), arrays as of `_remove_column`.
 
     From the last column to the first, all rows and groups at once: to a column the errors of the columns behind it are
     added, E L, and then it is rounded. That takes one matrix product per block and one per column inside it.
@@ -268,7 +268,7 @@ def _columns(
 
 
 class _Beside:
-    """Limits of each column by the partners of its sums that were rounded before it; arrays as of `_taken`.
+    """Limits of each column by the partners of its sums that were rounded before it; arrays as of `_remove_column`.
 
     Columns are rounded from the last to the first, so column 0 is never rounded before another: 0 stands for none.
     """

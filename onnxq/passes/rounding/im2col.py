@@ -61,7 +61,7 @@ class Places:
         return found.reshape(self.geometry.groups, len(flat) // self.geometry.groups * taps, count)
 
 
-def places(shape: tuple[int, ...], geometry: Geometry, chosen: NDArray[np.int64]) -> Places:
+def compute_gather_indices(shape: tuple[int, ...], geometry: Geometry, chosen: NDArray[np.int64]) -> Places:
     """Gather indices of the positions `chosen` of an input of this shape."""
     if not geometry.kernel:
         return Places(geometry, shape, chosen, chosen[:0])
@@ -92,7 +92,7 @@ def window_means(x: Array, geometry: Geometry, chosen: NDArray[np.bool_] | None 
         counted = np.ones(rows.shape[:2], np.float32) if chosen is None else chosen.astype(np.float32)
         total = np.maximum(counted.sum(axis=1, dtype=np.float64), 1)
         return np.asarray((counted[:, None] @ rows) / total[:, None, None])
-    total = np.maximum(positions(values.shape, geometry) / max(entries, 1), 1)
+    total = np.maximum(gather_positions(values.shape, geometry) / max(entries, 1), 1)
     spatial = tuple(int(size) for size in values.shape[2:])
     counts = _counts(spatial, geometry)
     if all(taps.shape[1] == 1 and taps.all() for taps in counts):
@@ -105,14 +105,14 @@ def window_means(x: Array, geometry: Geometry, chosen: NDArray[np.bool_] | None 
     return np.asarray(sums.reshape(entries, geometry.groups, -1) / total)
 
 
-def positions(shape: tuple[int, ...], geometry: Geometry) -> int:
+def gather_positions(shape: tuple[int, ...], geometry: Geometry) -> int:
     """Number of columns of an input of this shape: output pixels, or the product of all axes but the last."""
     if not geometry.kernel:
         return int(np.prod(shape[:-1], dtype=np.int64))
     return int(shape[0] * np.prod(_output(shape[2:], geometry), dtype=np.int64))
 
 
-def sampled(total: int, limit: int, seed: int) -> NDArray[np.int64]:
+def sample_positions(total: int, limit: int, seed: int) -> NDArray[np.int64]:
     """At most `limit` of `total` positions, ascending, the same for the same seed."""
     if total <= limit:
         return np.arange(total)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, infer_shapes
-from onnxq.graph.scopes import bodies, reads
+from onnxq.graph.scopes import iterate_subgraphs, list_reads
 from onnxq.graph.subgraph import Cutter
-from onnxq.runtime import Feeds, Session, tap
+from onnxq.runtime import Feeds, Session, tap_tensors
 from onnxq.sites import TensorId
 
 Array = NDArray[Any]
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 Changes = dict[tuple[str, int], Array]
 
 
-class Walk:
+class LayerwiseRunner:
     """`advance` to a node, then `values` of what it, or a node in one of its bodies, reads.
 
     proto: nodes named, functions inlined. feeds: the samples. changes: constants to use in place of the model's,
@@ -40,9 +40,9 @@ class Walk:
         self._holder: dict[str, int] = {}
         self._last: dict[str, int] = {}
         for k, node in enumerate(self._nodes):
-            for name in _held(node):
+            for name in _is_held(node):
                 self._holder[name] = k
-            for name in reads(node):
+            for name in list_reads(node):
                 self._last[name] = k
         self._at = 0
         self._live = [{name: np.asarray(value) for name, value in sample.items()} for sample in feeds]
@@ -81,7 +81,7 @@ class Walk:
                 yield live[tensor.name]
             return
         whole = infer_shapes(self._piece([self._nodes[self._at]], [n for n in self._nodes[self._at].output if n]))
-        tapped = tap(whole, [tensor], only=True)
+        tapped = tap_tensors(whole, [tensor], only=True)
         if tensor not in tapped.outputs:
             raise ModelError(str(tensor), tapped.refusals[0].reason)
         session = Session(tapped.proto, optimize=False)
@@ -113,16 +113,16 @@ class Walk:
                 while len(node.input) <= k:
                     node.input.append("")
                 node.input[k] = name
-        for _, body in bodies(node):
+        for _, body in iterate_subgraphs(node):
             for inner in body.node:
                 self._change(inner, tensors)
 
 
-def _held(node: onnx.NodeProto) -> Iterator[str]:
+def _is_held(node: onnx.NodeProto) -> Iterator[str]:
     yield node.name
-    for _, body in bodies(node):
+    for _, body in iterate_subgraphs(node):
         for inner in body.node:
-            yield from _held(inner)
+            yield from _is_held(inner)
 
 
 def _arrays(values: Mapping[str, Any]) -> Mapping[str, Array]:

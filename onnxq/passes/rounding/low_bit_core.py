@@ -1,10 +1,10 @@
 """Rounding at few bits: shrunk moments, a search for scales, and coordinate descent on the rounding; arrays only.
 
-agreed_moments     H with its off-diagonal part reduced by the share on which the two halves of the samples disagree:
+shrink_moments     H with its off-diagonal part reduced by the share on which the two halves of the samples disagree:
                    delta = |H1 - H2|^2 / 4 / |H|^2, off the diagonal (Ledoit and Wolf 2004, Schaefer and Strimmer 2005,
                    with the variance from halves, since positions of one sample are no independent draws).
                    EfficientNet-Lite0, all weights at 4 bits, 24 samples: 7.0 -> 7.5 dB.
-round_narrow       GPTQ with the row's scale times each of FACTORS; the one with the least error is taken. That shrinks
+round_low_bit       GPTQ with the row's scale times each of FACTORS; the one with the least error is taken. That shrinks
                    the row's output a little, in every layer, so the scale is then raised until
                    <W^, W>_H = <W, W>_H. A ResNet with weights of 4 bits: 34.7 dB without either, 33.6 without the last
                    step, 34.9 so; EfficientNet-Lite0 7.5, 8.8 and 9.2.
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.passes.rounding.gptq_core import Spreading, layer_error, round_spreading
+from onnxq.passes.rounding.gptq_core import ErrorFeedback, layer_error, round_with_feedback
 
 Array = NDArray[Any]
 
@@ -37,14 +37,14 @@ _STEP = 1e-7
 
 
 @dataclass(frozen=True, eq=False)
-class Narrow:
+class LowBitRounding:
     """levels: quantized values, int32 [groups, rows, K]. factors: of the scales, float32 [groups, rows]."""
 
     levels: NDArray[np.int32]
     factors: NDArray[np.float32]
 
 
-def agreed_moments(h: Array, one: Array, other: Array) -> NDArray[np.float64]:
+def shrink_moments(h: Array, one: Array, other: Array) -> NDArray[np.float64]:
     """H with its off-diagonal part shrunk. one, other: H of either half of the samples. All [groups, K, K]."""
     away = 1.0 - np.eye(h.shape[-1])
     noise = np.sum(((one - other) / 2.0 * away) ** 2, axis=(1, 2))
@@ -53,28 +53,28 @@ def agreed_moments(h: Array, one: Array, other: Array) -> NDArray[np.float64]:
     return np.asarray(h * (1.0 - share[:, None, None] * away))
 
 
-def round_narrow(
+def round_low_bit(
     w: Array,
-    seen: Spreading,
+    seen: ErrorFeedback,
     scale: Array,
     zero: Array,
     limits: tuple[int, int],
     *,
     lowest: Array | None = None,
     thorough: bool = False,
-) -> Narrow:
-    """Quantized values of w and, for each row, a factor for its scale; arguments as of `round_spreading`.
+) -> LowBitRounding:
+    """Quantized values of w and, for each row, a factor for its scale; arguments as of `round_with_feedback`.
 
-    lowest: [groups, rows], the least factor allowed for a row. thorough: run `descended` after GPTQ.
+    lowest: [groups, rows], the least factor allowed for a row. thorough: run `descend_values` after GPTQ.
     """
     damped = seen.damped
     least = np.zeros(w.shape[:2]) if lowest is None else np.asarray(lowest, np.float64)
     best: tuple[Array, Array, Array] | None = None
     for factor in FACTORS:
         scales = np.asarray(scale * np.float32(factor), np.float32)
-        levels = round_spreading(w, seen, scales, zero, limits)
+        levels = round_with_feedback(w, seen, scales, zero, limits)
         if thorough:
-            levels = descended(w, levels, damped, scales, zero, limits)
+            levels = descend_values(w, levels, damped, scales, zero, limits)
         error = layer_error(w, levels, scales, zero, damped)
         if best is None:
             best = levels, error, np.ones(error.shape)
@@ -87,7 +87,7 @@ def round_narrow(
         )
     levels, _, factors = best if best is not None else (np.zeros(w.shape, np.int32), None, np.ones(w.shape[:2]))
     factors = factors * _gain(w, (levels - zero) * scale * factors[:, :, None], damped)
-    return Narrow(np.asarray(levels, np.int32), np.asarray(np.maximum(factors, least), np.float32))
+    return LowBitRounding(np.asarray(levels, np.int32), np.asarray(np.maximum(factors, least), np.float32))
 
 
 def _gain(w: Array, rounded: Array, damped: Array) -> Array:
@@ -99,12 +99,12 @@ def _gain(w: Array, rounded: Array, damped: Array) -> Array:
     return np.asarray(np.clip(ratio, 1 / _GAIN, _GAIN))
 
 
-def descended(
+def descend_values(
     w: Array, levels: Array, damped: Array, scale: Array, zero: Array, limits: tuple[int, int]
 ) -> NDArray[np.int32]:
     """Quantized values after coordinate descent: the best change by 1 per row, until none lowers the row's error.
 
-    No row's error is larger than before. damped: of `damped_moments`. At most K steps per row.
+    No row's error is larger than before. damped: of `damp_moments`. At most K steps per row.
     """
     found = np.array(levels, np.int32)
     for group in range(len(found)):
@@ -113,7 +113,7 @@ def descended(
 
 
 def _descend(w: Array, levels: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> None:
-    """`descended` of one group, in place. The gradient is updated, not recomputed: a step costs K products per row."""
+    """`descend_values` of one group, in place. The gradient is updated, not recomputed: a step costs K products per row."""
     moments, steps = np.asarray(h, np.float32), np.asarray(scale, np.float32)
     curve = np.diag(moments)
     gap = (levels - zero) * steps - np.asarray(w, np.float32)

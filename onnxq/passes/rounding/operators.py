@@ -78,7 +78,7 @@ def _by_group(array: Array, groups: int) -> Array:
     return array.reshape(groups, array.shape[0] // groups, *array.shape[1:])
 
 
-def operators(index: GraphIndex, plan: Plan) -> list[Operator]:
+def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:
     """What the sweep can treat, in the order the model runs."""
     biases = {edge: site for site in plan.sites if site.role is Role.BIAS for edge in site.consumers or ()}
     found = []
@@ -87,13 +87,13 @@ def operators(index: GraphIndex, plan: Plan) -> list[Operator]:
             continue
         edges = site.consumers or ()
         for edge in edges:
-            one = _operator(index, site, edge, biases, alone=len(edges) == 1)
+            one = _describe_operator(index, site, edge, biases, alone=len(edges) == 1)
             if one is not None:
                 found.append(one)
     return sorted(found, key=lambda one: one.node.order)
 
 
-def _operator(
+def _describe_operator(
     index: GraphIndex, site: SitePlan, edge: Edge, biases: Mapping[Edge, SitePlan], *, alone: bool
 ) -> Operator | None:
     node = index.node(edge.node)
@@ -135,7 +135,7 @@ def _geometry(node: NodeRef, weight: Array) -> Geometry | None:
     rank = weight.ndim - 2
     ones, auto = (1,) * rank, attrs.get("auto_pad", "NOTSET")
     if node.op_type == "ConvTranspose":
-        return _transposed(node, weight)
+        return _is_transposed(node, weight)
     return Geometry(
         groups=int(attrs.get("group", 1)),
         kernel=tuple(weight.shape[2:]),
@@ -146,7 +146,7 @@ def _geometry(node: NodeRef, weight: Array) -> Geometry | None:
     )
 
 
-def _transposed(node: NodeRef, weight: Array) -> Geometry | None:
+def _is_transposed(node: NodeRef, weight: Array) -> Geometry | None:
     """As a convolution over the input with zeros between its values; None where padding depends on the input's size."""
     attrs, rank = node.attrs, weight.ndim - 2
     auto = attrs.get("auto_pad", "NOTSET")
@@ -173,7 +173,7 @@ def _transposed(node: NodeRef, weight: Array) -> Geometry | None:
 def _bias(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | None, Array | None]:
     """(input that reads the bias, its values): the node's own, or that of the Add behind a MatMul."""
     if node.op_type == "MatMul":
-        return _added(index, node, outputs)
+        return _find_added_bias(index, node, outputs)
     if node.op_type == "Gemm" and float(node.attrs.get("beta", 1.0)) != 1.0:
         return None, None
     edge = Edge(node.name, 2, node.scope)
@@ -184,7 +184,7 @@ def _bias(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | None, 
     return (None, None) if value is None or not _row(value, outputs) else (edge, value)
 
 
-def _added(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | None, Array | None]:
+def _find_added_bias(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | None, Array | None]:
     made = TensorId(node.outputs[0], node.scope)
     readers = index.consumers(made)
     if len(readers) != 1 or index.is_output(made):

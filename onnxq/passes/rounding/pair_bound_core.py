@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.numerics import SumOrder, partners, widening
-from onnxq.passes.rounding.gptq_core import Spreading, round_spreading
-from onnxq.passes.rounding.low_bit_core import Narrow
+from onnxq.numerics import SumOrder, choose_widening, find_partners
+from onnxq.passes.rounding.gptq_core import ErrorFeedback, round_with_feedback
+from onnxq.passes.rounding.low_bit_core import LowBitRounding
 
 Array = NDArray[Any]
 
@@ -24,7 +24,7 @@ def partner_columns(rows: NDArray[np.int64], shape: tuple[int, ...], order: SumO
 
     rows: flat indices into the weight of `shape`, in the order of a row of its matrix form.
     """
-    beside = partners(shape, order).reshape(-1)[rows]
+    beside = find_partners(shape, order).reshape(-1)[rows]
     sort = np.argsort(rows)
     at = np.minimum(np.searchsorted(rows, beside, sorter=sort), len(rows) - 1)
     found = sort[at]
@@ -33,15 +33,15 @@ def partner_columns(rows: NDArray[np.int64], shape: tuple[int, ...], order: SumO
 
 def round_within_sums(
     w: Array,
-    seen: Spreading,
+    seen: ErrorFeedback,
     scale: Array,
     zero: Array,
     limits: tuple[int, int],
     partner: NDArray[np.int64],
-) -> Narrow:
+) -> LowBitRounding:
     """Quantized values of w that keep every sum and, for each row, a factor of at least 1 for its scale.
 
-    Arguments as of `round_spreading`.
+    Arguments as of `round_with_feedback`.
     """
     first = np.flatnonzero(partner > np.arange(len(partner)))
     second = partner[first]
@@ -52,7 +52,7 @@ def round_within_sums(
     np.put_along_axis(costs, seen.order, seen.weights, axis=1)
     cost = np.where(places[:, first] < places[:, second], costs[:, first], costs[:, second])
     steps, noise = scale.max(axis=2), np.broadcast_to(costs.sum(axis=1)[:, None], w.shape[:2])
-    each = [widening(w[g][:, first], w[g][:, second], steps[g], noise[g], cost[g]) for g in range(len(w))]
+    each = [choose_widening(w[g][:, first], w[g][:, second], steps[g], noise[g], cost[g]) for g in range(len(w))]
     factors = np.stack(each)
     wider = np.asarray(scale * factors[:, :, None], np.float32)
-    return Narrow(round_spreading(w, seen, wider, zero, limits, partner), factors)
+    return LowBitRounding(round_with_feedback(w, seen, wider, zero, limits, partner), factors)

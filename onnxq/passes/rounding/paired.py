@@ -8,8 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from onnxq.passes.rounding.layerwise import Walk
-from onnxq.passes.rounding.statistics import Wanted
+from onnxq.passes.rounding.layerwise import LayerwiseRunner
+from onnxq.passes.rounding.statistics import MomentsRequest
 from onnxq.runtime import Feeds
 from onnxq.sites import TensorId
 
@@ -17,14 +17,14 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Both:
+class PairedRunner:
     """feeds: what both are run on."""
 
     feeds: Sequence[Feeds]
-    real: Walk
-    quantized: Walk
+    real: LayerwiseRunner
+    quantized: LayerwiseRunner
 
-    def tensors(self, wanted: Wanted) -> Iterator[tuple[Feeds, Array, Array]]:
+    def tensors(self, wanted: MomentsRequest) -> Iterator[tuple[Feeds, Array, Array]]:
         """Each sample with what the operator reads in both models. Walks there with the first that is asked for."""
         if not self.feeds:
             return

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from onnxq.graph import GraphIndex, at_opset, attach_weights
+from onnxq.graph import GraphIndex, attach_weights, ensure_opset
 from onnxq.passes.base import Pass, RunContext, Stage, Trial
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.observed import list_replaced
 from onnxq.passes.precision import needs_float32
-from onnxq.passes.rounding.external import registered, taken
+from onnxq.passes.rounding.external import apply_rounding, list_rounders
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
-from onnxq.passes.rounding.operators import Operator, operators
+from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.samples import augment_samples, take_enough
-from onnxq.passes.rounding.sequential import SEARCHED, Swept, sweep
+from onnxq.passes.rounding.sequential import SEARCHED, SequentialRounding, round_sequentially
 from onnxq.passes.runner import run_stage
 from onnxq.passes.state import State
 from onnxq.passes.timers import Timers
@@ -35,10 +35,10 @@ _WHY = "the rounding of few bits, or within 16-bit sums, finds its own; `skip: [
 
 def round_weights(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """Round all weights in the order they run, with biases corrected."""
-    done = _round(ctx, state, state.planned)
+    done = _round_sequentially(ctx, state, state.planned)
     if not done.done:
         return state, PassReport(NAME, done.lines(), outcome=Outcome.NO_GAIN)
-    return _rounded(state, state.planned, done)
+    return _report_rounding(state, state.planned, done)
 
 
 def round_segments(ctx: RunContext, state: State) -> tuple[State, PassReport]:
@@ -48,20 +48,20 @@ def round_segments(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     if ctx.config.effort != "high" and score >= _GOOD_DB:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     chosen: frozenset[str] = frozenset()
-    best: Swept | None = None
-    found = operators(GraphIndex(at_opset(state.model, plan.opset)), plan)
+    best: SequentialRounding | None = None
+    found = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
     for part in _cut_segments(found):
-        tried = _round(ctx, state, plan, chosen | part)
+        tried = _round_sequentially(ctx, state, plan, chosen | part)
         now = ctx.data.judges.score(state, tried.plan, progress=ctx.progress)
         if now > score:
             chosen, best, score = chosen | part, tried, now
-    return (state, PassReport(NAME, outcome=Outcome.NO_GAIN)) if best is None else _rounded(state, plan, best)
+    return (state, PassReport(NAME, outcome=Outcome.NO_GAIN)) if best is None else _report_rounding(state, plan, best)
 
 
 def search_longer(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """Weights of few bits rounded anew, with a longer search for their values."""
     assert state.unrounded is not None
-    longer = _round(ctx, state, state.unrounded, state.rounded, thorough=True)
+    longer = _round_sequentially(ctx, state, state.unrounded, state.rounded, thorough=True)
     return replace(state, plan=longer.plan), PassReport(SEARCH, ("values searched longer",))
 
 
@@ -70,12 +70,12 @@ def round_externally(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     plan, lines = state.planned, []
     few = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
     reached = ctx.data.judge.score(state, plan, progress=ctx.progress)
-    for name, rounder in registered().items():
+    for name, rounder in list_rounders().items():
         asked = kept = 0
         begun, moved = reached, ""
         for block in rounder(attach_weights(state.model), plan, list(few.samples())):
             asked += 1
-            tried, changes = taken(plan, block)
+            tried, changes = apply_rounding(plan, block)
             now = ctx.data.judge.score(state, tried, progress=ctx.progress)
             if now > reached:
                 plan, reached, kept = tried, now, kept + 1
@@ -101,15 +101,17 @@ def round_again(ctx: RunContext, state: State, bare: Plan, name: str) -> tuple[S
     return state, PassReport(name, outcome=Outcome.WORSE, trial_db=figures)
 
 
-def _round(
+def _round_sequentially(
     ctx: RunContext, state: State, plan: Plan, nodes: frozenset[str] | None = None, *, thorough: bool = False
-) -> Swept:
+) -> SequentialRounding:
     few = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
     others = augment_samples(list(few.samples()), plan, ctx.skip)
-    return sweep(state.model, plan, few.samples(), others=others, nodes=nodes, thorough=thorough, progress=ctx.progress)
+    return round_sequentially(
+        state.model, plan, few.samples(), others=others, nodes=nodes, thorough=thorough, progress=ctx.progress
+    )
 
 
-def _rounded(state: State, before: Plan, done: Swept) -> tuple[State, PassReport]:
+def _report_rounding(state: State, before: Plan, done: SequentialRounding) -> tuple[State, PassReport]:
     """The state with the rounded plan, and the report of it."""
     plan = done.plan
     searched = plan.with_sites(tuple(s for s in plan.sites if s.qparams is not None and s.qparams.origin == SEARCHED))
@@ -157,7 +159,7 @@ def _has_few_bits(ctx: RunContext, state: State) -> bool:
 
 
 def _has_rounders(ctx: RunContext, state: State) -> bool:
-    return _was_rounded(ctx, state) and bool(registered())
+    return _was_rounded(ctx, state) and bool(list_rounders())
 
 
 def _was_rounded(ctx: RunContext, state: State) -> bool:

@@ -9,7 +9,7 @@ the same on both sides of the pooling; re-fits are not, as it takes the mean of 
 from __future__ import annotations
 
 from onnxq.graph import NodeRef
-from onnxq.passes.rewrites.pool import pooled
+from onnxq.passes.rewrites.pool import find_pooled_axes
 from onnxq.passes.rounding.im2col import Geometry
 from onnxq.passes.rounding.operators import Operator
 from onnxq.passes.view import View
@@ -22,7 +22,7 @@ POINTWISE = Geometry(kernel=(1, 1), strides=(1, 1), dilations=(1, 1), pads=(0, 0
 _MOVING = frozenset({"Flatten", "Reshape", "Squeeze", "Identity"})
 
 
-def pooling(view: View, one: Operator) -> tuple[NodeRef, TensorId] | None:
+def find_pooling(view: View, one: Operator) -> tuple[NodeRef, TensorId] | None:
     """The node that pools [N, C, H, W] to the one position a sample that a Gemm, MatMul or 1 x 1 Conv reads, and that
     tensor."""
     plain = one.geometry.groups == 1 and set(one.geometry.kernel) <= {1}
@@ -31,7 +31,7 @@ def pooling(view: View, one: Operator) -> tuple[NodeRef, TensorId] | None:
         node = view.producer(view.tensor(node, 0))
     if node is None or node.scope:
         return None
-    tensor = view.tensor(node, 0) if node.op_type == "GlobalAveragePool" else pooled(view, node)
+    tensor = view.tensor(node, 0) if node.op_type == "GlobalAveragePool" else find_pooled_axes(view, node)
     shape = None if tensor is None else view.index.shape(tensor)
     whole = shape is not None and len(shape) == 4 and shape[1] == one.rows(one.weight).shape[2]
     return (node, tensor) if tensor is not None and whole else None

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from onnxq.data import Dataset, views
-from onnxq.passes.judging import few_bits
+from onnxq.data import Dataset, augment_sample
+from onnxq.passes.judging import has_few_bits
 from onnxq.plan import Plan
 from onnxq.runtime import Feeds
 
@@ -28,18 +28,18 @@ def take_enough(calibration: Dataset, plan: Plan, effort: str, seed: int) -> Dat
     """
     size = max(sum(value.size for value in calibration[0].values()), 1)
     wanted = max(_SAMPLES[effort], min(_VALUES // size, _MOST))
-    most = _TOO_MANY_NARROW if few_bits(plan) else _TOO_MANY
+    most = _TOO_MANY_NARROW if has_few_bits(plan) else _TOO_MANY
     return calibration.take(max(min(wanted, most // size), _FEWEST), seed)
 
 
 def augment_samples(samples: Sequence[Feeds], plan: Plan, skip: Collection[str]) -> list[Feeds]:
     """Other views of the samples for second moments, of all alike often; none but for weights of few bits.
 
-    See `onnxq.data.views`.
+    See `onnxq.data.augment_sample`.
     """
-    if AUGMENTED in skip or not samples or not few_bits(plan):
+    if AUGMENTED in skip or not samples or not has_few_bits(plan):
         return []
-    each = [views(sample) for sample in samples]
+    each = [augment_sample(sample) for sample in samples]
     size = max(sum(np.asarray(value).size for value in samples[0].values()), 1)
     rounds = min(_MOST_AUGMENTED // (size * len(samples)) - 1, *map(len, each))
     return [one[k] for k in range(rounds) for one in each]

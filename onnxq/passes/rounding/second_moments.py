@@ -60,7 +60,7 @@ def position_limit(groups: int, size: int) -> int:
     return int(max(min(wanted, affordable, _WORK / (groups * size * size)), 4 * size, 64))
 
 
-class Room:
+class Workspace:
     """Memory for two blocks, which is reused."""
 
     def __init__(self) -> None:
@@ -93,10 +93,10 @@ class Accumulator:
     """
 
     def __init__(
-        self, groups: int, size: int, *, second: bool = True, cross: bool = True, room: Room | None = None
+        self, groups: int, size: int, *, second: bool = True, cross: bool = True, room: Workspace | None = None
     ) -> None:
         self._second, self._cross = second, second and cross
-        self._room = Room() if room is None else room
+        self._room = Workspace() if room is None else room
         shape = (groups, size, size)
         empty = np.zeros((groups, 0, 0))
         self._h = np.zeros(shape) if second else empty
@@ -179,7 +179,7 @@ def _centre(sums: Array, count: int, u: Array, p: Array, v: Array, q: Array) -> 
     sums += left @ right
 
 
-def together(one: Moments, other: Moments) -> Moments:
+def merge_moments(one: Moments, other: Moments) -> Moments:
     """Moments of the samples of both."""
     n, all_ = max(one.count + other.count, 1), max(one.weight + other.weight, 1)
     a, b = one.count / n, other.count / n

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.emit import emit
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, at_opset, structural_ids
+from onnxq.emit import emit_pairs
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, ensure_opset
 from onnxq.numerics import (
     bias_qparams,
     dequantize,
@@ -27,24 +27,24 @@ from onnxq.numerics import (
     quantize,
     weight_qparams,
 )
-from onnxq.numerics.blas import all_blas_threads, one_blas_thread
-from onnxq.numerics.rounding import align
+from onnxq.numerics.blas import use_all_blas_threads, use_one_blas_thread
+from onnxq.numerics.rounding import align_qparams
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,
     FEWEST_POSITIONS,
-    chosen_ridge,
-    corrected_bias,
-    refit,
-    round_spreading,
+    choose_ridge,
+    correct_bias,
+    refit_weight,
+    round_with_feedback,
 )
-from onnxq.passes.rounding.layerwise import Changes, Walk
-from onnxq.passes.rounding.low_bit_core import NARROW_BITS, round_narrow
-from onnxq.passes.rounding.operators import Operator, operators
+from onnxq.passes.rounding.layerwise import Changes, LayerwiseRunner
+from onnxq.passes.rounding.low_bit_core import NARROW_BITS, round_low_bit
+from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.pair_bound_core import partner_columns, round_within_sums
-from onnxq.passes.rounding.paired import Both
-from onnxq.passes.rounding.pooled import POINTWISE, POOLED_DAMPING, pooling
-from onnxq.passes.rounding.second_moments import Room
-from onnxq.passes.rounding.statistics import Seen, Wanted, gathered
+from onnxq.passes.rounding.paired import PairedRunner
+from onnxq.passes.rounding.pooled import POINTWISE, POOLED_DAMPING, find_pooling
+from onnxq.passes.rounding.second_moments import Workspace
+from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, gather_statistics
 from onnxq.passes.view import View
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.progress import Progress
@@ -62,7 +62,7 @@ SEARCHED = "weights, swept with scales searched"
 
 
 @dataclass(frozen=True)
-class Treatment:
+class OperatorRounding:
     """What was done to one operator."""
 
     node: str
@@ -73,7 +73,7 @@ class Treatment:
 
 
 @dataclass(frozen=True, eq=False)
-class Swept:
+class SequentialRounding:
     """The plan with better numbers, and what was done, in order. skipped: nodes that no sample reached.
 
     thin: nodes left as they were, because the samples show them fewer than `FEWEST_POSITIONS` positions; weights of few
@@ -81,7 +81,7 @@ class Swept:
     """
 
     plan: Plan
-    done: tuple[Treatment, ...]
+    done: tuple[OperatorRounding, ...]
     skipped: tuple[str, ...] = ()
     thin: tuple[str, ...] = ()
 
@@ -99,7 +99,7 @@ class Swept:
         return (*told, left) if left else told
 
 
-def sweep(
+def round_sequentially(
     proto: ModelLike,
     plan: Plan,
     samples: Iterable[Feeds],
@@ -110,7 +110,7 @@ def sweep(
     thorough: bool = False,
     alone: bool = False,
     progress: Progress,
-) -> Swept:
+) -> SequentialRounding:
     """A plan whose weights carry `values` (and scales to match), and biases corrected.
 
     proto: the prepared float model; plan: calibrated for it. samples: 8 to 16 are enough; all are held, with the
@@ -120,13 +120,13 @@ def sweep(
     costs.
     The same input gives the same bytes. Raises ModelError and DataError from the runs.
     """
-    proto = at_opset(proto, plan.opset)
+    proto = ensure_opset(proto, plan.opset)
     view = View(proto)
-    todo = [one for one in operators(view.index, plan) if nodes is None or one.node.name in nodes]
+    todo = [one for one in list_operators(view.index, plan) if nodes is None or one.node.name in nodes]
     feeds = [dict(sample) for sample in samples]
     state = _State(plan, view, proto, feeds, others, thorough=thorough, alone=alone)
     few = max((one.weight.size for one in todo), default=0) < _MANY_THREADS
-    with progress("sweeping", len(todo)) as task, one_blas_thread() if few else all_blas_threads():
+    with progress("sweeping", len(todo)) as task, use_one_blas_thread() if few else use_all_blas_threads():
         for one in todo:
             state.treat(one, damping)
             task.advance()
@@ -149,19 +149,20 @@ class _State:
     ) -> None:
         self.plan, self.view, self.index, self.thorough, self.alone = plan, view, view.index, thorough, alone
         pairs = tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT) and not alone)
-        paired = emit(proto, replace(plan, sites=pairs))
+        paired = emit_pairs(proto, replace(plan, sites=pairs))
         self.paired = GraphIndex(paired)
-        self.changes: Changes = {} if alone else _rounded(plan, self.index)
+        self.changes: Changes = {} if alone else _list_rounded(plan, self.index)
         self.samples, self.others = (
-            Both(some, Walk(proto, some, {}), Walk(paired, some, self.changes)) for some in (feeds, others)
+            PairedRunner(some, LayerwiseRunner(proto, some, {}), LayerwiseRunner(paired, some, self.changes))
+            for some in (feeds, others)
         )
         self.sites = {site.site: site for site in plan.all_sites}
         self.biases: list[BiasPlan] = list(plan.biases)
-        self.done: list[Treatment] = []
+        self.done: list[OperatorRounding] = []
         self.skipped: list[str] = []
         self.thin: list[str] = []
-        self.seen: tuple[Wanted, Seen] | None = None
-        self.room = Room()
+        self.seen: tuple[MomentsRequest, OperatorStatistics] | None = None
+        self.room = Workspace()
 
     def treat(self, one: Operator, damping: float) -> None:
         """Moments, re-fit, rounding and bias of one operator."""
@@ -177,25 +178,25 @@ class _State:
         weight, refitted, site = one.rows(one.weight), False, self.sites[one.site.site]
         rounded = moments.h.size > 0
         target = weight
-        ridge = chosen_ridge(weight, *seen.halves) if seen.halves is not None and pool is None else None
+        ridge = choose_ridge(weight, *seen.halves) if seen.halves is not None and pool is None else None
         damping = damping if pool is None else POOLED_DAMPING
         if ridge is not None:
-            target, refitted = refit(weight, moments, ridge=ridge), True
+            target, refitted = refit_weight(weight, moments, ridge=ridge), True
         if rounded:
             site = self._round(one, site, target, seen, damping, refitted=refitted)
-        final = _weights(site, one.weight)
+        final = _dequantize_weight(site, one.weight)
         self.sites[site.site] = site
         for edge in site.consumers or ():
             self._change(edge, final)
         corrected = one.bias_edge is not None
         if corrected:
-            bias = corrected_bias(one.bias.reshape(weight.shape[:2]), weight, one.rows(final), moments)
+            bias = correct_bias(one.bias.reshape(weight.shape[:2]), weight, one.rows(final), moments)
             self._bias(one, site, bias.reshape(-1))
-        self.done.append(Treatment(one.node.name, one.kind, rounded, refitted, corrected))
+        self.done.append(OperatorRounding(one.node.name, one.kind, rounded, refitted, corrected))
 
     def _pool(self, one: Operator) -> tuple[NodeRef, TensorId] | None:
         """The pooling to look in front of, where both models are not past it, and what it reads."""
-        found = pooling(self.view, one) if _narrow(one, self.sites[one.site.site]) else None
+        found = find_pooling(self.view, one) if _searches_scales(one, self.sites[one.site.site]) else None
         if found is None:
             return None
         node, real = found
@@ -203,23 +204,23 @@ class _State:
         ahead = all(both.hold(real, quantized, node.name) for both in (self.samples, self.others) if both.feeds)
         return found if ahead else None
 
-    def _moments(self, one: Operator, pool: tuple[NodeRef, TensorId] | None) -> Seen:
+    def _moments(self, one: Operator, pool: tuple[NodeRef, TensorId] | None) -> OperatorStatistics:
         """What all samples say; operators that read the same tensors share it. pool: look in front of it."""
         reader, data, geometry = (one.node, one.data, one.geometry) if pool is None else (*pool, POINTWISE)
         node, site = self.paired.node(reader.name), self.sites[one.site.site]
         groups, _, size = one.rows(one.weight).shape
-        wanted = Wanted(
+        wanted = MomentsRequest(
             reader=reader.name,
             data=data,
             paired=self.paired.resolve(node.inputs[0], node.scope),
             geometry=geometry,
             shape=(groups, size),
             second=one.alone and not site.spec.is_float and not site.group,
-            halves=_narrow(one, site),
+            halves=_searches_scales(one, site),
         )
         if self.seen is None or self.seen[0] != wanted:
             self.seen = None
-            self.seen = wanted, gathered(self.samples, self.others, wanted, self.room)
+            self.seen = wanted, gather_statistics(self.samples, self.others, wanted, self.room)
         return self.seen[1]
 
     def _round(
@@ -227,7 +228,7 @@ class _State:
         one: Operator,
         site: SitePlan,
         target: Array,
-        seen: Seen,
+        seen: OperatorStatistics,
         damping: float,
         *,
         refitted: bool,
@@ -235,7 +236,7 @@ class _State:
         """The site with scales for the target, and the levels found for them."""
         stored = one.stored(np.asarray(target, np.float32))
         numbers = site.qparams
-        partner = _partner(one, site)
+        partner = _find_partners(one, site)
         alone = partner is not None and _row_by_row(one, site)
         if numbers is None or refitted or alone:
             # Where rows search their own, scales start as they would be without sums to keep.
@@ -244,27 +245,27 @@ class _State:
         least = np.zeros_like(numbers.scale)
         if one.bias_site is not None and one.bias_site.derived is not None:
             x = self.sites[one.bias_site.derived[0]].qparams
-            bias = corrected_bias(one.bias.reshape(target.shape[:2]), one.rows(one.weight), target, seen.moments)
+            bias = correct_bias(one.bias.reshape(target.shape[:2]), one.rows(one.weight), target, seen.moments)
             if x is not None:
                 least = floor_weight_scale(least, x.scale, np.maximum(abs(bias.ravel()), abs(one.bias)))
                 numbers = replace(numbers, scale=np.maximum(numbers.scale, least))
-        aligned = align(numbers, site.spec, stored.shape, np.float32)
+        aligned = align_qparams(numbers, site.spec, stored.shape, np.float32)
         scales, zeros = (one.rows(np.broadcast_to(part, stored.shape)) for part in aligned)
         limits = (site.spec.qmin, site.spec.qmax)
         if partner is not None and alone:
             within = round_within_sums(target, seen.spreading(damping), scales, zeros, limits, partner)
             levels = within.levels
-            numbers = _searched(numbers, numbers.scale * _along(within.factors, one, site))
-        elif not _narrow(one, site):
-            levels = round_spreading(target, seen.spreading(damping), scales, zeros, limits, partner)
+            numbers = _mark_searched(numbers, numbers.scale * _shape_factors(within.factors, one, site))
+        elif not _searches_scales(one, site):
+            levels = round_with_feedback(target, seen.spreading(damping), scales, zeros, limits, partner)
         else:
             share = (least / numbers.scale).reshape(target.shape[:2]) if least.ndim == 1 else None
-            found = round_narrow(
+            found = round_low_bit(
                 target, seen.spreading(damping, agreed=True), scales, zeros, limits,
                 lowest=share, thorough=self.thorough,
             )  # fmt: skip
             levels = found.levels
-            numbers = _searched(numbers, numbers.scale * _along(found.factors, one, site))
+            numbers = _mark_searched(numbers, numbers.scale * _shape_factors(found.factors, one, site))
         kind = np.dtype(site.spec.storage.replace("int4", "int8"))
         origin = SEARCHED if numbers.origin == SEARCHED else "weights, swept"
         return replace(site, qparams=replace(numbers, origin=origin), values=one.stored(levels).astype(kind))
@@ -293,19 +294,19 @@ class _State:
         if not self.alone:
             self.changes[edge.node, edge.index] = values
 
-    def result(self) -> Swept:
+    def result(self) -> SequentialRounding:
         """The plan as far as the walk has come."""
         sites = tuple(self.sites[site.site] for site in self.plan.sites)
-        ids = structural_ids(self.index) if self.biases else {}
+        ids = compute_structural_ids(self.index) if self.biases else {}
         nodes = dict(self.plan.nodes)
         for bias in self.biases:
             node = self.index.node(bias.edge.node)
             nodes.setdefault(node.name, ids.get(TensorId(node.outputs[0], node.scope), ""))
         plan = replace(self.plan, sites=sites, biases=tuple(self.biases), nodes=nodes)
-        return Swept(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
+        return SequentialRounding(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
 
 
-def _partner(one: Operator, site: SitePlan) -> Array | None:
+def _find_partners(one: Operator, site: SitePlan) -> Array | None:
     """[K]: the column that a 16-bit sum adds to each; None where no sum can overflow."""
     if not site.sum_orders or not needs_bound(site.spec):
         return None
@@ -313,7 +314,7 @@ def _partner(one: Operator, site: SitePlan) -> Array | None:
     return partner_columns(one.rows(flat)[0, 0], one.weight.shape, site.sum_orders[0])
 
 
-def _narrow(one: Operator, site: SitePlan) -> bool:
+def _searches_scales(one: Operator, site: SitePlan) -> bool:
     """True where scales are searched together with the levels: few bits, and every row has scales of its own."""
     return site.spec.bits <= NARROW_BITS and _row_by_row(one, site)
 
@@ -326,7 +327,7 @@ def _row_by_row(one: Operator, site: SitePlan) -> bool:
     return isinstance(grain, PerBlock) and axis is not None and grain.axis % one.weight.ndim != axis
 
 
-def _along(factors: Array, one: Operator, site: SitePlan) -> Array:
+def _shape_factors(factors: Array, one: Operator, site: SitePlan) -> Array:
     """One factor a row, shaped to multiply the site's scales."""
     flat = factors.reshape(-1)
     if isinstance(site.spec.granularity, PerChannel):
@@ -334,7 +335,7 @@ def _along(factors: Array, one: Operator, site: SitePlan) -> Array:
     return flat.reshape([-1 if k == one.output_axis else 1 for k in range(one.weight.ndim)])
 
 
-def _weights(site: SitePlan, weight: Array) -> Array:
+def _dequantize_weight(site: SitePlan, weight: Array) -> Array:
     """What the weight is worth once quantized."""
     if site.qparams is None:
         return weight
@@ -343,7 +344,7 @@ def _weights(site: SitePlan, weight: Array) -> Array:
     return np.asarray(fake_quant_weight(weight, site.qparams, site.spec, site.sum_orders))
 
 
-def _rounded(plan: Plan, index: GraphIndex) -> Changes:
+def _list_rounded(plan: Plan, index: GraphIndex) -> Changes:
     """Every quantized constant as the plan has it so far, by the inputs that read it."""
     found: Changes = {(bias.edge.node, bias.edge.index): bias.values for bias in plan.biases}
     for site in plan.sites:
@@ -354,11 +355,11 @@ def _rounded(plan: Plan, index: GraphIndex) -> Changes:
             if site.role not in (Role.WEIGHT, Role.BIAS) or value is None or site.qparams is None:
                 continue
             shaped = value.reshape(-1) if site.role is Role.BIAS else value
-            found[edge.node, edge.index] = _weights(site, shaped)
+            found[edge.node, edge.index] = _dequantize_weight(site, shaped)
     return found
 
 
-def _searched(numbers: QParams, scale: Array) -> QParams:
+def _mark_searched(numbers: QParams, scale: Array) -> QParams:
     """The numbers with a scale that the rounding found; marked so where it is not the observer's any more."""
     same = np.array_equal(scale, numbers.scale)
     return replace(numbers, scale=scale, origin=numbers.origin if same else SEARCHED)

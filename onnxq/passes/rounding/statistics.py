@@ -9,11 +9,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.data import attended
-from onnxq.passes.rounding.gptq_core import POSITIONS_PER_COLUMN, Spreading, spreading
-from onnxq.passes.rounding.im2col import Geometry, places, positions, sampled, window_means
-from onnxq.passes.rounding.low_bit_core import agreed_moments
-from onnxq.passes.rounding.second_moments import Accumulator, Moments, Room, position_limit, together
+from onnxq.data import read_mask
+from onnxq.passes.rounding.gptq_core import POSITIONS_PER_COLUMN, ErrorFeedback, factor_hessian
+from onnxq.passes.rounding.im2col import (
+    Geometry,
+    compute_gather_indices,
+    gather_positions,
+    sample_positions,
+    window_means,
+)
+from onnxq.passes.rounding.low_bit_core import shrink_moments
+from onnxq.passes.rounding.second_moments import Accumulator, Moments, Workspace, merge_moments, position_limit
 from onnxq.runtime import Feeds
 from onnxq.sites import TensorId
 
@@ -28,7 +34,7 @@ _TOGETHER = 1 << 17
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MomentsRequest:
     """What moments are of. reader: a node that reads the tensors. shape: (groups, K). second: of H and C too; halves:
     those of each half of the samples in any case, not only where a re-fit is possible."""
 
@@ -51,20 +57,20 @@ class Wanted:
         return self.shape[0] * self.shape[1] ** 2
 
 
-class Seen:
+class OperatorStatistics:
     """Moments of all samples and, where they are needed, of the even and of the odd ones."""
 
     def __init__(self, moments: Moments, halves: tuple[Moments, Moments] | None) -> None:
         self.moments, self.halves = moments, halves
-        self._found: dict[tuple[float, bool], Spreading] = {}
+        self._found: dict[tuple[float, bool], ErrorFeedback] = {}
 
-    def spreading(self, damping: float, *, agreed: bool = False) -> Spreading:
+    def spreading(self, damping: float, *, agreed: bool = False) -> ErrorFeedback:
         """What rounding needs of H, found once. agreed: of what the halves agree on."""
         if (damping, agreed) not in self._found:
             h = self.moments.h
             if agreed and self.halves is not None and all(half.count for half in self.halves):
-                h = agreed_moments(h, *(half.h for half in self.halves))
-            self._found[damping, agreed] = spreading(h, damping=damping)
+                h = shrink_moments(h, *(half.h for half in self.halves))
+            self._found[damping, agreed] = factor_hessian(h, damping=damping)
         return self._found[damping, agreed]
 
 
@@ -93,12 +99,12 @@ class Samples(Protocol):
     @property
     def feeds(self) -> Sequence[Feeds]: ...
 
-    def tensors(self, wanted: Wanted) -> Iterable[tuple[Feeds, Array, Array]]:
+    def tensors(self, wanted: MomentsRequest) -> Iterable[tuple[Feeds, Array, Array]]:
         """Feeds, tensor in the float model, tensor in the quantized one."""
         ...
 
 
-def gathered(samples: Samples, others: Samples, wanted: Wanted, room: Room) -> Seen:
+def gather_statistics(samples: Samples, others: Samples, wanted: MomentsRequest, room: Workspace) -> OperatorStatistics:
     """Moments of the samples. Empty tensors are left out: their branch did not run.
 
     others: made from the samples in turn, in their order. They are looked at where the samples show few positions, go
@@ -116,7 +122,7 @@ def gathered(samples: Samples, others: Samples, wanted: Wanted, room: Room) -> S
 class _Gathering:
     """Moments on the way, and samples that wait to be looked at together with others."""
 
-    def __init__(self, wanted: Wanted, room: Room, given: int, others: int) -> None:
+    def __init__(self, wanted: MomentsRequest, room: Workspace, given: int, others: int) -> None:
         self.wanted, self.room, self.given, self.others = wanted, room, given, others
         self.scarce, self.each = False, 0
         self.sums: list[Accumulator] = []
@@ -145,7 +151,7 @@ class _Gathering:
     def _begin(self, sample: _Sample) -> None:
         """What can be had of so many samples like the first."""
         wanted, (groups, size) = self.wanted, self.wanted.shape
-        second, here = wanted.rounded, _meant(sample, wanted.geometry)
+        second, here = wanted.rounded, _drop_padding(sample, wanted.geometry)
         self.scarce = second and here * self.given < position_limit(groups, size)
         count = self.given + (self.others if self.scarce else 0)
         self.each = -(-position_limit(groups, size) // max(count, 1))
@@ -155,44 +161,48 @@ class _Gathering:
         self.sums = [Accumulator(groups, size, second=second, cross=cross, room=self.room) for _ in halves]
         self.waiting = [[] for _ in halves]
 
-    def result(self) -> Seen:
+    def result(self) -> OperatorStatistics:
         """Everything added."""
         for half, held in enumerate(self.waiting):
             if held:
                 _add(self.sums[half], held, self.wanted, self.each)
         if not self.sums:
-            return Seen(Accumulator(*self.wanted.shape, second=False).result(), None)
+            return OperatorStatistics(Accumulator(*self.wanted.shape, second=False).result(), None)
         found = [half.result() for half in self.sums]
-        return Seen(together(*found), (found[0], found[1])) if len(found) > 1 else Seen(found[0], None)
+        return (
+            OperatorStatistics(merge_moments(*found), (found[0], found[1]))
+            if len(found) > 1
+            else OperatorStatistics(found[0], None)
+        )
 
 
 def _sample(number: int, given: bool, feeds: Feeds, x: Array, y: Array, geometry: Geometry) -> _Sample:
     if geometry.kernel:
         return _Sample(number, given, x, y, None)
-    meant = attended(feeds, x.shape)
+    meant = read_mask(feeds, x.shape)
     shape = (1, -1, x.shape[-1])
     return _Sample(number, given, x.reshape(shape), y.reshape(shape), None if meant is None else meant.reshape(1, -1))
 
 
-def _meant(sample: _Sample, geometry: Geometry) -> int:
-    return positions(sample.x.shape, geometry) if sample.meant is None else int(np.count_nonzero(sample.meant))
+def _drop_padding(sample: _Sample, geometry: Geometry) -> int:
+    return gather_positions(sample.x.shape, geometry) if sample.meant is None else int(np.count_nonzero(sample.meant))
 
 
-def _add(half: Accumulator, samples: list[_Sample], wanted: Wanted, each: int) -> None:
+def _add(half: Accumulator, samples: list[_Sample], wanted: MomentsRequest, each: int) -> None:
     """Add samples of one shape: the means of all their positions, and columns of at most `each` a sample."""
-    x, y = (_joined(many) for many in ([s.x for s in samples], [s.y for s in samples]))
+    x, y = (_join_moments(many) for many in ([s.x for s in samples], [s.y for s in samples]))
     meant = None if samples[0].meant is None else np.concatenate([s.meant for s in samples if s.meant is not None])
-    counts = [_meant(sample, wanted.geometry) for sample in samples]
+    counts = [_drop_padding(sample, wanted.geometry) for sample in samples]
     total, most, seed = sum(counts), each * len(samples), samples[0].number
-    chosen = sampled(total, most, seed)
+    chosen = sample_positions(total, most, seed)
     if meant is not None:
         chosen = np.flatnonzero(meant)[chosen]
     means = [window_means(one, wanted.geometry, meant) for one in (x, y)]
     means = [one.reshape(len(samples), -1, *one.shape[1:]).mean(axis=1) for one in means]
-    at = places(x.shape, wanted.geometry, chosen if wanted.rounded else chosen[:0])
+    at = compute_gather_indices(x.shape, wanted.geometry, chosen if wanted.rounded else chosen[:0])
     parts = list(zip(counts, *means, strict=True)) if samples[0].given else []
     half.update(at.columns(x), at.columns(y), parts, count=len(chosen))
 
 
-def _joined(arrays: list[Array]) -> Array:
+def _join_moments(arrays: list[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -184,7 +184,7 @@ class CpuCosts:
     elements: Mapping[str, Moves]
 
 
-def pad(n: int, multiple: int) -> int:
+def round_up(n: int, multiple: int) -> int:
     """`n` rounded up to a multiple."""
     return -(-n // multiple) * multiple
 

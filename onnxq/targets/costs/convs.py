@@ -9,7 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from onnxq.targets.costs.base import ConvCosts, Cost, CpuCosts, DepthwiseCosts, OpCase, Shape, Table, interpolate, pad
+from onnxq.targets.costs.base import (
+    ConvCosts,
+    Cost,
+    CpuCosts,
+    DepthwiseCosts,
+    OpCase,
+    Shape,
+    Table,
+    interpolate,
+    round_up,
+)
 
 # Channels that the int8 kernels compute at once, on all kinds of x86.
 INT8_BLOCK = 16
@@ -80,7 +90,7 @@ def _compute_dense_float_us(
     if len(spatial) != 2:
         gmacs = interpolate(conv.line_gmacs, min(cin, cout))
         return pixels * weights / gmacs / 1e3 + _compute_stream_us(weights, conv.stream_float)
-    filled = pad(cout, conv.block)
+    filled = round_up(cout, conv.block)
     work = batch * _compute_work(spatial, kernel, strides, filled // conv.block, conv)
     if cin < conv.block:
         work = work * cin * filled * taps / conv.float_gmacs_nchw
@@ -89,14 +99,14 @@ def _compute_dense_float_us(
     used = _compute_valid_share(spatial[0], kernel[0], strides[0]) * _compute_valid_share(
         spatial[1], kernel[1], strides[1]
     )
-    return work * pad(cin, conv.block) * filled * taps / gmacs / 1e3 + _compute_stream_us(
+    return work * round_up(cin, conv.block) * filled * taps / gmacs / 1e3 + _compute_stream_us(
         weights * used, conv.stream_float
     )
 
 
 def _compute_dense_int8_ns(cin: int, cout: int, taps: int, conv: ConvCosts) -> float:
     """Nanoseconds of one output pixel."""
-    macs = pad(cin * taps, 4) * pad(cout, INT8_BLOCK) / conv.int8_gmacs
+    macs = round_up(cin * taps, 4) * round_up(cout, INT8_BLOCK) / conv.int8_gmacs
     gather = taps * (conv.int8_gather_ns + interpolate(conv.int8_in_tap_ns, cin)) if taps > 1 else 0.0
     small = interpolate(conv.int8_in_ns, cin) + interpolate(conv.int8_out_ns, cout)
     return macs + gather + conv.int8_channel_ns * (cin + cout) + small
@@ -114,7 +124,7 @@ def _compute_depthwise_us(
         int8_ns += taps * (each.odd_ns * channels + (each.odd4_ns if channels % (INT8_BLOCK // 2) else 0.0))
     if len(spatial) == 2:
         element = interpolate(each.float_ns, spatial[1]) * (taps / 9) ** each.float_taps
-        float_us = pixels * pad(channels, cpu.conv.block) * (element + each.float_skip_ns * (skip - 1)) / 1e3
+        float_us = pixels * round_up(channels, cpu.conv.block) * (element + each.float_skip_ns * (skip - 1)) / 1e3
     else:
         float_us = channels * (batch * each.line_group_ns + pixels * taps * each.line_tap_ns) / 1e3
     return float_us, each.int8_launch + pixels * int8_ns / 1e3
@@ -129,7 +139,7 @@ def _compute_grouped_us(
         gmacs = interpolate(conv.grouped_float_gmacs, into)
     else:
         gmacs = interpolate(conv.float_gmacs, out // conv.block)
-    int8_ns = pad(into * taps, 4) * pad(out, INT8_BLOCK) / conv.int8_gmacs
+    int8_ns = round_up(into * taps, 4) * round_up(out, INT8_BLOCK) / conv.int8_gmacs
     int8_ns += conv.grouped_int8_ns + taps * (conv.grouped_int8_tap_ns + conv.grouped_int8_channel_ns * into)
     weights = into * cout * taps
     float_us = pixels * weights / gmacs / 1e3 + _compute_stream_us(weights, conv.stream_float)

@@ -14,7 +14,7 @@ from onnxq.engines.diff.matching import match_tensors
 from onnxq.engines.diff.model import OFF, ON, LayerDiff
 from onnxq.engines.diff.runs import OrtRunner
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
-from onnxq.runtime import Session, tap
+from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
 from tests.engines.diff.models import WIDTH, chain, pairs, samples
 from tests.pipeline.models import EVERYTHING, images, residual
@@ -77,7 +77,7 @@ def test_another_engine_that_gives_inner_tensors_is_a_column(float_model: onnx.M
     """What TensorRT's runner gives with its outputs, given here by a session that taps them."""
     quantized = infer_shapes(name_nodes(pairs(float_model)))
     inner = open_inner(GraphIndex(float_model), GraphIndex(quantized), {"x": samples(1)["x"]}, fused=True, threads=1)
-    tapped = tap(quantized, [TensorId("r/quantized"), TensorId("b")])
+    tapped = tap_tensors(quantized, [TensorId("r/quantized"), TensorId("b")])
     other = OrtRunner("other", Session(tapped.proto, optimize=False, threads=1))
     data = load_data(samples(4), inner.float_index.inputs)
     found = compare_layers(inner, data.samples, data[0], others=[other], threads=1)

@@ -9,7 +9,7 @@ from onnx import numpy_helper, parser
 import onnxq
 from onnxq.engines.diff.levels import Level, find_level
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
-from onnxq.runtime import optimized_graph
+from onnxq.runtime import optimize_graph
 from onnxq.sites import TensorId
 from tests.pipeline.models import EVERYTHING, images, residual
 
@@ -20,7 +20,7 @@ def indexed(proto: onnx.ModelProto) -> GraphIndex:
 
 def test_integers_mean_the_same_before_and_after_fusion() -> None:
     quantized_cnn = onnxq.quantize(residual(), images(), EVERYTHING, latency=False).model
-    before, after = indexed(quantized_cnn), indexed(optimized_graph(quantized_cnn, layout=False))
+    before, after = indexed(quantized_cnn), indexed(optimize_graph(quantized_cnn, layout=False))
     quantized = {node.outputs[0] for node in before.nodes if node.op_type == "QuantizeLinear"}
     survivors = quantized & {name for node in after.nodes for name in node.outputs}
     assert len(survivors) >= 5

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.engines.prove.kernels import find_computed_type, find_workers
-from onnxq.engines.prove.trt_kernels import find_dtype, find_node_names, read_inspector, read_text
+from onnxq.engines.prove.trt_kernels import find_dtype, find_node_names, read_inspector, read_layers_message
 
 _NHWC = "Strides: [3136,1,112,4], StrideOrder: [3,0,2,1], Datatype: {}, Format: (NHWC) Channel major format }}"
 INT8, FLOAT = _NHWC.format("Int8"), _NHWC.format("Float")
@@ -23,7 +23,7 @@ SIGNAL = "Name: s, LayerType: signal, Inputs: [], Outputs: [], TacticName: , Str
 
 
 def test_the_builders_message_is_read_line_by_line():
-    first, second = read_text(f"Layers:\n{CORRELATION}\nnonsense\n{SIGNAL}\n")
+    first, second = read_layers_message(f"Layers:\n{CORRELATION}\nnonsense\n{SIGNAL}\n")
     assert (first.name, first.kind, first.tactic) == ("/0/Conv_myl0_1", "correlation", "__myelin_CASK_STUB")
     assert first.nodes == ("/0/Conv", "x [0]/DequantizeLinear")
     assert [(t.name, t.dtype, t.shape) for t in first.inputs] == [("a", "int8", (1, 4, 28, 28))]
@@ -110,5 +110,5 @@ def test_the_inspector_of_tensorrt_11_has_types_of_their_own(key):
 def test_sizes_that_are_no_numbers_are_left_out() -> None:
     """The text comes from a file, which may be damaged."""
     damaged = CORRELATION.replace("[1,4,28,28]", "[1,\x01,28,28]")
-    (found,) = read_text(f"Layers:\n{damaged}\n")
+    (found,) = read_layers_message(f"Layers:\n{damaged}\n")
     assert found.inputs[0].shape == (1, 28, 28)

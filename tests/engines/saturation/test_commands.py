@@ -164,7 +164,7 @@ def saturating_cpu(monkeypatch):
 
     for module in (diff_runs, diff_layers, diff_bisect):
         monkeypatch.setattr(module, "Session", session, raising=False)
-    monkeypatch.setattr(diff_layers, "optimized_graph", lambda proto, **_: emulate_saturation(proto).saturating)
+    monkeypatch.setattr(diff_layers, "optimize_graph", lambda proto, **_: emulate_saturation(proto).saturating)
 
 
 @pytest.mark.parametrize("options", [[], ["--layers"]])

@@ -13,7 +13,7 @@ from onnxq.engines.saturation.measure import SaturatingRun, measure_saturation
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics.saturation import multiply_saturating
 from onnxq.pipeline import quantize
-from onnxq.runtime import Session, optimized_graph
+from onnxq.runtime import Session, optimize_graph
 from tests.engines.saturation import kit
 
 # onnxruntime.quantization warns of what it deprecates in itself.
@@ -70,7 +70,7 @@ def test_relus_in_front_of_symmetric_int8_pairs_keep_products_float():
     """ONNX Runtime drops a Relu only if no level lies below 0."""
     proto = kit.model_optimizer(activations=True)
     assert {one.node: one.saturates for one in found_in(proto)} == {"conv": False, "matmul": False, "gemm": True}
-    kinds = {node.op_type for node in optimized_graph(proto).graph.node}
+    kinds = {node.op_type for node in optimize_graph(proto).graph.node}
     assert "QGemm" in kinds
     assert not {"QLinearConv", "QLinearMatMul", "MatMulIntegerToFloat"} & kinds
 
@@ -318,7 +318,7 @@ def _dynamic_product() -> onnx.ModelProto:
 def test_kernels_saved_as_a_file_are_found_and_emulated(kernel, make):
     """What ONNX Runtime makes of a file, taken as a file."""
     source = make()
-    made = name_nodes(optimized_graph(source, layout=False))
+    made = name_nodes(optimize_graph(source, layout=False))
     assert kernel in {node.op_type for node in made.graph.node}
     (before,), (after,) = found_in(source), found_in(made)
     assert (after.op, after.rows, after.sums) == (kernel, before.rows, before.sums)

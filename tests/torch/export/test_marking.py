@@ -16,7 +16,7 @@ from tests.torch.exporting import (
 )
 from torch_frontend.export import to_onnx
 from torch_frontend.quantizers import Uniform
-from torch_frontend.quantizers.marker import mark
+from torch_frontend.quantizers.marker import mark_tensor
 
 
 def test_an_uncalibrated_quantizer_by_hand() -> None:
@@ -61,7 +61,7 @@ class Doubling(Uniform):
     """A user's quantizer that leaves a second marker, with a site nobody knows."""
 
     def marked(self, x: Tensor) -> Tensor:
-        return mark(super().marked(x), *self._numbers(), self.spec, site="somewhere", role=self.role)
+        return mark_tensor(super().marked(x), *self._numbers(), self.spec, site="somewhere", role=self.role)
 
 
 def test_a_marker_whose_site_is_unknown() -> None:

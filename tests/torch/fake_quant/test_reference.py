@@ -20,7 +20,7 @@ from onnxq import numerics
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.fake_quant.grid import Grid
-from torch_frontend.fake_quant.reference import forward
+from torch_frontend.fake_quant.reference import compute_forward
 
 SEEDS = st.integers(0, 2**32 - 1)
 SPECS = st.builds(
@@ -47,7 +47,7 @@ def _ours(x: Any, numbers: QParams, spec: QuantSpec) -> Any:
     y = fake_quantize(values, scale, zero, qmin=spec.qmin, qmax=spec.qmax, axis=axis, block_size=block)
     assert y.dtype == values.dtype
     assert y.shape == values.shape
-    same_bits(y, forward(values, scale, zero, Grid(spec.qmin, spec.qmax, axis, block)))
+    same_bits(y, compute_forward(values, scale, zero, Grid(spec.qmin, spec.qmax, axis, block)))
     return y.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if values.dtype == torch.bfloat16 else y.numpy()
 
 

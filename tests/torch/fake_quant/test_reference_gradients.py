@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.fake_quant.grid import Grid, qparam_shape
-from torch_frontend.fake_quant.reference import backward
+from torch_frontend.fake_quant.reference import compute_backward
 
 GRAINS = {"tensor": (None, 0), "first": (0, 0), "middle": (1, 0), "last": (-1, 0), "block": (1, 3), "blocks": (-1, 4)}
 # (qmin, qmax, zero point around): signed, unsigned, narrow
@@ -199,8 +199,8 @@ def test_compiled_backward_equals_the_reference(
     leaves = [t.requires_grad_() for t in (x, scale, zero)]
     found = torch.autograd.grad(_call(*leaves, grid), leaves, dy)
     with torch.no_grad():
-        dx, dscale, dzero = backward(dy, x, scale, zero, grid)
-        weight = backward(dy.abs(), x, scale, zero, Grid(qmin, qmax, axis, block, edge=edge))
+        dx, dscale, dzero = compute_backward(dy, x, scale, zero, grid)
+        weight = compute_backward(dy.abs(), x, scale, zero, Grid(qmin, qmax, axis, block, edge=edge))
     assert found[0].dtype == dtype
     assert torch.equal(found[0], dx)
     # Each term is rounded to float32 before it is summed: errors grow with the terms' size, not with the sum.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from onnxq import numerics
-from onnxq.numerics import SumOrder, fake_quant_weight, saturating_sums
+from onnxq.numerics import SumOrder, fake_quant_weight, find_saturating_sums
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize, sums
 from torch_frontend.fake_quant.grid import Grid
@@ -46,7 +46,7 @@ def _case(seed: int, layout: int, symmetric: bool, half: bool) -> tuple[Any, QPa
     numbers = numerics.weight_qparams(w, spec)
     scale = numbers.scale * np.asarray(rng.uniform(0.3, 1.5, numbers.scale.shape), np.float32)
     # Whole and half steps: ties, and sums exactly at their limit.
-    spread = numerics.align(QParams(scale, numbers.zero_point), spec, shape, np.float32)[0]
+    spread = numerics.align_qparams(QParams(scale, numbers.zero_point), spec, shape, np.float32)[0]
     levels = rng.choice([-128, -127, -64.5, -64, -1, -0.5, 0.5, 1, 2, 63.5, 64, 65, 127, 200, np.inf], shape)
     w = np.where(rng.random(shape) < 0.5, w, (levels * spread).astype(w.dtype))
     return w, QParams(np.asarray(scale, np.float32), numbers.zero_point), spec, orders
@@ -81,7 +81,7 @@ def test_equals_numerics(dense: bool, seed: int, layout: int, symmetric: bool, h
 def _overflowing(w: Any, numbers: QParams, spec: QuantSpec, order: SumOrder) -> Tensor:
     """The sign of every weight whose sum would overflow, 0 for the others."""
     integers = numerics.quantize(w, numbers, spec).astype(np.int32)
-    signs = np.sign(numerics.neighbours(integers, order).sum(axis=2)) * saturating_sums(integers, order)
+    signs = np.sign(numerics.pair_neighbours(integers, order).sum(axis=2)) * find_saturating_sums(integers, order)
     rows = np.repeat(signs, 2, axis=1)[:, : w.size // w.shape[order[0]]]
     return torch.from_numpy(rows.reshape([w.shape[axis] for axis in order]).transpose(np.argsort(order)).copy())
 

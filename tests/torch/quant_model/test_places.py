@@ -17,7 +17,7 @@ from onnxq import graph
 from onnxq.config import load_config
 from onnxq.errors import ConfigError
 from onnxq.passes.rewrites.passes import rewrite_model
-from onnxq.planner.build import draft
+from onnxq.planner.build import state_placement
 from onnxq.sites import Role
 from tests.torch.exporting import PRODUCTS
 from tests.torch.nets import Dense, Encoder, Mobile, ResNet, images, settled
@@ -48,7 +48,7 @@ def engine_sites(model: nn.Module, x: Tensor, config: Any) -> dict[Role, int]:
     import onnx
 
     ready = rewrite_model(graph.name_nodes(onnx.load(buffer)), target=config.target)
-    plan = draft(ready.proto, config).default(attention=config.attention == "quantized")
+    plan = state_placement(ready.proto, config).default(attention=config.attention == "quantized")
     found = {Role.ACTIVATION: 0, Role.WEIGHT: 0}
     for site in plan.sites:
         role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from onnxq import numerics
-from onnxq.numerics import SumOrder, saturating_sums
-from onnxq.plan.names import part
+from onnxq.numerics import SumOrder, find_saturating_sums
+from onnxq.plan.names import name_part
 from onnxq.sites import Role
 from onnxq.spec import PerChannel, QuantSpec
 from tests.torch.exporting import Depthwise, Residual, assert_same, wish
@@ -158,7 +158,7 @@ def _narrow(model: QuantModel) -> int:
             numbers = quantizer.qparams()
             quantizer.load_qparams(replace(numbers, scale=numbers.scale / np.float32(1.6)))
         integers = numerics.quantize(quantizer.bake(weight).detach().numpy(), quantizer.qparams(), quantizer.spec)
-        found += sum(int(saturating_sums(integers, order).sum()) for order in quantizer.sum_orders())
+        found += sum(int(find_saturating_sums(integers, order).sum()) for order in quantizer.sum_orders())
     return found
 
 
@@ -182,7 +182,7 @@ def _model(make: Callable[[], nn.Module], config: dict[str, Any], seed: int = 1)
 
 def _stored(exported: Exported) -> dict[str, Any]:
     """Tensor -> the integers of its weight in the file."""
-    names = {part(site.site, "quantized"): site.tensor for site in exported.plan.sites if site.role is Role.WEIGHT}
+    names = {name_part(site.site, "quantized"): site.tensor for site in exported.plan.sites if site.role is Role.WEIGHT}
     found = {t.name: numpy_helper.to_array(t) for t in exported.model.graph.initializer}
     return {tensor: found[name] for name, tensor in names.items()}
 
@@ -194,7 +194,7 @@ def _assert_kept(exported: Exported, count: int) -> None:
     assert len(bound) == count
     for site in bound:
         assert stored[site.tensor].dtype == np.int8
-        assert not any(saturating_sums(stored[site.tensor], order).any() for order in site.sum_orders), site.site
+        assert not any(find_saturating_sums(stored[site.tensor], order).any() for order in site.sum_orders), site.site
     assert not exported.plan.warnings
 
 
@@ -247,7 +247,7 @@ def test_learned_roundings_keep_sums(method: str) -> None:
         weight = model.weights()[site].detach()
         numbers = quantizer.qparams()
         integers = numerics.quantize(quantizer(weight).detach().numpy(), numbers, quantizer.spec)
-        assert not any(saturating_sums(integers, order).any() for order in quantizer.sum_orders())
+        assert not any(find_saturating_sums(integers, order).any() for order in quantizer.sum_orders())
     model.freeze()
     exported = to_onnx(model, x)
     _assert_kept(exported, 2)
@@ -276,7 +276,7 @@ def test_soft_rounding_stays_inside_and_hard_rounding_gives_the_nearest() -> Non
     quantizer.finish()
     ratio = (w / scale).numpy()
     chosen = np.clip(np.floor(ratio) + up, -128, 127).astype(np.int8)
-    wanted = numerics.keep_sums(chosen, ratio, [(0, 1)])
+    wanted = numerics.limit_sums(chosen, ratio, [(0, 1)])
     assert (wanted != chosen).any()
     np.testing.assert_array_equal(quantizer.bake(w).numpy(), wanted.astype(np.float32) * scale.numpy())
     assert torch.equal(quantizer(w), quantizer.bake(w))
@@ -296,7 +296,7 @@ def test_saturation_that_is_allowed_leaves_the_bits_of_before() -> None:
     assert [line for line in exported.plan.warnings if line.startswith("saturation: allow")]
     assert not any(site.sum_orders for site in exported.plan.sites)
     stored = [value for value in _stored(exported).values() if value.ndim == 4]
-    assert any(saturating_sums(value, (0, 2, 3, 1)).any() for value in stored)
+    assert any(find_saturating_sums(value, (0, 2, 3, 1)).any() for value in stored)
     assert_same(model, exported, x)
 
 
