@@ -102,7 +102,8 @@ def check_dims(shape: Sequence[int], value: ValueInfo, where: str, *, skip: int 
             continue
         raise DataError(
             f"{where}, input {value.name!r}",
-            f"axis {axis + offset} of its shape {list(shape)} is {got}, the model wants {want} in {format_shape(value)}",
+            f"axis {axis + offset} of its shape {list(shape)} is {got}, "
+            f"the model wants {want} in {format_shape(value)}",
             _suggest_layout(shape[offset:], value),
             code="Q209",
         )

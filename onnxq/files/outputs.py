@@ -60,7 +60,7 @@ def check_outputs(model: str | Path, *outputs: str | Path | None, force: bool = 
 
 @contextmanager
 def guard_outputs(model: str | Path, *outputs: str | Path | None, force: bool = False) -> Iterator[None]:
-    """Call `check_outputs`; inside the block raise OutputError as soon as a file is read that an output would replace."""
+    """Call `check_outputs`; in the block raise OutputError as soon as a file is read that an output would replace."""
     check_outputs(model, *outputs, force=force)
     with suppress(OSError):  # Without a temporary folder: a step that needs one raises its own error.
         remove_leftovers(Path(tempfile.gettempdir()))

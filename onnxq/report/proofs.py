@@ -168,7 +168,8 @@ def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableTyp
         yield (
             "smallest",
             Text(
-                f"{len(found.nodes)} nodes that do the same: {names} ({found.builds} builds, {format_seconds(found.seconds)})"
+                f"{len(found.nodes)} nodes that do the same: {names} "
+                f"({found.builds} builds, {format_seconds(found.seconds)})"
             ),
         )
     if proof.nodes:

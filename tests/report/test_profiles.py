@@ -6,8 +6,7 @@ import json
 import math
 from dataclasses import replace
 
-from onnxq.profile import GroupCost, Profile
-from onnxq.profile.model import OutputCost
+from onnxq.evaluation.profile import GroupCost, OutputCost, Profile
 from onnxq.report import profile_json, show_profile
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned
@@ -17,12 +16,18 @@ NODE = GroupCost(
     name="/encoder/layer.0/attention/output/dense/MatMul",
     ops=("MatMul",),
     sites=("a", "b"),
-    alone_db=21.25,
-    without_db=math.inf,
+    isolated_db=21.25,
+    leave_one_out_db=math.inf,
     gain_db=3.141,
 )
 SITE = GroupCost(
-    kind="site", name="a", ops=("A", "B", "C", "D"), sites=("a",), alone_db=math.nan, without_db=30.0, gain_db=math.nan
+    kind="site",
+    name="a",
+    ops=("A", "B", "C", "D"),
+    sites=("a",),
+    isolated_db=math.nan,
+    leave_one_out_db=30.0,
+    gain_db=math.nan,
 )
 FOUND = Profile(
     sqnr_db=18.04,
@@ -83,5 +88,5 @@ def test_made_up_inputs_are_a_warning_in_every_form() -> None:
 def test_json_is_strict() -> None:
     found = json.loads(profile_json(FOUND))
     assert set(found) == {*Profile.__dataclass_fields__, "schema"}
-    assert (found["groups"][0]["without_db"], found["groups"][1]["gain_db"]) == ("inf", None)
+    assert (found["groups"][0]["leave_one_out_db"], found["groups"][1]["gain_db"]) == ("inf", None)
     assert found["outputs"][1] == {"name": "z", "sqnr_db": 20.0, "float_db": "inf"}

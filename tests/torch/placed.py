@@ -18,7 +18,7 @@ from torch.nn import functional
 from onnxq import graph
 from onnxq.config import Config
 from onnxq.graph import GraphIndex
-from onnxq.passes.prepare import prepare
+from onnxq.passes.rewrites.passes import rewrite_model
 from onnxq.plan import Plan
 from onnxq.planner.build import state_placement
 from onnxq.planner.sums import read_constant
@@ -295,7 +295,7 @@ def exported() -> tuple[Zoo, dict[str, Tensor], onnx.ModelProto]:
 def engine_marks(config: Config) -> dict[str, set[tuple[Role, Mark]]]:
     """Net -> role and mark of every tensor that the engine's plan quantizes."""
     _, inputs, proto = exported()
-    ready = prepare(proto, target=config.target)
+    ready = rewrite_model(proto, target=config.target)
     plan = state_placement(graph.infer_shapes(ready.proto), config).default(attention=config.attention == "quantized")
     index = GraphIndex(ready.proto)
     values = _run(ready.proto, inputs, plan)

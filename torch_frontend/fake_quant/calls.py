@@ -58,7 +58,7 @@ def prepare_forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) ->
 
 
 def prepare_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed) -> Prepared:
-    """The call of backward. outputs: [dx, dscale, dzero_point], None where not needed; `restore_gradients` restores the sums."""
+    """The call of backward. outputs: [dx, dscale, dzero_point], None where not needed; see `restore_gradients`."""
     x, layout = _make_dense(x, grid)
     # One layout describes x, dy and dx, so all must share strides and type.
     if dy.stride() != x.stride() or dy.dtype != x.dtype:

@@ -117,7 +117,7 @@ class QEmbedding(WeightQuantized, nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """As nn.Embedding."""
-        # None: max_norm, which explain_unconvertible() refuses. False: the quantizer's backward takes no sparse gradients.
+        # None: max_norm, which explain_unconvertible() refuses. False: the backward takes no sparse gradients.
         return functional.embedding(
             input, self.quantized_weight(), self.padding_idx, None, self.norm_type, self.scale_grad_by_freq, False
         )

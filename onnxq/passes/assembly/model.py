@@ -16,7 +16,7 @@ from onnxq.targets import find_target
 
 
 def write_pairs(state: State, plan: Plan) -> ModelLike:
-    """The plan's pairs alone, for trials with optimizations off: all else that `build_quantized` writes changes no value."""
+    """The plan's pairs alone, for trials with optimizations off: `build_quantized` changes no value beyond them."""
     return emit_pairs(_with_biases(state, plan), plan)
 
 

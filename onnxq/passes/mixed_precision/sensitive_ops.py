@@ -82,7 +82,8 @@ def _exclude_next(ctx: RunContext, state: State) -> tuple[State, str] | None:
     before, after = noises([frozenset(pairs), kept], judging=True)
     if not after <= _LEFT * before:
         return None
-    line = f"{min(keys)} stays float: activations alone {noise_to_db(before):.1f} -> {noise_to_db(after):.1f} dB in a trial"
+    figures = f"{noise_to_db(before):.1f} -> {noise_to_db(after):.1f} dB in a trial"
+    line = f"{min(keys)} stays float: activations alone {figures}"
     return replace(state, plan=calibrate_missing(ctx, state, placed), problem=ways.left(keys)), line
 
 

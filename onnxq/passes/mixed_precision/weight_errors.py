@@ -47,8 +47,8 @@ def measure_isolated(
 
     plan: calibrated for `proto`, the prepared float model. rounded: each weight is rounded by the moments of `fitted`
     and its bias corrected, as the sweep does it; else it is as the plan has it. judged: samples that `fitted` does not
-    hold: with few samples a layer of many columns fits those it saw. others: as of `round_sequentially`. The model is loaded once,
-    with the weights as inputs.
+    hold: with few samples a layer of many columns fits those it saw. others: as of `round_sequentially`. The model is
+    loaded once, with the weights as inputs.
     """
     proto = ensure_opset(proto, plan.opset)
     found = list_operators(GraphIndex(proto), plan)
