@@ -167,6 +167,9 @@ class _Finder:
         # Tools write the one scale of a tensor with shape [] or [1].
         if not (scale.size == zero.size == 1 if alike else scale.shape == zero.shape):
             return None
+        # No plan can record such a scale, and nothing is worth sharing it.
+        if not np.isfinite(scale).all():
+            return None
         if alike:
             scale, zero = scale.reshape(()), zero.reshape(())
         base = known if known is not None else SitePlan(site=info.site, role=info.role, spec=spec, reason=_REASON)

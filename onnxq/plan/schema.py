@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from onnxq.config import Frozen, Observer, Scheme
 from onnxq.config.schema import Axis, Finite, Natural, Opset, PassName, SchemaNumber, SiteName, Words
 from onnxq.spec import ObserverSpec
+
+# Refusals and warnings are never without one.
+Code = Annotated[str, Field(min_length=1)]
 
 
 class SpecRow(Frozen):
@@ -63,7 +68,7 @@ class RefusalRow(Frozen):
     reason: str
     fix: str = ""
     rule: str = ""
-    code: str = "R100"
+    code: Code = "R100"
 
 
 class LeftFloatRow(Frozen):
@@ -72,13 +77,13 @@ class LeftFloatRow(Frozen):
     subject: str
     reason: str
     rule: str = ""
-    code: str = "F102"
+    code: Code = "F102"
 
 
 class WarningRow(Frozen):
     """A Caution."""
 
-    code: str
+    code: Code
     text: str
 
 

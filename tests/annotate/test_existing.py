@@ -65,6 +65,17 @@ def test_a_scale_computed_at_run_time_is_shared_with_nobody() -> None:
     assert found.view is None or "QuantizeLinear" in ops(found.view)
 
 
+@pytest.mark.parametrize("scale", [np.nan, np.inf])
+def test_a_scale_that_is_no_number_is_shared_with_nobody(scale: float) -> None:
+    proto = models.two_widths()
+    name = next(node for node in proto.graph.node if node.name == "in_dq").input[1]
+    held = next(tensor for tensor in proto.graph.initializer if tensor.name == name)
+    held.CopyFrom(models.tensor(name, np.float32(scale)))
+    found = find_existing(name_nodes(proto))
+    assert TensorId("x") not in found.by_tensor
+    assert all(site.qparams is None or np.isfinite(site.qparams.scale).all() for site in found.sites)
+
+
 def test_halves_that_differ_stay_in_the_view() -> None:
     proto = models.two_widths()
     other = models.tensor("other", np.float32(0.5))

@@ -143,6 +143,7 @@ def test_a_person_can_read_it() -> None:
         (lambda raw: raw["sites"][0].update(spec=3), "sites[0]"),
         (lambda raw: raw["sites"][0].update(observer=3), "sites[0]"),
         (lambda raw: raw.update(refusals=[3]), "refusals[0]: must be an object, not 3"),
+        (lambda raw: raw.update(refusals=[{"subject": "n", "reason": "r", "code": ""}]), "refusals[0].code"),
     ],
 )
 def test_a_wrong_entry_is_named(edit: object, message: str) -> None:
