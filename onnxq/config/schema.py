@@ -47,6 +47,8 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Natural = Annotated[int, Field(ge=0, lt=_MANY)]
 Level = Annotated[int, Field(ge=-_MANY, lt=2 * _MANY)]
 Width = Annotated[int, Field(ge=0, le=64)]
+# Code of an error, a refusal or a warning, never empty.
+Code = Annotated[str, Field(min_length=1)]
 Axis = Annotated[int, Field(ge=-64, lt=64)]
 Opset = Annotated[int, Field(ge=1, lt=1000)]
 Words = Annotated[dict[str, str], Field(default_factory=dict)]

@@ -19,7 +19,7 @@ from onnxq.runtime import Feeds, Session
 
 
 class MetricModel:
-    """What a metric function is given: one model, to run in whichever way suits the function.
+    """The argument of a metric function: one model, to run in whichever way suits the function.
 
     model(feeds) -> {output name: array}; model.path: an ONNX file; model.session: an onnxruntime.InferenceSession.
     It lives as long as the call.
@@ -51,7 +51,7 @@ class MetricModel:
 
 @dataclass(frozen=True)
 class Drop:
-    """What a metric may fall by: absolute, or relative to the float model's ("1%")."""
+    """The most that a metric may fall by: absolute, or relative to the float model's ("1%")."""
 
     amount: float
     relative: bool = False

@@ -19,7 +19,7 @@ class Graph(Protocol):
 
     @property
     def inputs(self) -> tuple[ValueInfo, ...]:
-        """What a caller gives."""
+        """The callers' own value."""
 
     @property
     def scopes(self) -> tuple[str, ...]:

@@ -102,7 +102,7 @@ def has_few_bits(plan: Plan) -> bool:
 
 
 def ignore_rounding(plan: Plan) -> Plan:
-    """What to judge scalings and ranges by, before the sweep has rounded the weights: of few bits, without them.
+    """The plan to judge scalings and ranges by, before weights are rounded: those of few bits are left out.
 
     Rounded to nearest these drown what activations lose: EfficientNet-Lite0 has -3 dB with weights of 4 bits whatever
     its ranges are, and 26 or 28 dB by the ranges once they are swept. Weight-only plans stay as they are.

@@ -1,4 +1,4 @@
-"""What passes hand on: a float model and the plan made for it so far."""
+"""The state that passes hand on: a float model and the plan made for it so far."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class TimeBudget:
         return self.seconds is not None and self.clock() - self.begun >= self.seconds
 
     def tried(self, name: str, share: float, progress: Progress, work: Callable[[Progress], T], otherwise: T) -> T:
-        """What `work` gives within this share of the time left, else `otherwise`, and a line that says so."""
+        """The result of `work` within this share of the time left, else `otherwise`, which is recorded."""
         if not self.limited:
             return work(progress)
         time_left = self.left()
@@ -87,7 +87,7 @@ class TimeBudget:
     def fitting(
         self, name: str, samples: Dataset, seed: int, progress: Progress, work: Callable[[Dataset, Progress], T]
     ) -> T:
-        """What `work` gives on all samples, or on as many as half of the time left is enough for."""
+        """The result of `work` on all samples, or on as many as half of the time left is enough for."""
         if not self.limited:
             return work(samples, progress)
         few = samples

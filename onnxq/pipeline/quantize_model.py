@@ -51,7 +51,7 @@ _TIMING_SAMPLES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a caller may ask for beside model, data and configuration; None leaves the configuration's value."""
+    """Options of a run beside model, data and configuration; None leaves the configuration's value."""
 
     samples: int | None = None
     seed: int | None = None
@@ -84,7 +84,7 @@ class Options:
         check_number("memory_limit", self.memory_limit, low=1, whole=True)
 
     def request(self) -> AccuracyRequest:
-        """What was asked of the accuracy. Raises ConfigError for what does not go together."""
+        """The requested accuracy. Raises ConfigError for options that exclude each other."""
         if self.metric is None and self.max_drop is not None:
             raise ConfigError(
                 "max_drop", "says nothing without a metric", "give `metric=…`, a file.py:function, as well", code="Q308"

@@ -1,4 +1,4 @@
-"""What `quantize` and `apply` give back."""
+"""The result of `quantize` and `apply`."""
 
 from __future__ import annotations
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from onnxq.config import Frozen, Observer, Scheme
-from onnxq.config.schema import Axis, Finite, Natural, Opset, PassName, SchemaNumber, SiteName, Words
+from onnxq.config.schema import Axis, Code, Finite, Natural, Opset, PassName, SchemaNumber, SiteName, Words
 from onnxq.spec import ObserverSpec
-
-# Refusals and warnings are never without one.
-Code = Annotated[str, Field(min_length=1)]
 
 
 class SpecRow(Frozen):

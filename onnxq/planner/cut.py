@@ -84,7 +84,7 @@ class CutProblem:
     units: QuantizableOps
 
     def costs(self, cpu: CpuCosts) -> PlacementCosts:
-        """What units and pairs cost on a kind of CPU."""
+        """Costs of operators and pairs on a kind of CPU."""
         uses = self._uses
         return PlacementCosts(
             units={unit.name: _find_op_cost(self.units, unit, cpu) for unit in self.units.units},

@@ -1,4 +1,4 @@
-"""What a person may have done to the sites of a plan: taken some out, added others, changed what they name."""
+"""Changes that a person may have made to the sites of a plan: sites removed, added or renamed."""
 
 from __future__ import annotations
 

@@ -106,7 +106,8 @@ def _make_costs(costs: Sequence[GroupCost], verbose: bool, top: int | None) -> t
     # A segment may hold many operators: three of them are enough to recognise it.
     rows = [
         (c.name, "/".join(c.ops[:3]) + ("/…" if len(c.ops) > 3 else ""), str(len(c.sites)),
-         format_decibel(c.isolated_db), format_decibel(c.leave_one_out_db), "n/a" if math.isnan(c.gain_db) else f"{c.gain_db:+.2f} dB")
+         format_decibel(c.isolated_db), format_decibel(c.leave_one_out_db),
+         "n/a" if math.isnan(c.gain_db) else f"{c.gain_db:+.2f} dB")
         for c in shown
     ]  # fmt: skip
     return make_table(columns, rows, right=columns[2:], names=("name",)), *_make_more(more)

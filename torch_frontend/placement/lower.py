@@ -141,7 +141,7 @@ class _Lowering:
         return tensor
 
     def _list_reads(self, node: fx.Node) -> list[_Read]:
-        """What a call reads, its data arguments first; numbers in their places are constants."""
+        """The values that a call reads, its data arguments first; numbers in their places are constants."""
         name = read_name(node)
         reads: list[_Read] = []
         entry = None if name is None else name.entry

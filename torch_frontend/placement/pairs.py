@@ -25,7 +25,7 @@ from torch_frontend.tracing import is_constant, read_name
 
 @dataclass(frozen=True)
 class Decision:
-    """What a pass changed: a quantizer switched off, a batch norm folded or not. subject: site or module."""
+    """A change made by a pass: a quantizer switched off, a batch norm folded or not. subject: site or module."""
 
     subject: str
     reason: str

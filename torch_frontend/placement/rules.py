@@ -1,4 +1,4 @@
-"""What the front end adds to a target's rules: operators of torch for `virtual`, and the person's `multi_input`."""
+"""Rules that the front end adds to a target's: operators of torch for `virtual`, and the person's `multi_input`."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def shift_axes(proto: ModelLike) -> dict[TensorId, int]:
 
 
 def choose_shifts(proto: ModelLike, low: Mapping[TensorId, Array64], high: Mapping[TensorId, Array64]) -> Shifts:
-    """What to lower tensors by, [channels] each; {} where nothing is gained. low, high: of each channel on samples."""
+    """Shifts to lower tensors by, [channels] each; {} where nothing is gained. low, high: of each channel."""
     out = {}
     for one in list_sources(proto):
         if one.tensor not in low:

@@ -1,4 +1,4 @@
-"""What tensors hold, channel by channel, over samples: smallest and largest values, and some rows. All streaming."""
+"""Values of tensors, channel by channel, over samples: smallest and largest values, and some rows. All streaming."""
 
 from __future__ import annotations
 

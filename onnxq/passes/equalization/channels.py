@@ -172,7 +172,7 @@ _BENT = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip"})
 
 
 def _same(search: _Search, node: NodeRef) -> bool:
-    """What commutes with a positive factor per channel, as long as the channels stay where they are."""
+    """Operators that commute with a positive factor per channel, as long as the channels stay where they are."""
     view = search.view
     x, y = view.tensor(node, 0), view.output(node)
     labels = None if x is None else search.out.labels.get(x)

@@ -41,7 +41,7 @@ def channel_axes(proto: ModelLike) -> Mapping[TensorId, int]:
 
 
 def compute_factors(proto: ModelLike, largest: Mapping[TensorId, Array64] | None = None) -> Factors:
-    """What the outputs of linear operators are to be multiplied by, [channels] each; {} where nothing is to be gained.
+    """Factors for the outputs of linear operators, [channels] each; {} where nothing is to be gained.
 
     largest: max |x_c| over samples of `list_wanted_values`, [channels] each; without it only weights decide, and joined
     tensors stay as they are.

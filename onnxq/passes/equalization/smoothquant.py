@@ -67,7 +67,7 @@ def find_groups(view: View) -> tuple[Group, ...]:
 
 
 def _home(view: View, tensor: TensorId, ops: Sequence[Linear]) -> NodeRef | Linear | None:
-    """What writes the tensor, if it can write it divided: nobody but these layers reads it."""
+    """The node that writes the tensor, if it can write it divided: nobody but these layers reads it."""
     node = view.producer(tensor)
     if node is None or node.scope != tensor.scope or not view.private([tensor], {op.node.name for op in ops}):
         return None

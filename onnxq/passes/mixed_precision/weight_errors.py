@@ -1,4 +1,4 @@
-"""What each quantized weight, alone in the float model, does to the outputs: measured, for `bits_core.spend`."""
+"""The error at the outputs of each quantized weight alone in the float model, for `weight_bits_core`."""
 
 from __future__ import annotations
 

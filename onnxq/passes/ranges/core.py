@@ -85,5 +85,5 @@ def choose_candidate(errors: dict[str, float], present: str) -> str:
 
 
 def round_to_grid(values: Array, numbers: QParams, spec: QuantSpec) -> Array:
-    """What a pair makes of the values, float32."""
+    """The values behind a pair, float32."""
     return np.asarray(fake_quant(values, numbers, spec), np.float32)

@@ -99,7 +99,7 @@ def _replace_ranges(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams])
 
 
 def _map_readers(index: GraphIndex, plan: Plan) -> dict[str, list[tuple[int, SitePlan]]]:
-    """What reads each site that has a scale of its own: (input, site) by node."""
+    """The readers of each site that has a scale of its own: (input, site) by node."""
     found: dict[str, list[tuple[int, SitePlan]]] = {}
     for site in plan.sites:
         if site.role not in (Role.ACTIVATION, Role.OUTPUT) or site.group or site.qparams is None:

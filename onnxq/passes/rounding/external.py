@@ -51,7 +51,7 @@ class ExternalRounding:
 
 
 class Rounder(Protocol):
-    """What `register_rounder` takes."""
+    """The argument of `register_rounder`."""
 
     def __call__(self, proto: ModelLike, plan: Plan, samples: Sequence[Feeds]) -> Iterable[ExternalRounding]:
         """Blocks in the order the model runs. proto: not to be changed."""

@@ -113,7 +113,7 @@ def descend_values(
 
 
 def _descend(w: Array, levels: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> None:
-    """`descend_values` of one group, in place. The gradient is updated, not recomputed: a step costs K products a row."""
+    """`descend_values` of one group, in place. The gradient is updated, not recomputed: K products a row and step."""
     moments, steps = np.asarray(h, np.float32), np.asarray(scale, np.float32)
     curve = np.diag(moments)
     gap = (levels - zero) * steps - np.asarray(w, np.float32)

@@ -79,7 +79,7 @@ def _by_group(array: Array, groups: int) -> Array:
 
 
 def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:
-    """What the sweep can treat, in the order the model runs."""
+    """The operators whose weights can be rounded by second moments, in the order the model runs."""
     biases = {edge: site for site in plan.sites if site.role is Role.BIAS for edge in site.consumers or ()}
     found = []
     for site in plan.sites:

@@ -63,7 +63,7 @@ SEARCHED = "weights, swept with scales searched"
 
 @dataclass(frozen=True)
 class OperatorRounding:
-    """What was done to one operator."""
+    """The steps taken at one operator."""
 
     node: str
     kind: str
@@ -205,7 +205,7 @@ class _State:
         return found if ahead else None
 
     def _moments(self, one: Operator, pool: tuple[NodeRef, TensorId] | None) -> OperatorStatistics:
-        """What all samples say; operators that read the same tensors share it. pool: look in front of it."""
+        """Statistics over all samples; operators that read the same tensors share it. pool: look in front of it."""
         reader, data, geometry = (one.node, one.data, one.geometry) if pool is None else (*pool, POINTWISE)
         node, site = self.paired.node(reader.name), self.sites[one.site.site]
         groups, _, size = one.rows(one.weight).shape
@@ -336,7 +336,7 @@ def _shape_factors(factors: Array, one: Operator, site: SitePlan) -> Array:
 
 
 def _dequantize_weight(site: SitePlan, weight: Array) -> Array:
-    """What the weight is worth once quantized."""
+    """The dequantized weight."""
     if site.qparams is None:
         return weight
     if site.values is not None:

@@ -1,4 +1,4 @@
-"""What the samples say of one operator's input: the moments of its positions, gathered from both models' tensors."""
+"""Statistics of one operator's input: the second moments of its positions, gathered from both models' tensors."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ _TOGETHER = 1 << 17
 
 @dataclass(frozen=True)
 class MomentsRequest:
-    """What moments are of. reader: a node that reads the tensors. shape: (groups, K). second: of H and C too; halves:
-    those of each half of the samples in any case, not only where a re-fit is possible."""
+    """Request for the second moments of one tensor.
+
+    reader: a node that reads the tensors. shape: (groups, K). second: of H and C too; halves:
+    those of each half of the samples in any case, not only where a re-fit is possible.
+    """
 
     reader: str = field(compare=False)
     data: TensorId
@@ -65,7 +68,7 @@ class OperatorStatistics:
         self._found: dict[tuple[float, bool], ErrorFeedback] = {}
 
     def spreading(self, damping: float, *, agreed: bool = False) -> ErrorFeedback:
-        """What rounding needs of H, found once. agreed: of what the halves agree on."""
+        """The factors of H that rounding needs, found once. agreed: of the part that both halves agree on."""
         if (damping, agreed) not in self._found:
             h = self.moments.h
             if agreed and self.halves is not None and all(half.count for half in self.halves):
@@ -149,7 +152,7 @@ class _Gathering:
         held.append(sample)
 
     def _begin(self, sample: _Sample) -> None:
-        """What can be had of so many samples like the first."""
+        """The positions to gather from so many samples like the first."""
         wanted, (groups, size) = self.wanted, self.wanted.shape
         second, here = wanted.rounded, _drop_padding(sample, wanted.geometry)
         self.scarce = second and here * self.given < position_limit(groups, size)
