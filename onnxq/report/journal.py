@@ -25,7 +25,7 @@ def _describe(report: PassReport) -> str:
     if report.outcome is Outcome.KEPT:
         return ", ".join(part for part in (*report.changed[:1], change, figures) if part)
     if report.outcome is Outcome.NO_GAIN:
-        return "nothing to gain"
+        return ": ".join(("nothing to gain", *report.changed[:1]))
     if report.outcome is Outcome.HALF_PRECISION:
         return _LEFT_OUT
     if report.outcome is Outcome.NOT_EQUIVALENT:

@@ -35,7 +35,7 @@ def format_spec(spec: QuantSpec) -> str:
 
 
 def placement_text(plan: Plan) -> str:
-    """How the placement and the type of attention were chosen: "measured: widest; attention float (…)"."""
+    """Describe the choice of the placement and of the type of attention: "measured: widest; attention float (…)"."""
     how, attention = plan.placement, plan.attention
     text = str(PlacementMethod.RULES if how is None else how.method)
     if how is not None and how.method is PlacementMethod.MEASURED:

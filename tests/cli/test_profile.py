@@ -35,7 +35,7 @@ def test_one_sample_is_one_sample(tmp_path: Path) -> None:
         ("", _KINDS),
         ("node", ("node",)),
         ("site, node,site", ("site", "node")),
-        (",stretch,", ("stretch",)),
+        (",segment,", ("segment",)),
     ],
 )
 def test_groupings(text: str | None, found: tuple[str, ...]) -> None:
@@ -44,5 +44,5 @@ def test_groupings(text: str | None, found: tuple[str, ...]) -> None:
 
 
 def test_an_unknown_grouping_names_those_there_are() -> None:
-    with pytest.raises(click.BadParameter, match="'layer' is no grouping; they are node, stretch, site"):
+    with pytest.raises(click.BadParameter, match="'layer' is no grouping; they are node, segment, site"):
         _parse_groupings(click.Context(cli), click.Option(["--by"]), "node,layer")

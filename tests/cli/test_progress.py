@@ -27,7 +27,7 @@ COMMON = ["reading the model", "simplifying the graph", "reading samples"]
 STEPS = {
     "quantize": [
         *COMMON, "looking for the extreme samples", "comparing the simplified model with the original",
-        "scaling channels", "planning", "calibrating", "choosing ranges", "sweeping",
+        "equalizing channels across layers", "planning", "calibrating", "choosing ranges", "rounding weights",
         "making the quantized model", "checking the quantized model", "timing float and quantized model, about 8 s",
         "writing",
     ],
@@ -156,7 +156,7 @@ def test_a_step_is_announced_before_its_work_begins(work: Path, monkeypatch: pyt
         "load_model": "reading the model",
         "infer_shapes": "simplifying the graph",
         "Session": "running float and quantized model",
-        "latency": "timing float and quantized model, about 8 s",
+        "time_models": "timing float and quantized model, about 8 s",
     }
 
 

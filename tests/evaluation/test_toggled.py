@@ -100,7 +100,7 @@ def test_corrected_biases_are_switched_with_their_node() -> None:
 def test_inside_branches() -> None:
     data = [{"x": s[None], "flag": np.array(k % 2 == 0)} for k, s in enumerate(images()["x"])]
     result = onnxq.quantize(branches(), data, EVERYTHING, latency=False)
-    plain = load_state(branches()).proto
+    plain = load_state(branches()).model
     board = toggle_model(plain, result.model)
     assert board.fixed == ()
     for flag in (True, False):
@@ -119,7 +119,7 @@ def test_other_kinds_of_pairs(preset: str) -> None:
     data = [{"x": part} for part in np.split(samples(48)["x"], 12)]
     config = load_config(preset).model_copy(update={"rules": EVERYTHING.rules, "effort": "fast"})
     result = onnxq.quantize(chain(), data, config, latency=False)
-    plain = load_state(chain(), target=result.plan.target).proto
+    plain = load_state(chain(), target=result.plan.target).model
     board = toggle_model(plain, result.model)
     feeds = {"x": samples(4, seed=3)["x"]}
     assert board.switches

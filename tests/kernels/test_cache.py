@@ -96,7 +96,7 @@ def build(path):
     (place / f"built-{time.monotonic_ns()}").touch()
     time.sleep(0.3)
     path.write_text("code")
-print(cache.fetch(place, "lib{}.so", {"k": "v"}, build).path.read_text())
+print(cache.fetch_entry(place, "lib{}.so", {"k": "v"}, build).path.read_text())
 """
 
 

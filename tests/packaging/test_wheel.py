@@ -116,7 +116,7 @@ def test_the_wheel_carries_what_it_should_and_nothing_else(wheel: Path) -> None:
 def test_presets_load_by_name_anywhere(installed: Path, tmp_path: Path) -> None:
     code = """
 import onnxq.config as config
-names = config.preset_names()
+names = config.list_presets()
 assert all(config.load_config(name) for name in names)
 print(config.__file__)
 print(*names)

@@ -171,7 +171,7 @@ def test_a_run_absorbs_says_so_and_a_plan_repeats_it() -> None:
         latency=False,
     )
     assert {scaling.name for scaling in done.plan.scalings} == {"bias_absorption"}
-    line = next(line for line in done.report.accounts if line.startswith("absorb: "))
+    line = next(line for line in done.report.accounts if line.startswith("bias_absorption: "))
     assert "max |difference|" in line
     assert done.report.checks[0].sqnr_db[0] > plain.report.checks[0].sqnr_db[0] - 0.5
     again = onnxq.apply(RESIDUAL, from_json(to_json(done.plan), source="plan"))

@@ -125,7 +125,7 @@ def test_packed_weights_get_a_byte_when_they_outgrow_it() -> None:
     result = onnxq.quantize(residual(), images(40), wish, latency=False)
     stored = {site.spec.bits: site.spec.storage for site in result.plan.sites if site.role is Role.WEIGHT}
     assert stored == {4: "int4", 8: "int8"}
-    assert [line for line in result.report.accounts if line.startswith("bits: ") and "(at most 5)" in line]
+    assert [line for line in result.report.accounts if line.startswith("weight_bits: ") and "(at most 5)" in line]
 
 
 def test_what_a_rule_says_stays_and_more_bits_help() -> None:

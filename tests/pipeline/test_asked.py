@@ -76,14 +76,14 @@ def test_tolerances_of_diff_are_numbers(tmp_path: Path, option: str) -> None:
 
 def test_an_unknown_pass_to_skip_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("extends: ort-int8\nskip:\n  - sweep\n  - equalise\n")
+    path.write_text("extends: ort-int8\nskip:\n  - rounding\n  - smoothquan\n")
     with pytest.raises(ConfigError) as caught:
         onnxq.make_plan(residual(), images(), path)
     assert caught.value.subject == f"{path}:4: skip[1]"
-    assert "'equalise'" in caught.value.cause
-    assert "'equalize'" in caught.value.fix
-    with pytest.raises(ConfigError, match="did you mean 'sweep'"):
-        onnxq.quantize(residual(), images(), Config(skip=("sweeep",)))
+    assert "'smoothquan'" in caught.value.cause
+    assert "'smoothquant'" in caught.value.fix
+    with pytest.raises(ConfigError, match="did you mean 'rounding'"):
+        onnxq.quantize(residual(), images(), Config(skip=("roundingg",)))
 
 
 def test_weights_of_few_bits_say_so_too() -> None:

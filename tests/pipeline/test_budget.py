@@ -213,7 +213,7 @@ def replace(*names, real=os.replace):
 def watched(*_, **__):
     yield slow
 
-report.watched, os.replace = watched, replace
+report.show_progress, os.replace = watched, replace
 from onnxq.cli import main
 say("ready")
 main()

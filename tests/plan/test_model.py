@@ -85,9 +85,9 @@ def test_attention_counts_as_quantized_only_where_it_was_tried_and_kept() -> Non
 
 
 FACTORS = {
-    "equalize": ([1.0, 2.0], True), "smooth": ([0.5], True), "absorb": ([-1.0, 0.0], True),
-    "equalize 0": ([0.0], False), "smooth below 0": ([-1.0], False), "absorb NaN": ([np.nan], False),
-    "equalize of two rows": ([[1.0], [2.0]], False), "smooth inf": ([np.inf], False),
+    "cross_layer_equalization": ([1.0, 2.0], True), "smoothquant": ([0.5], True), "bias_absorption": ([-1.0, 0.0], True),
+    "cross_layer_equalization 0": ([0.0], False), "smoothquant below 0": ([-1.0], False), "bias_absorption NaN": ([np.nan], False),
+    "cross_layer_equalization of two rows": ([[1.0], [2.0]], False), "smoothquant inf": ([np.inf], False),
 }  # fmt: skip
 
 

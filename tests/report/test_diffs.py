@@ -79,7 +79,13 @@ def test_the_tables_at_80_columns() -> None:
 
 
 def test_one_engine_has_nothing_to_be_compared_with() -> None:
-    alone = replace(FOUND, runs=FOUND.runs[:2], outputs=(replace(OUTPUT, engines=()),), layers=(), worst=())
+    alone = replace(
+        FOUND,
+        runs=FOUND.runs[:2],
+        outputs=(replace(OUTPUT, accuracy=OUTPUT.accuracy[:1], engines=()),),
+        layers=(),
+        worst=(),
+    )
     assert "only one engine ran (as the file says): nothing to compare it with" in shown(
         show_difference, alone, width=None
     )

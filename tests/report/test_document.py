@@ -74,7 +74,15 @@ def test_a_report_keeps_every_field_and_adds_the_derived_values() -> None:
     assert (found["schema"], found["error"], found["slower"]) == (1, {"code": "Q700"}, True)
     assert found["roles"] == {"activation": 2, "weight": 1}
     assert found["checks"] == [
-        {"name": "y", "sqnr_db": [30.0, "inf"], "cosine": [0.999, 1.0], "agreement_db": None, "optimized": True}
+        {
+            "name": "y",
+            "sqnr_db": [30.0, "inf"],
+            "cosine": [0.999, 1.0],
+            "agreement_db": None,
+            "optimized": True,
+            "parts": ["", ""],
+            "whole_db": [None, None],
+        }
     ]
     assert (found["latency"]["ratio"], found["latency"]["float_ms"]) == (0.5, 1.0)
     assert found["refusals"][0]["code"] == "R102"

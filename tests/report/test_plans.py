@@ -64,7 +64,7 @@ Conv_0/in1                 weight      int8 symmetric per channel 0  ort.conv
 plan        2 sites for ort: 1 activation, 1 weight (without numbers:
             calibration adds them)
 prepare     fold_constants
-placement   by rules
+placement   rules
 guarded     a, b, c, d and 2 more
 refused     1 x [R101] no kernel (Softmax_3)
                 fix: leave it float

@@ -50,16 +50,17 @@ data     8 samples from calib.npz
 outputs  output     SQNR
          y       18.0 dB
          z       20.0 dB
-read     alone: only it is quantized; without: all but it; gain: what leaving it
-         float would bring back
+read     isolated: only it is quantized; left out: all but it; gain: what
+         leaving it float would bring back
 
 nodes, each with all it reads
-name                                   op      pairs    alone  without      gain
-/encoder/layer.0/a…utput/dense/MatMul  MatMul      2  21.2 dB    exact  +3.14 dB
+                                                                  left
+name                                    op      pairs  isolated    out      gain
+/encoder/layer.0/a…output/dense/MatMul  MatMul      2   21.2 dB  exact  +3.14 dB
 
 sites
-name  op       pairs  alone  without  gain
-a     A/B/C/…      1    n/a  30.0 dB   n/a
+name  op       pairs  isolated  left out  gain
+a     A/B/C/…      1       n/a   30.0 dB   n/a
 warning[W117]: two pairs could not be switched off
 """
 
@@ -89,4 +90,4 @@ def test_json_is_strict() -> None:
     found = json.loads(profile_json(FOUND))
     assert set(found) == {*Profile.__dataclass_fields__, "schema"}
     assert (found["groups"][0]["leave_one_out_db"], found["groups"][1]["gain_db"]) == ("inf", None)
-    assert found["outputs"][1] == {"name": "z", "sqnr_db": 20.0, "float_db": "inf"}
+    assert found["outputs"][1] == {"name": "z", "sqnr_db": 20.0, "float_db": "inf", "part": ""}

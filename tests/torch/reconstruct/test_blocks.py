@@ -183,8 +183,8 @@ def test_blocks_by_name() -> None:
     two = calibrated(Two(), values(4, 6), values(4, 6))
     regions = Regions(two.model)
     with pytest.raises(ConfigError, match=r"is left by 2 values"):
-        Regions(calibrated(Wide(), values(4, 6)).model).called(["inner"])
-    assert [r.name for r in regions.called(["left"])] == ["left"]
+        Regions(calibrated(Wide(), values(4, 6)).model).find_named(["inner"])
+    assert [r.name for r in regions.find_named(["left"])] == ["left"]
 
 
 class Wide(nn.Module):
