@@ -32,7 +32,7 @@ class ModelErrors:
     _each: dict[str, list[float]] = field(default_factory=dict)
 
     def update(self, feeds: Mapping[str, Array], reference: Mapping[str, object], got: Mapping[str, object]) -> None:
-        """Add one run. Strings do not count, nor does what the model's own mask input leaves out."""
+        """Add one run. Strings do not count, nor do values that the model's own mask input leaves out."""
         for name, pairs in pair_outputs(feeds, reference, got):
             sums = self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums()))
             before = sums.noise

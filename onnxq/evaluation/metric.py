@@ -1,4 +1,4 @@
-"""A person's own metric, from `file.py:function`, and what a metric may drop."""
+"""A person's own metric, from `file.py:function`, and the drop that is allowed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MetricModel:
 
 @dataclass(frozen=True)
 class Drop:
-    """The most that a metric may fall by: absolute, or relative to the float model's ("1%")."""
+    """The allowed drop of a metric: absolute, or relative to the float model's ("1%")."""
 
     amount: float
     relative: bool = False

@@ -50,7 +50,7 @@ class OutputCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Errors at the outputs by what causes them.
+    """Errors at the outputs by their causes.
 
     sqnr_db: of everything quantized, all outputs taken together (mean of their relative noise). groups: worst first.
     fixed: pairs that could not be switched and stayed quantized throughout. data, source, quantized: in words.

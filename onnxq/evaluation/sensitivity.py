@@ -67,7 +67,7 @@ def list_groups(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tup
 
 
 def group_by_node(switches: Iterable[Switch]) -> dict[str, tuple[Switch, ...]]:
-    """Node name -> the switches of what it reads, in order."""
+    """Node name -> the switches of the tensors it reads, in order."""
     nodes: dict[str, list[Switch]] = {}
     for one in switches:
         for name in one.readers:

@@ -4,9 +4,10 @@ A YOLO head holds boxes to 640 beside scores to 1. The boxes make up nearly all 
 the output has 37 dB when its scores have 25.
 
 A slice is one index of one axis; the first axis is the batch and has none. Its scale is its largest absolute value in
-the reference, which is what a quantizer must cover (an RMS says nothing of scores that are 0 nearly everywhere). Sorted
-by scale, slices form bands: one more than 10 times smaller than the one before begins the next. The first band is
-judged with the whole, which it dominates; each other band is a part with an SQNR of its own, unless it cannot matter:
+the reference, the range that a quantizer must cover (an RMS says nothing of scores that are 0 nearly everywhere).
+Sorted by scale, slices form bands: one more than 10 times smaller than the one before begins the next. The first band
+is judged with the whole, which it dominates; each other band is a part with an SQNR of its own, unless it cannot
+matter:
 
 - Slices within 0 and 1 share one scale: for the probabilities of a class that no sample shows, errors count beside 1.
 - Slices that stay below 1/10000 of the output's largest value are padding, or dead channels.

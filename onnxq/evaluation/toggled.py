@@ -224,7 +224,7 @@ class _Work:
         return [*nodes, again]
 
     def _toggle_constant(self, chain: Chain, made: TensorId, edges: Sequence[Edge]) -> str:
-        """An input in the place of a dequantized constant; "" where the float model does not say what it was."""
+        """An input in the place of a dequantized constant; "" where the float model lacks its value."""
         plain = self._find_float_constant(edges)
         value = _dequantize_constant(self.index, chain)
         if plain is None or value is None or value.size != plain.size or self.index.is_output(made):

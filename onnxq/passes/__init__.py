@@ -1,4 +1,4 @@
 """Passes: rewrites of the float graph, equalization, and everything that makes a calibrated plan better.
 
-`registry.PASSES` lists them in their order, `runner` runs them, `base` says what each takes and gives back.
+`registry.PASSES` lists them in their order, `runner` runs them, `base` defines their arguments and results.
 """

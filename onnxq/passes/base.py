@@ -26,7 +26,7 @@ class Stage(Enum):
 
     # On the float graph, which computes the same afterwards.
     REWRITE = "rewrite"
-    # On the float graph, which computes the same afterwards and is easier to quantize, as a trial shows.
+    # On the float graph, which computes the same afterwards and is easier to quantize, as samples show.
     EQUALIZE = "equalize"
     # On the calibrated plan.
     REFINE = "refine"
@@ -57,7 +57,7 @@ class FloatReference:
 
 @dataclass(frozen=True, eq=False)
 class RunContext:
-    """All that passes may look at besides the state; each field has a default, so that a test gives what it needs.
+    """All that passes may look at besides the state; each field has a default, so that tests give some.
 
     skip: names of passes left out. place: the planner, which makes the plan of a state's model, without numbers.
     reference: for equalization. scores: results of its trials, by the identity of models.

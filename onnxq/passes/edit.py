@@ -55,7 +55,7 @@ class Edit:
         self._editor.replace_input(edge, tensor)
 
     def absorb(self, node: NodeRef, chain: Sequence[NodeRef]) -> None:
-        """Take out a chain of nodes behind `node`, which from now on writes what the last of them wrote.
+        """Take out a chain of nodes behind `node`, which from now on writes the output of the last of them.
 
         The tensor keeps the name that had this value before: the last one's.
         """

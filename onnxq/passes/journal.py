@@ -1,4 +1,4 @@
-"""The journal of a run: what passes did and stages cost, as frozen values. `report` alone makes text of them."""
+"""The journal of a run: actions of passes and costs of stages, as frozen values. `report` alone makes text of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Outcome(Enum):
 class PassReport:
     """One attempt of a pass.
 
-    changed: one "node: what happened" line a change. skipped: changes left out, each with its reason. trial_db: SQNR of
+    changed: one "node: change" line for each. skipped: changes left out, each with its reason. trial_db: SQNR of
     the quantized outputs before and after. difference: largest change of a float output.
     """
 

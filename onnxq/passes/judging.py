@@ -1,4 +1,4 @@
-"""Plans compared on the samples kept for choosing: what one stage found out, the next does not compute again."""
+"""Plans compared on the samples kept for choosing: results of one stage are not computed again by the next."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def has_few_bits(plan: Plan) -> bool:
 
 
 def ignore_rounding(plan: Plan) -> Plan:
-    """The plan to judge scalings and ranges by, before weights are rounded: those of few bits are left out.
+    """The plan to judge scalings and ranges by, before sequential rounding: without weights if they have few bits.
 
-    Rounded to nearest these drown what activations lose: EfficientNet-Lite0 has -3 dB with weights of 4 bits whatever
-    its ranges are, and 26 or 28 dB by the ranges once they are swept. Weight-only plans stay as they are.
-    16-bit sums are left out too: rounding to nearest loses three times by them what the sweep does, which hides what
-    smoothing gains (MiniLM: 19.5 dB in the end with them, 24.4 without).
+    Rounded to nearest these drown the losses of activations: EfficientNet-Lite0 has -3 dB with weights of 4 bits
+    whatever its ranges are, and 26 or 28 dB by the ranges once weights are rounded sequentially. Weight-only plans stay
+    as they are. 16-bit sums are left out too: rounding to nearest loses three times as much by them as sequential
+    rounding, which hides the gain of smoothing (MiniLM: 19.5 dB in the end with them, 24.4 without).
     """
     activations = tuple(site for site in plan.sites if site.role not in (Role.WEIGHT, Role.BIAS))
     if activations and has_few_bits(plan):

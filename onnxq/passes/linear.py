@@ -20,7 +20,7 @@ ARITHMETIC = frozenset({"Mul", "Div", "Add", "Sub"})
 class Linear:
     """y = L(weight, x) + bias.
 
-    axis: the weight's output axis; channels: of y, along y's `channel_axis`; rank: y's, or what it is at least.
+    axis: the weight's output axis; channels: of y, along y's `channel_axis`; rank: y's, or its known minimum.
     last: the node that writes y: `node`, or the Add that gives a MatMul its bias. bias_at: the (node, input) that holds
     the bias or can take one; None for a MatMul without Add.
     """

@@ -1,4 +1,4 @@
-"""The runner of passes: who is left out, who gets how much time, what is kept, what is written down. Once, for all."""
+"""The runner of passes: which are left out, the time of each, which results are kept, the journal. Once, for all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run_pass(entry: Pass, ctx: RunContext, state: State) -> State:
 
 
 def _attempt(entry: Pass, ctx: RunContext, state: State) -> Attempt:
-    """The pass, and its second attempt where the trial takes the first back."""
+    """The pass, and its second attempt where its comparison takes the first back."""
     after, report = _judge(entry, ctx, state, *entry.run(ctx, state))
     if report.outcome is not Outcome.WORSE or entry.retry is None:
         return after, (report,)
@@ -58,7 +58,7 @@ def _attempt(entry: Pass, ctx: RunContext, state: State) -> Attempt:
 
 
 def _judge(entry: Pass, ctx: RunContext, before: State, after: State, report: PassReport) -> tuple[State, PassReport]:
-    """The state that the trial prefers, and the report with its figures."""
+    """The state that the comparison prefers, and the report with its figures."""
     if report.outcome is not Outcome.KEPT or entry.trial is None:
         return after, report
     scores = entry.trial.score(ctx, before), entry.trial.score(ctx, after)

@@ -12,7 +12,7 @@ from onnxq.passes.judging import Evaluator
 
 # Samples of the calibration among the judges of ranges and rounded weights.
 _JUDGES_OF_CALIBRATION = 8
-# A trial of an equalized model, which is calibrated anew for it, needs few.
+# The comparison with an equalized model, which is calibrated anew for it, needs few.
 _TRIAL = 4
 
 
@@ -22,8 +22,8 @@ class Samples:
 
     They share no sample while there are enough; `validation` is `test` where nothing is chosen. ranges: those that
     activations are observed on, calibration and validation, but no more than were asked for: all plans compared have
-    these ranges alike, and a range misses what it has not seen. seen: the other use of the samples in `test`, "" where
-    there was none. first: one sample of `test`.
+    these ranges alike, and a range misses values it has not seen. seen: the other use of the samples in `test`, ""
+    where there was none. first: one sample of `test`.
     """
 
     calibration: Dataset
@@ -45,9 +45,9 @@ class Samples:
     def judges(self) -> Evaluator:
         """Scores ranges and rounded weights, on some of the calibration samples as well.
 
-        Those hold the extremes, which are never held back and show what clipping costs (a ViT for TensorRT: 36.4 ->
+        Those hold the extremes, which are never held back and show the cost of clipping (a ViT for TensorRT: 36.4 ->
         36.4 dB on 8 held back, 35.7 -> 29.0 with 8 more, 34.6 -> 32.7 on new ones); and of a few held back none may be
-        hard (four lines of text: the sweep seemed to cost 31 -> 28 dB, and brought 19 -> 23 on 160 others).
+        hard (four lines of text: sequential rounding seemed to cost 31 -> 28 dB, and brought 19 -> 23 on 160 others).
         """
         return Evaluator(self.calibration.take(_JUDGES_OF_CALIBRATION, self.seed).joined(self.validation))
 

@@ -1,8 +1,8 @@
 """A wall-clock budget: who gets how much of it, who goes without, and a record of each.
 
-In the order in which things are done each may use a share of what is then left. What takes longer is given up, for what
-there was before it; calibration takes fewer samples, promotion keeps the steps it has made, the check looks at fewer
-samples. Always done: loading, planning, a calibration on some samples, writing, a check on one.
+In the order in which they run, steps may each use a share of the time then left. A step that takes longer is given up
+for the state before it; calibration takes fewer samples, promotion keeps the steps it has made, the check looks at
+fewer samples. Always done: loading, planning, a calibration on some samples, writing, a check on one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _USELESS = 0.2
 
 @dataclass(eq=False)
 class TimeBudget:
-    """seconds: None for no limit. shortened: what was cut short or left out. clock: monotonic seconds.
+    """seconds: None for no limit. shortened: the steps cut short or left out. clock: monotonic seconds.
 
     reserve: seconds kept for writing and checking.
     """
@@ -49,7 +49,7 @@ class TimeBudget:
         return self.seconds is not None
 
     def prepared(self) -> None:
-        """Loading is done: what it took says what the end will take."""
+        """Loading is done: the time reserved for the end is in proportion to that of loading."""
         self.reserve = max(_LEAST_END, _END * (self.clock() - self.begun))
 
     def left(self) -> float:
@@ -67,7 +67,7 @@ class TimeBudget:
         return self.seconds is not None and self.clock() - self.begun >= self.seconds
 
     def tried(self, name: str, share: float, progress: Progress, work: Callable[[Progress], T], otherwise: T) -> T:
-        """The result of `work` within this share of the time left, else `otherwise`, which is recorded."""
+        """The result of `work` within this share of the time left, else `otherwise`, and a line that says so."""
         if not self.limited:
             return work(progress)
         time_left = self.left()

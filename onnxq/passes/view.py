@@ -102,7 +102,7 @@ class View:
         return self.index.producer(tensor) is None and len(readers) == 1 and not self.kept(tensor)
 
     def least_rank(self, tensor: TensorId) -> int:
-        """The rank of a tensor, or what is known to be its minimum."""
+        """The rank of a tensor, or its known minimum."""
         shape = self.index.shape(tensor)
         if shape is not None:
             return len(shape)

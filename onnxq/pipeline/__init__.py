@@ -1,4 +1,4 @@
-"""quantize(): the one orchestration, and the other commands' functions, which load what they need at first use."""
+"""quantize(): the one orchestration, and the other commands' functions, which load their modules at first use."""
 
 from __future__ import annotations
 

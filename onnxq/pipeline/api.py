@@ -69,8 +69,8 @@ def quantize(
     memory_limit: bytes of tapped tensors kept of one run. holdout: samples kept back for the check.
     threads: of the check and the timing (0: all).
     min_sqnr: dB that every output shall keep; or metric: `file.py:function` or a function of a model (see MetricModel)
-    that gives a number, higher is better, and max_drop: what it may fall by, 0.01 or "1%" of float's. What costs most
-    is promoted to `promote_to`, "float" or "uint16", until that holds; `.report.promotion.met` says whether it does.
+    that gives a number, higher is better, and max_drop: its allowed drop, 0.01 or "1%" of float's. The costliest parts
+    are promoted to `promote_to`, "float" or "uint16", until that holds; `.report.promotion.met` says whether it does.
     weight_bits_budget: bits that weights may have on average; those get more than the configuration's that need them.
     budget: seconds of wall-clock time; passes get less or are left out, and `.report.accounts` says which.
     ort_library: shared libraries with the custom operators of the model, in the way of ONNX Runtime.
@@ -152,9 +152,9 @@ def make_plan(
     force: bool = False,
     progress: Progress = silent,
 ) -> Plan:
-    """The plan without numbers: site by site what would be quantized, how, by which rule and why.
+    """The plan without numbers: site by site the tensors that would be quantized, how, by which rule and why.
 
-    data supplies shapes, which branches run and, for placement "measured", what is timed; synthetic
+    data supplies shapes, which branches run and, for placement "measured", the runs to time; synthetic
     inputs do without it. ort_library: as for `quantize`. plan_out: write it as JSON.
     """
     options = Options(samples=samples, seed=seed, placement=placement, cpu=cpu, ort_library=ort_library)
@@ -187,7 +187,7 @@ def import_calibration(
 
     cache: the text file of a TensorRT calibrator. model: the ONNX file it was calibrated with. target: "trt" unless the
     configuration says otherwise. data: samples to calibrate the tensors on that the cache has no scale for;
-    allow_missing: without samples, leave float what reads such tensors. ort_library: as for `quantize`.
+    allow_missing: without samples, leave the readers of such tensors float. ort_library: as for `quantize`.
     plan_out: write the plan as JSON; `onnxq.apply` carries it out.
 
     Returns an Imported with `.plan`, `.matched`, `.unmatched`, `.unused` and `.missing`.
@@ -230,7 +230,7 @@ def annotate_bits(
 ) -> Inspection:
     """Write the number of bits of every pair into the model, keyed by node name.
 
-    given: (pattern, bits), first match wins, over what is read from the model; plan: take bits from it.
+    given: (pattern, bits), first match wins, over the bits read from the model; plan: take bits from it.
     bits_attribute: also the plain attribute `bits` (Sparsebit's form), which onnx.checker and ORT refuse.
     Raises ConfigError for a pattern that matches no pair, ModelError for a file that cannot be read.
     """
@@ -246,7 +246,7 @@ def annotate_bits(
 
 
 def _outputs(model: ModelSource, *outputs: str | Path | None, force: bool) -> AbstractContextManager[None]:
-    """Refuse before the work begins what could not be written after it, and every output that is an input."""
+    """Refuse before the work begins outputs that could not be written after it, and every output that is an input."""
     return guard_outputs("" if isinstance(model, onnx.ModelProto) else model, *outputs, force=force)
 
 

@@ -116,7 +116,7 @@ def _explain_drift(model: ModelLike, trial: check.ModelCheck | None) -> str:
 
 
 def _decide(promotion: Promotion, trial: check.ModelCheck | None, optimized: bool) -> Promotion:
-    """The account with what the finished model shows on samples that nothing was chosen on."""
+    """The account with the finished model's figures on samples that nothing was chosen on."""
     if promotion.unit != "dB":
         return promotion
     checks = trial.outputs if trial is not None else ()

@@ -100,7 +100,7 @@ def _import(
 
 @dataclass(frozen=True, eq=False)
 class _Trial:
-    """A plan without numbers, of one way to prepare the model, and what the cache has for it."""
+    """A plan without numbers, of one way to prepare the model, and the cache's scales for it."""
 
     state: State
     samples: Samples
@@ -123,7 +123,7 @@ def _lacks_own_tensor(trial: _Trial) -> bool:
 
 
 def _demand_symmetric(config: Config | str | Path | None, target: str | None, options: Options) -> Config:
-    """The configuration, which must ask for what a cache has scales of: symmetric int8 activations."""
+    """The configuration, which must ask for the type that a cache has scales of: symmetric int8 activations."""
     asked = target or (None if config is not None else "trt")
     given = config
     if config is None and asked == "ort":

@@ -49,7 +49,7 @@ def choose_measured(
     """Emit every candidate with quick ranges, time all interleaved, the best again, and return the winner's plan.
 
     feeds: one sample to time. samples: a few to calibrate and judge ties on. The plan (without numbers)
-    says what was chosen and how fast each candidate was; when nothing beats float it has no sites.
+    names the chosen candidate and the speed of each; when nothing beats float it has no sites.
     """
     trials = []
     candidates = draft.candidates()

@@ -1,4 +1,4 @@
-"""profile_model(): what each quantized site, node and segment of a model costs at its outputs."""
+"""profile_model(): the cost of each quantized site, node and segment of a model at its outputs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def profile_model(
     ort_library: Sequence[str | Path] | str | Path = (),
     progress: Progress = silent,
 ) -> Profile:
-    """Switch what is quantized on and off, group by group, and measure the outputs against the float model's.
+    """Switch quantized sites on and off, group by group, and measure the outputs against the float model's.
 
     quantized: a Q/DQ model made from `model`, by any tool; or plan: with its numbers. With neither, `model` is
     quantized as `quantize` would with this configuration. data: as for `quantize`; samples: how many to measure on (8).

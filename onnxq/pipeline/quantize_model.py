@@ -51,7 +51,7 @@ _TIMING_SAMPLES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of a run beside model, data and configuration; None leaves the configuration's value."""
+    """The options of a caller beside model, data and configuration; None leaves the configuration's value."""
 
     samples: int | None = None
     seed: int | None = None
@@ -84,7 +84,7 @@ class Options:
         check_number("memory_limit", self.memory_limit, low=1, whole=True)
 
     def request(self) -> AccuracyRequest:
-        """The requested accuracy. Raises ConfigError for options that exclude each other."""
+        """The request for accuracy. Raises ConfigError for options that do not go together."""
         if self.metric is None and self.max_drop is not None:
             raise ConfigError(
                 "max_drop", "says nothing without a metric", "give `metric=…`, a file.py:function, as well", code="Q308"

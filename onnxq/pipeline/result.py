@@ -1,4 +1,4 @@
-"""The result of `quantize` and `apply`."""
+"""The results of `quantize` and `apply`."""
 
 from __future__ import annotations
 

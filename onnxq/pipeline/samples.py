@@ -1,4 +1,4 @@
-"""The samples of a run: read, and parted by what they serve for."""
+"""The samples of a run: read, and parted by their uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FEW = 256
 def read_data(
     state: State, data: object, config: Config, *, choosing: bool = False, progress: Progress = silent
 ) -> Samples:
-    """Load the samples; hold some back for the check, and others for what has to be chosen.
+    """Load the samples; hold some back for the check, and others for the choices of passes (validation samples).
 
     choosing: something is, whatever the configuration says.
     """

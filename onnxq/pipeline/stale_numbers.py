@@ -1,4 +1,4 @@
-"""Numbers that a plan lacks, or that no longer fit what a person made of it: computed again, and told."""
+"""Numbers that a plan lacks, or that no longer fit a person's edits of it: computed again, and told."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Balance:
-    """A placement, the costs it is the minimum cut of, and what it gives on each kind of CPU."""
+    """A placement, the costs it is the minimum cut of, and its gain on each kind of CPU."""
 
     chosen: frozenset[str]
     costs: PlacementCosts
@@ -60,7 +60,7 @@ class Balance:
 def find_balance(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY) -> Balance:
     """The placement for one kind of CPU, or for all that have a table.
 
-    fixed: operators whose side is given. What is forced into integers counts as part of the float model.
+    fixed: operators whose side is given. Operators forced into integers count as part of the float model.
     """
     costs = {name: problem.costs(table) for name, table in CPU_COSTS.items()}
     own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}
@@ -75,7 +75,7 @@ def find_balance(problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY)
 
 
 def _find_smallest(problem: CutProblem, costs: PlacementCosts, fixed: Mapping[str, bool]) -> frozenset[str]:
-    """The smallest placement: what the person forces and what that cannot do without."""
+    """The smallest placement: the operators that the person forces and those they cannot do without."""
     dear = {name: Cost(cost.float_us, cost.float_us + _PROHIBITIVE_US) for name, cost in costs.units.items()}
     return problem.minimum_cut(replace(costs, units=dear), fixed)
 

@@ -20,7 +20,7 @@ _FORCE = "force what it reads as well, or take `quantize: true` from its rule"
 
 @dataclass(frozen=True)
 class Choice:
-    """The operators that run in integers, why the others do not, and what to warn of."""
+    """The operators that run in integers, why the others do not, and the warnings."""
 
     chosen: frozenset[str]
     reasons: tuple[Unquantized, ...] = ()
@@ -110,7 +110,7 @@ def choose_weights(problem: PlacementProblem) -> Choice:
 
 
 def decide_sides(problem: PlacementProblem) -> tuple[dict[str, bool], dict[str, Unquantized]]:
-    """Operators whose side is given: what rules and the person keep float, what the person forces."""
+    """Operators whose side is given: those that rules and the person keep float, those that the person forces."""
     units, requests, refused = problem.units, problem.requests, problem.refused
     reasons: dict[str, Unquantized] = dict(find_excluded(units, problem.engine.name))
     sides = dict.fromkeys(reasons, False)
@@ -207,7 +207,7 @@ def _drop_incomplete(units: QuantizableOps, chosen: set[str], reasons: dict[str,
 
 
 def _find_joining(units: QuantizableOps, sides: Mapping[str, bool], chosen: frozenset[str]) -> frozenset[str]:
-    """Followers with a pair behind them and one in front: what they read and write then has one scale."""
+    """Followers with a pair behind them and one in front: their inputs and outputs then have one scale."""
     joined: set[str] = set()
     paired = {tensor for unit in units.units if unit.name in chosen for _, tensor in unit.data}
     for unit in units.units:

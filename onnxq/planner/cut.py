@@ -84,7 +84,7 @@ class CutProblem:
     units: QuantizableOps
 
     def costs(self, cpu: CpuCosts) -> PlacementCosts:
-        """Costs of operators and pairs on a kind of CPU."""
+        """The costs of units and pairs on a kind of CPU."""
         uses = self._uses
         return PlacementCosts(
             units={unit.name: _find_op_cost(self.units, unit, cpu) for unit in self.units.units},
@@ -133,7 +133,7 @@ class CutProblem:
         return tuple(use for use in uses if use is not None)
 
     def _follow(self, net: FlowNetwork, unit: QuantizableOp, fixed: Mapping[str, bool]) -> None:
-        """Adding, pooling and moving never start a quantized region: what they read must be quantized without them.
+        """Adding, pooling and moving never start a quantized region: their inputs must be quantized without them.
 
         Otherwise a few saved bytes would put noise on tensors (attention, residual streams) nobody needs in integers.
         """

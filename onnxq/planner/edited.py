@@ -1,4 +1,4 @@
-"""Changes that a person may have made to the sites of a plan: sites removed, added or renamed."""
+"""A person's edits of the sites of a plan: some taken out, others added, or their tensors changed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def drop_orphans(
 
 
 def check_sites(sites: tuple[SitePlan, ...], index: GraphIndex) -> tuple[SitePlan, ...]:
-    """The sites, those of weights and biases with their readers. PlanError for one that does not fit what it names."""
+    """The sites, those of weights and biases with their readers. PlanError for one that does not fit its tensor."""
     return tuple(_check_site(site, index) for site in sites)
 
 

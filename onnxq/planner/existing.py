@@ -18,14 +18,14 @@ _REACH = 6
 class Existing:
     """The pairs of a prepared model, and the same model without them, which placement looks at.
 
-    view: the model with every pair here taken out, so that readers read what was quantized (a stored integer weight in
-        the place of its float one). Nodes, inputs and all other tensors are called as in the model. None: no pairs.
+    view: the model with every pair here taken out, so that readers read the tensor before it (a stored integer weight
+        in the place of its float one). Nodes, inputs and all other tensors are called as in the model. None: no pairs.
     by_tensor: the pair of each computed tensor, by the tensor's name in the view.
     by_edge: the pair behind each input that reads a dequantized tensor, directly or through a guard.
     constants: weights and biases that are integers already.
     direct: inputs that read a dequantized tensor with nothing between.
     stand_ins: nodes of pairs that the view has too, as something that is no pair.
-    weighted: nodes that read an integer constant through its DequantizeLinear, also behind what only moves it.
+    weighted: nodes that read an integer constant through its DequantizeLinear, also behind nodes that only move it.
     """
 
     view: ModelLike | None = None
@@ -74,7 +74,7 @@ def is_between_pairs(index: Graph, existing: Existing, name: str) -> bool:
 
 
 def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
-    """True when an input reads a pair of the model's own, directly or through what moves its values."""
+    """True when an input reads a pair of the model's own, directly or through nodes that move its values."""
     for _ in range(_REACH):
         if edge in existing.direct:
             return True
@@ -88,7 +88,7 @@ def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
 
 
 def _has_pair_behind(index: Graph, existing: Existing, node: NodeRef) -> bool:
-    """True when a pair of the model's own stands behind the node, or behind what moves or clips its values."""
+    """True when a pair of the model's own stands behind the node, or behind nodes that move or clip its values."""
     for _ in range(_REACH):
         made = TensorId(node.outputs[0], node.scope)
         if made in existing.by_tensor:

@@ -52,7 +52,7 @@ class FlowNetwork:
         return level
 
     def _augment(self, s: int, t: int, level: dict[int, int], position: list[int]) -> bool:
-        """One path of the level graph, walked with a stack so that deep models do not overflow it."""
+        """One path of the level graph, followed with a stack so that deep models do not overflow it."""
         path: list[int] = []
         u = s
         while u != t:

@@ -1,4 +1,4 @@
-"""Fit a plan to the same network exported again: other node order, other names for what had none."""
+"""Fit a plan to the same network exported again: other node order, other names for nodes and tensors that had none."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def fit_plan(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bo
     them changed. new_weights: the weights may differ from those the plan was made for; their scales are
     then dropped so that calibration computes them again.
 
-    Integers that would overflow 16-bit sums of the target's kernels are moved, and what belonged to a site that a
-    person took out goes with it; both with a warning in the plan.
+    Integers that would overflow 16-bit sums of the target's kernels are moved, and entries of a site that a
+    person took out go with it; both with a warning in the plan.
 
-    Raises PlanError naming the first site that is not there, stands twice, or does not fit what it names; or when the
+    Raises PlanError naming the first site that is not there, stands twice, or does not fit its tensor; or when the
     weights changed unasked.
     """
     anchors = _Anchors(index, compute_structural_ids(index), plan.lasting)
@@ -154,7 +154,7 @@ class _EdgeMap:
 
 
 def _move_site(site: SitePlan, where: Site, moved: Mapping[Site, Site], edges: _EdgeMap) -> SitePlan:
-    """The site in this model's names. What a bias derives from may stand there under its name here already."""
+    """The site in this model's names. Sites that a bias derives from may have their names here already."""
     derived = site.derived
     return replace(
         site,

@@ -20,7 +20,7 @@ class QuantizableOp:
     """A node with the rule that places its pairs.
 
     data: activation edges with the tensors they read; out: the tensor whose pair closes it
-    (behind `activation` where one folds in); bound: what that activation promises.
+    (behind `activation` where one folds in); bound: on that activation's values.
     """
 
     node: NodeRef
@@ -48,7 +48,7 @@ class QuantizableOp:
 
 @dataclass(frozen=True, eq=False)
 class QuantizableOps:
-    """All quantizable operators of a model, in topological order, and who else computes what.
+    """All quantizable operators of a model, in topological order, and the reasons why other nodes are none.
 
     index: the graph, without the pairs it came with. complete: those that such pairs quantize already, as the engine
     needs it. partial: those that stay as they are though only some of their tensors have pairs.
@@ -66,7 +66,7 @@ class QuantizableOps:
     partial: frozenset[str] = frozenset()
 
     def candidate(self, node: NodeRef) -> Candidate:
-        """The node with what rules may ask of it."""
+        """The node with the facts that rules may ask for."""
         return Candidate(node, self.index, self.shapes)
 
     def consumers(self, tensor: TensorId) -> tuple[tuple[Edge, QuantizableOp | None], ...]:

@@ -18,7 +18,7 @@ from onnxq.targets import Output, describe_spec
 
 @dataclass
 class Placement:
-    """Sites in topological order, the opset they need and what to warn of.
+    """Sites in topological order, the opset they need and the warnings.
 
     existing: every pair that the model came with, with those that read it from now on among its consumers.
     rules: the person's rule behind each new site that has one.

@@ -1,4 +1,4 @@
-"""The placement problem: a graph as a target sees it, the requests for its tensors, and what the target refuses."""
+"""The placement problem: a graph as a target sees it, the requests for its tensors, and the target's refusals."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ STRATEGIES: tuple[Strategy, ...] = (
 def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
     """Named candidate placements, without doubles, the deterministic one ("rules") and "none" among them.
 
-    What the person decided holds in all of them; the exclusion rules do not: there the clock decides.
+    The person's decisions hold in all of them; the exclusion rules do not: there the clock decides.
     """
     units, refused = problem.units, problem.refused
     sides, reasons = decide_sides(problem)

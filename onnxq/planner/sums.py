@@ -1,4 +1,4 @@
-"""Which quantized weights of a plan share 16-bit sums in the kernels of its target, and what to do about those that
+"""Which quantized weights of a plan share 16-bit sums in the kernels of its target, and the treatment of those that
 came from elsewhere."""
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ graph   the planner's graph protocol over torch calls
 lower   a traced module as such a graph, in the nodes that its export has
 types   ONNX's operators for torch's calls
 layers  modules that cannot be traced, layer by layer, as such a graph
-rules   what the front end adds to a target's rules, and how its rules name calls
+rules   the front end's additions to a target's rules, and how its rules name calls
 pairs   the planner's sites as quantizers to be
 slots   arguments of calls
 """

@@ -46,7 +46,7 @@ class Weight:
 class CallGraph:
     """The planner's graph protocol over torch calls. Tensors are called like their sites.
 
-    constants: parameters and what is computed from them, in the layout of the node that reads them.
+    constants: parameters and tensors computed from them, in the layout of the node that reads them.
     values: tensors that may have a pair -> the graph's value, None where there is no graph. arguments: node input ->
     the argument that it stands for. weights: node -> its weight. closed: nodes that nothing can be placed at, for
     instance inside a fused call. reasons: why.
@@ -105,7 +105,7 @@ class CallGraph:
         return t.name in self.outputs
 
     def is_constant(self, t: TensorId) -> bool:
-        """True for parameters and what is computed from them alone."""
+        """True for parameters and tensors computed from them alone."""
         return t.name in self.constants
 
     def constant(self, t: TensorId) -> NDArray[Any] | None:

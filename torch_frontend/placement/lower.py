@@ -1,4 +1,4 @@
-"""Lowers a traced module to the nodes that torch exports and onnxq prepares, so that the planner sees what it will see.
+"""Lowers a traced module to the nodes that torch exports and onnxq prepares, so that the planner sees that graph.
 
 One call becomes one node, or several where the export has several; the tensors between those have no site, and nothing
 is placed there.
@@ -109,7 +109,7 @@ class _Lowering:
         return tensor
 
     def _hand_on(self, node: fx.Node, slot: Slot, source: fx.Node) -> None:
-        """The node's value is that of its source: what reads the one reads the other."""
+        """The node's value is that of its source: readers of the one read the other."""
         self.handed[node] = (node, slot)
         self.tensors[node] = self.tensors[source]
 
@@ -141,7 +141,7 @@ class _Lowering:
         return tensor
 
     def _list_reads(self, node: fx.Node) -> list[_Read]:
-        """The values that a call reads, its data arguments first; numbers in their places are constants."""
+        """The inputs of a call, its data arguments first; numbers in their places are constants."""
         name = read_name(node)
         reads: list[_Read] = []
         entry = None if name is None else name.entry
@@ -221,7 +221,7 @@ class _Lowering:
             mode = str(getattr(module, "mode", None) or node.kwargs.get("mode", "nearest"))
             op_type = "AveragePool" if mode == "area" else op_type
             attrs["mode"] = "nearest" if mode.startswith("nearest") else mode
-            # Nearest values stay on their levels.
+            # Nearest values stay on the quantization grid.
             closed = closed or (attrs["mode"] == "nearest" and self.config.target == "virtual")
         elif op.name == "max_pool":
             size = getattr(module, "kernel_size", node.args[1] if len(node.args) > 1 else 2)

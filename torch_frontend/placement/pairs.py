@@ -25,7 +25,7 @@ from torch_frontend.tracing import is_constant, read_name
 
 @dataclass(frozen=True)
 class Decision:
-    """A change made by a pass: a quantizer switched off, a batch norm folded or not. subject: site or module."""
+    """A change by a pass: a quantizer switched off, a batch norm folded or not. subject: site or module."""
 
     subject: str
     reason: str
@@ -44,8 +44,8 @@ class Sums:
 class Pair:
     """One quantizer to be. readers: the arguments that get the quantized value; None: all of them.
 
-    leader: the site whose numbers it uses; its own name when it has its own. contributes: what passes here counts for
-    the leader's range. bound: what a fused activation in front promises; levels keep inside it, so that the engine can
+    leader: the site whose numbers it uses; its own name when it has its own. contributes: values here count for
+    the leader's range. bound: of a fused activation in front; quantized values keep inside it, so that the engine can
     drop the activation. sums: which of a weight's may not overflow.
     """
 

@@ -1,4 +1,4 @@
-"""Rules that the front end adds to a target's: operators of torch for `virtual`, and the person's `multi_input`."""
+"""The front end's additions to a target's rules: operators of torch for `virtual`, and the person's `multi_input`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class FrontEndTarget(Target):
 
 
 def front_end_target(config: Config) -> FrontEndTarget:
-    """The configuration's target with what the front end adds."""
+    """The configuration's target with the front end's additions."""
     engine = find_target(config.target, config.mode)
     given = {one.name: getattr(engine, one.name) for one in fields(engine)}
     given["rules"] += VIRTUAL_RULES if engine.name == "virtual" else ()
@@ -103,7 +103,7 @@ class CallRequests(Requests):
         return node.op.channel if isinstance(node, CallNode) and node.op is not None else None
 
     def weight_axis(self, node: NodeRef, *, blocked: bool) -> int:
-        """As in ONNX; what ONNX has no weight for says it itself."""
+        """As in ONNX; operators that have no weight in ONNX name it themselves."""
         if isinstance(node, CallNode) and node.op is not None and node.op_type in ("Einsum", "torch.embedding"):
             return node.op.block_axis if blocked else node.op.weight_axis
         return super().weight_axis(node, blocked=blocked)

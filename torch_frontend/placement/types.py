@@ -54,7 +54,7 @@ def spatial_mean(op: str, module: nn.Module | None, node: fx.Node, target: str) 
 
 
 def slice_type(function: str, node: fx.Node, default: str) -> str:
-    """Operators that cut or turn a tensor: Slice keeps bytes in integers between pairs, Gather does not."""
+    """The type for cutting or turning a tensor: Slice keeps bytes in integers between pairs, Gather does not."""
     if function in ("select", "index_select", "gather"):
         return "Gather"
     if function in ("getitem", "__getitem__"):

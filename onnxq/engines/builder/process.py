@@ -156,7 +156,7 @@ def _describe_death(code: int) -> str:
 
 
 def _last_lines(folder: Path) -> tuple[str, ...]:
-    """The end of the log, and of what came on stderr past it."""
+    """The end of the log, and of the text that came on stderr past it."""
     lines: list[str] = []
     for name in (LOG, _STDERR):
         path = folder / name

@@ -26,7 +26,7 @@ from onnxq.sites import TensorId
 Array = NDArray[np.generic]
 Feeds = Mapping[str, Array]
 
-# How much a growing piece grows: a deep network is not walked node by node.
+# How much a growing piece grows: a deep network is not run node by node.
 _GROWTH = 1.5
 _NOTHING = Error(run="", against="", sqnr_db=-math.inf, cosine=0.0, max_abs=math.inf, max_rel=math.inf)
 

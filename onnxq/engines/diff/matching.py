@@ -66,7 +66,7 @@ class MatchedTensor:
 
     @property
     def step(self) -> float:
-        """One level of the tensor's first quantizer, 0 without one."""
+        """One quantization step of the tensor's first quantizer, 0 without one."""
         return next((one.level.scale for one in self.counterparts if one.level is not None), 0.0)
 
 

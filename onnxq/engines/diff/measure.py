@@ -29,7 +29,7 @@ _TWICE_DB = 10.0 * math.log10(2.0)
 class Tally:
     """Error sums of one tensor, its largest relative error, worst sample and agreement in the top k.
 
-    step: one level of the tensor's quantizer, 0 without one. sliced: judge slices of other scales too.
+    step: of the tensor's quantizer, 0 without one. sliced: judge slices of other scales too.
     """
 
     name: str
@@ -104,7 +104,7 @@ def _count_shared(reference: NDArray[np.float64], value: NDArray[np.float64], k:
 def diverges(error: Error, accuracy_db: float = math.inf) -> bool:
     """True when two engines differ by more than rounding.
 
-    Rounding is: at least 40 dB, or at most one level of the quantizer, or no more than two equally good roundings
+    Rounding is: at least 40 dB, or at most one step of the quantizer, or no more than two equally good roundings
     of the network differ (`accuracy_db`, SQNR against float, less 3 dB): a value rounded the other way early on moves
     all those after it.
     """

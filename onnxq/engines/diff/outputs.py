@@ -62,7 +62,7 @@ class OutputSums:
 
 
 def find_output_step(index: GraphIndex, name: str) -> float:
-    """One level of an output's last quantizer; 0 when a float node makes it."""
+    """One quantization step of an output's last quantizer; 0 when a float node makes it."""
     node = index.producer(TensorId(name))
     level = find_level(index, node.inputs[0]) if node is not None and node.op_type == "DequantizeLinear" else None
     return level.scale if level is not None else 0.0

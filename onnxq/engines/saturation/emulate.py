@@ -2,14 +2,14 @@
 
 ONNX Runtime without optimizations computes Q/DQ files in float, exactly. Beside every product whose weight can overflow
 stands the value that saturation takes off it: for each sum that can overflow, neighbours w0 and w1 of a row and the
-raw levels x0 and x1 they meet,
+raw quantized values x0 and x1 they meet,
 
     excess = clip(x0 * w0 + x1 * w1, -32768, 32767) - (x0 * w0 + x1 * w1)
 
 summed up by rows, times the scales of data and weight, is added to the product's result. All of these are integers that
 float32 holds exactly; a row's sum is rounded only beyond 2^24. Bias, activation and rounding come behind as they do in
-the kernel. Levels are signed integers relative to the zero point where the operator pads, so padding is 0, and raw ones
-behind it. int8 data that the optimizer makes uint8 has levels 128 higher.
+the kernel. Quantized values are signed integers relative to the zero point where the operator pads, so padding is 0,
+and raw ones behind it. int8 data that the optimizer makes uint8 has values 128 higher.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class _Writer:
         return inner, made
 
     def _write_levels(self) -> str:
-        """The raw levels that the weights meet: [N, channel * taps + tap, …] of a Conv, [..., K] of a product."""
+        """Raw quantized values that weights meet: [N, channel * taps + tap, …] of a Conv, [..., K] of a product."""
         source = self.operand.source
         if source is None:  # pragma: no cover - _find_obstacle asked for it
             raise ValueError("data without a pair")
@@ -177,7 +177,7 @@ class _Writer:
         )
 
     def _find_gather_indices(self, rows: NDArray[np.int64], k: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the k-th weight of a row finds its level."""
+        """Where the k-th weight of a row finds its quantized value."""
         if not self.conv:
             return k
         outputs, channels, *taps = self.operand.values.shape

@@ -1,6 +1,6 @@
-"""Keeping float what must stay float: a Clip without bounds between a DequantizeLinear and its reader.
+"""Guards for tensors that must stay float: a Clip without bounds between a DequantizeLinear and its reader.
 
-ORT quantizes on its own what stands between a DequantizeLinear and a QuantizeLinear: Conv and Gemm (and MatMul + Add of
+ORT quantizes on its own the nodes between a DequantizeLinear and a QuantizeLinear: Conv and Gemm (and MatMul + Add of
 static shapes, which it makes a Gemm) with float weights get int8 weights per tensor; AveragePool and Softmax become
 integer kernels slower than the float ones. Reshape, Transpose and MaxPool between do not stop it, it moves the
 DequantizeLinear through them. A Clip without bounds stays in the graph and does stop it.

@@ -16,12 +16,12 @@ from onnxq.targets import find_target
 
 
 def write_pairs(state: State, plan: Plan) -> ModelLike:
-    """The plan's pairs alone, for trials with optimizations off: `build_quantized` changes no value beyond them."""
+    """The plan's pairs alone, for checks with optimizations off: `build_quantized` changes no value beyond them."""
     return emit_pairs(_with_biases(state, plan), plan)
 
 
 def build_quantized(state: State, plan: Plan) -> ModelLike:
-    """Write the plan's pairs, with what the target needs around them, and check that the graph is legal."""
+    """Write the plan's pairs, with the nodes that the target needs around them, and check that the graph is legal."""
     proto = _with_biases(state, plan)
     if find_target(plan.target).quantizes_alone:
         proto, _ = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))

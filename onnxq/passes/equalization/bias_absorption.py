@@ -1,7 +1,7 @@
 """Bias absorption: channels are centred by the layer that makes them; the layers behind get it back in their biases.
 
-The float function stays as it is; weights and the graph too. The maths and the paper: `absorb_core`. What a tensor is
-lowered by passes through Adds of two tensors (their shifts add up) and must end in Conv, Gemm and MatMul that take it
+The float function stays as it is; weights and the graph too. The maths and the paper: `bias_absorption_core`. The shift
+of a tensor passes through Adds of two tensors (their shifts add up) and must end in Conv, Gemm and MatMul that take it
 into a bias: no padding, no graph output, nothing else that reads it. One ReLU may stand behind the maker.
 """
 
@@ -124,7 +124,7 @@ def shift_axes(proto: ModelLike) -> dict[TensorId, int]:
 
 
 def choose_shifts(proto: ModelLike, low: Mapping[TensorId, Array64], high: Mapping[TensorId, Array64]) -> Shifts:
-    """Shifts to lower tensors by, [channels] each; {} where nothing is gained. low, high: of each channel."""
+    """Shifts to lower tensors by, [channels] each; {} where none gains. low, high: of each channel on samples."""
     out = {}
     for one in list_sources(proto):
         if one.tensor not in low:

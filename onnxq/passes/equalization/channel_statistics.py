@@ -1,4 +1,4 @@
-"""Values of tensors, channel by channel, over samples: smallest and largest values, and some rows. All streaming."""
+"""Statistics of tensors, channel by channel, over samples: smallest and largest values, some rows. All streaming."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Which channels of which tensors may be scaled without changing the function, and what would have to follow.
+"""Which channels of which tensors may be scaled without changing the function, and which weights would have to follow.
 
-Every channel of a linear operator's output gets a label. Labels travel through what commutes with a positive factor per
-channel (Relu, pooling, Resize, …), meet in Add, lie side by side behind Concat, and end in the columns of the next
-linear operator. A label that meets anything else (a graph output, a Sigmoid, a Clip with an upper bound) is fixed.
+Every channel of a linear operator's output gets a label. Labels travel through nodes that commute with a positive
+factor per channel (Relu, pooling, Resize, …), meet in Add, lie side by side behind Concat, and end in the columns of
+the next linear operator. A label that meets anything else (a graph output, a Sigmoid, a Clip with an upper bound) is
+fixed.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class _Search:
         self.biases: set[str] = set()
 
     def visit(self, node: NodeRef) -> None:
-        """Labels for what the node writes."""
+        """Labels for the outputs of the node."""
         op = _own(self.view, node)
         if op is not None and self._linear(op):
             return
@@ -172,7 +173,7 @@ _BENT = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip"})
 
 
 def _same(search: _Search, node: NodeRef) -> bool:
-    """Operators that commute with a positive factor per channel, as long as the channels stay where they are."""
+    """Nodes that commute with a positive factor per channel, as long as the channels stay where they are."""
     view = search.view
     x, y = view.tensor(node, 0), view.output(node)
     labels = None if x is None else search.out.labels.get(x)
@@ -214,7 +215,7 @@ def _resize(search: _Search, node: NodeRef) -> bool:
 
 
 def _factor(search: _Search, node: NodeRef) -> bool:
-    """Mul by what has no labels, Div by it: a gate, or a constant."""
+    """Mul by a tensor without labels, Div by it: a gate, or a constant."""
     view = search.view
     tensors = [view.tensor(node, k) for k in range(2)]
     labelled = [k for k, t in enumerate(tensors) if t is not None and t in search.out.labels]

@@ -1,8 +1,8 @@
 """Equalization: channels that share one activation scale are made alike, by factors that cancel in the weights.
 
 Where one operator makes a tensor its weights say by how much (Nagel et al. 2019, arXiv 1906.04721); where an Add or a
-Concat joins several, the largest values of each channel on a few samples do. What may be scaled is in `channels`, the
-numbers are in `equalize_core`. The float function stays as it is, and so does the graph: only
+Concat joins several, the largest values of each channel on a few samples do. The channels that may be scaled are found
+in `channels`, the factors in `cross_layer_core`. The float function stays as it is, and so does the graph: only
 weights and biases change.
 """
 
@@ -52,7 +52,7 @@ def compute_factors(proto: ModelLike, largest: Mapping[TensorId, Array64] | None
 
 
 def _by_root(found: Channels, largest: Mapping[TensorId, Array64]) -> Array64:
-    """[labels] factors; roots alone are filled with what is not 1."""
+    """[labels] factors; only roots have factors other than 1."""
     count = found.root.size
     rows, columns, values = np.zeros(count), np.zeros(count), np.zeros(count)
     for op in found.ops:

@@ -1,4 +1,4 @@
-"""Scalings and shifts of channels written into a model, and repeated from what a plan recorded."""
+"""Scalings and shifts of channels written into a model, and repeated from the records of a plan."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Smoothing:
-    """factors: s by tensor; lines: what was chosen and why, group by group."""
+    """factors: s by tensor; lines: the choices and their reasons, group by group."""
 
     factors: Factors
     lines: tuple[str, ...]
@@ -169,7 +169,7 @@ def _orders(site: SitePlan) -> tuple[SumOrder, ...]:
 def smoothing_factors(proto: ModelLike, plan: Plan, seen: Mapping[TensorId, Seen]) -> Smoothing:
     """Choose s for each of the plan's groups by the error of their outputs, or leave it.
 
-    plan: without numbers; it says what is quantized and how. seen: of each group's tensor.
+    plan: without numbers; it says which tensors are quantized and how. seen: of each group's tensor.
     """
     view = View(proto)
     factors: dict[TensorId, NDArray[np.float32]] = {}
@@ -254,7 +254,7 @@ def _divide(
     s: NDArray[np.float64],
     weights: dict[str, tuple[Linear, NDArray[np.float64]]],
 ) -> None:
-    """X/s: in what writes X, or behind it."""
+    """X/s: in the node that writes X, or behind it."""
     home = group.home
     if home is None:
         first = group.readers[0].node

@@ -1,4 +1,4 @@
-"""An equalized model: proved to be the float function still, and quantized for a trial."""
+"""An equalized model: proved to be the float function still, and quantized for a comparison."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _compare_float(ctx: RunContext, after: State) -> tuple[OutputAccuracy, ...]:
 def score_equalized(ctx: RunContext, state: State) -> float | None:
     """SQNR in dB of the worst output of the model quantized on a few samples; None if it cannot be.
 
-    Judged on the samples that gave the ranges: what others are clipped at is chance, and not what scaling is about.
+    Judged on the samples that gave the ranges: the clipping of others is chance, and not the subject of scaling.
     """
     known = ctx.scores.get(id(state.model))
     if known is None:

@@ -1,1 +1,1 @@
-"""Which operators and weights get more bits, or stay float, by what they cost the outputs."""
+"""Which operators and weights get more bits, or stay float, by their cost at the outputs."""

@@ -1,8 +1,8 @@
-"""Candidates for promotion, and the plan with some promoted: operators to float, or activations to uint16.
+"""Candidates for promotion, and the plan that comes of it: operators to float, or activations to uint16.
 
 A pair goes only where the operators on both sides of it leave integers, so promoting a tensor means all operators that
 make or read it. Which others no longer pay then (or are left without a partner) is the planner's business: every
-promotion is planned anew with its rules, and what it costs and brings is read off the plan.
+promotion is planned anew with its rules, and its cost and gain are read off the plan.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Ways:
         return bind_sums(wider, self.draft.index)
 
     def setting(self, board: ToggledModel, plan: Plan) -> Setting:
-        """The switches that stay on of a board made from `self.plan` when `plan` takes its place."""
+        """The switches that stay on in the toggled model of `self.plan` when `plan` takes its place."""
         kept = {str(site.site) for site in plan.sites if self._spec(site.site) == site.spec}
         computing = set(list_quantized_ops(self.draft, plan))
 

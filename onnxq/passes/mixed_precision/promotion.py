@@ -1,6 +1,6 @@
-"""Promotion: what costs the outputs most leaves 8 bits, one after another, until what was wished for holds.
+"""Promotion: the parts that cost the outputs most leave 8 bits, one after another, until the request is met.
 
-Ranking: what leaving a candidate out of the quantized model takes away from the noise at the outputs, per operator that
+Ranking: the noise at the outputs that goes when a candidate is left out of the quantized model, per operator that
 becomes float with it. Sites alone, as in an isolated scan, mislead where several spoil a result together; so operators,
 tensors with all around them, and stretches are compared. Gains are measured again as the plan changes, the best first
 (they only shrink as others are promoted, so one that still leads need not be compared with the rest).
@@ -38,7 +38,7 @@ from onnxq.targets import find_target
 NAME, AGAIN = "promotion", "rounding_after_promotion"
 # A candidate that takes away less than this share of the best one's noise is not worth an operator.
 _WORTH = 0.1
-# Without a wish: not for more than this share of the operators; a model beyond is no int8 model any more.
+# Without a request: not for more than this share of the operators; a model beyond is no int8 model any more.
 _DEFAULT_SHARE = 0.5
 _SCAN_SAMPLES = 8
 # A gain measured again that is still this share of the next best one's wins.
@@ -54,7 +54,7 @@ Found = tuple[Plan, Promotion]
 
 @dataclass(frozen=True)
 class _Step:
-    """The promotions so far: keys, what was added last and what it brought. likely: dB that other samples will have."""
+    """The promotions so far: keys, the last addition and its gain. likely: dB that other samples will have."""
 
     keys: frozenset[str]
     name: str
@@ -189,10 +189,10 @@ def _by_metric(search: _Search, request: AccuracyRequest, metric: Metric) -> Fou
 
 
 class _Search:
-    """Greedy steps over one switchboard; over finished models, one operator each, where the engine answers otherwise.
+    """Greedy steps over one toggled model; over finished models, one operator each, where the engine answers otherwise.
 
-    as_run: what ONNX Runtime makes of the plan with its optimizations on is worse than what the file says, so that is
-    what steps are ranked and judged by. It costs a model for every candidate, where a switchboard costs a run.
+    as_run: ONNX Runtime's outputs with its optimizations on are worse than the file's own arithmetic, so steps are
+    ranked and judged by these. That costs a model for every candidate, where a toggled model costs a run.
     """
 
     def __init__(self, ctx: RunContext, state: State, to: str) -> None:
@@ -315,12 +315,12 @@ class _Search:
         return found
 
     def _switched(self, settings: list[frozenset[str]], floats: FloatOutputs, title: str) -> list[ModelErrors]:
-        """Of the switchboard: what the file says."""
+        """Errors of the toggled model, which computes as the file says."""
         chosen = [self.ways.setting(self.board, self.placed(keys)) for keys in settings]
         return measure_settings(self.board, floats, chosen, progress=self.ctx.progress, title=title)
 
     def outcome(self, steps: list[_Step], asked: str, note: str, least: float) -> Found:
-        """The plan after these steps, and the account; whether the wish holds is for the finished model to say."""
+        """The plan after these steps, and the account; whether the request is met is for the finished model to say."""
         keys = steps[-1].keys if steps else frozenset()
         lost = self.lost(keys)
         told = tuple(
@@ -343,7 +343,7 @@ def _score(gain: float, operators: tuple[str, ...]) -> float:
 
 
 def _may_promote(ctx: RunContext, state: State) -> bool:
-    """True for what a request takes; without one only from balanced effort on, and on real samples."""
+    """True where a request asks for it; without one only from balanced effort on, and on real samples."""
     asked = ctx.request.asked
     if not state.planned.sites or (not asked and (ctx.config.effort == "fast" or ctx.data.synthetic)):
         return False

@@ -12,7 +12,7 @@ FLOAT, UINT16 = "float", "uint16"
 
 @dataclass(frozen=True, eq=False)
 class AccuracyRequest:
-    """min_sqnr in dB for every output, or a metric and what it may drop; neither: only lost outputs are mended.
+    """min_sqnr in dB for every output, or a metric and its allowed drop; neither: only lost outputs are mended.
 
     to: the type that operators are promoted to, "float" or "uint16".
     """

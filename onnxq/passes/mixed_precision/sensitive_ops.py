@@ -1,9 +1,9 @@
 """Sensitive operators: one whose input alone makes most of the noise at the outputs stays float.
 
-Networks of depthwise convolutions often have one (EfficientNet-Lite0 for TensorRT: the first depthwise reads 127 levels
-of ReLU6 and makes 3 of 4 parts of the noise; float, 20.0 dB become 24.4 at the outputs, for one operator of 50). The
-noise of activations adds up, so such a site is found by halves: whichever half of the network's pairs makes more than
-half of the noise is cut again.
+Networks of depthwise convolutions often have one (EfficientNet-Lite0 for TensorRT: the first depthwise reads 127
+quantized values of ReLU6 and makes 3 of 4 parts of the noise; float, 20.0 dB become 24.4 at the outputs, for one
+operator of 50). The noise of activations adds up, so such a site is found by halves: whichever half of the network's
+pairs makes more than half of the noise is cut again.
 """
 
 from __future__ import annotations

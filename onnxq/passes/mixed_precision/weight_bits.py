@@ -1,4 +1,4 @@
-"""Bits of weights by an average: which get more than the fewest, by what each costs the outputs."""
+"""Bits of weights by an average: which get more than the fewest, by the cost of each at the outputs."""
 
 from __future__ import annotations
 

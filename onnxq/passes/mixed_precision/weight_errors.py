@@ -1,4 +1,4 @@
-"""The error at the outputs of each quantized weight alone in the float model, for `weight_bits_core`."""
+"""Errors at the outputs by each quantized weight alone in the float model, for `weight_bits_core.spend_budget`."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def measure_isolated(
 ) -> dict[Site, float]:
     """Squared error at the outputs over their power, with only this weight quantized; activations stay float.
 
-    plan: calibrated for `proto`, the prepared float model. rounded: each weight is rounded by the moments of `fitted`
-    and its bias corrected, as the sweep does it; else it is as the plan has it. judged: samples that `fitted` does not
-    hold: with few samples a layer of many columns fits those it saw. others: as of `round_sequentially`. The model is
-    loaded once, with the weights as inputs.
+    plan: calibrated for `proto`, the prepared float model. rounded: each weight is rounded by the second moments of
+    `fitted` and its bias corrected, as sequential rounding does it; else it is as the plan has it. judged: samples that
+    `fitted` does not hold: with few samples a layer of many columns fits those it saw. others: as of
+    `round_sequentially`. The model is loaded once, with the weights as inputs.
     """
     proto = ensure_opset(proto, plan.opset)
     found = list_operators(GraphIndex(proto), plan)

@@ -1,10 +1,10 @@
-"""Ranges of activations, site by site: the one whose pair disturbs least what the operators behind it give.
+"""Ranges of activations, site by site: the one whose pair disturbs the outputs of the operators behind it least.
 
 Each Conv, ConvTranspose, Gemm and MatMul that reads a site is run alone, on the float model's tensors, with every
 candidate in front of it; anything else that reads it counts as an error of the tensor itself. Candidates come from some
-samples, errors from others, a dozen of the same and the two that reach furthest: what is rare costs most, and few
+samples, errors from others, a dozen of the same and the two that reach furthest: rare values cost most, and few
 samples do not show it (a ViT for TensorRT, 64 samples: 34.5 dB as calibrated, 27.1 without these two, 32.7 with). Sites
-whose scale several share keep theirs. The numbers: ranges_core.
+whose scale several share keep theirs. The numbers: `ranges.core`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Ranged:
     taken: Mapping[Site, str]
 
     def line(self) -> str:
-        """For people: how many sites took what."""
+        """For people: how many sites took each candidate."""
         counts = Counter(self.taken.values())
         return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda one: (-one[1], one[0])))
 
@@ -55,7 +55,7 @@ def choose_ranges(
 ) -> Ranged:
     """The plan with the best of several ranges at every activation that has a scale to itself.
 
-    proto: the prepared float model; plan: calibrated for it. samples: what candidates are made of; judges: samples
+    proto: the prepared float model; plan: calibrated for it. samples: candidates are made of them; judges: samples
     they are judged on. All are held, with the tensors alive between two nodes. Deterministic.
     Raises CalibrationError on NaN and inf, ModelError and DataError from the runs.
     """
@@ -99,7 +99,7 @@ def _replace_ranges(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams])
 
 
 def _map_readers(index: GraphIndex, plan: Plan) -> dict[str, list[tuple[int, SitePlan]]]:
-    """The readers of each site that has a scale of its own: (input, site) by node."""
+    """Readers of each site that has a scale of its own: (input, site) by node."""
     found: dict[str, list[tuple[int, SitePlan]]] = {}
     for site in plan.sites:
         if site.role not in (Role.ACTIVATION, Role.OUTPUT) or site.group or site.qparams is None:
@@ -131,7 +131,7 @@ class _State:
         self.errors: dict[Site, dict[str, float]] = {}
 
     def read(self, node: NodeRef, k: int, site: SitePlan, *, last: bool) -> None:
-        """Add what each candidate does to this reader of the site. last: no other reader will follow."""
+        """Add the error of each candidate at this reader of the site. last: no other reader will follow."""
         tensor = self.index.resolve(node.inputs[k], node.scope)
         if tensor is None or site.qparams is None:
             return

@@ -123,7 +123,7 @@ def _in_front(proto: ModelLike) -> tuple[ModelLike, PassReport]:
 
 @dataclass(frozen=True, eq=False)
 class _Move:
-    """How s·x + t enters an operator: its new bias, and what must still be added to x (t/s) where padding is zero."""
+    """How s·x + t enters an operator: its new bias, and the term still added to x (t/s) where padding is zero."""
 
     bias: Array64
     rest: float

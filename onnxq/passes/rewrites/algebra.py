@@ -22,7 +22,7 @@ _MAX_DEPTH = 10
 
 @dataclass
 class Used:
-    """The origin of a formula: nodes of one scope, the tensors they write, the largest rank of a constant."""
+    """The sources of a formula: nodes of one scope, the tensors they write, the largest rank of a constant."""
 
     scope: str
     nodes: set[str] = field(default_factory=set)
@@ -120,7 +120,7 @@ def bases(view: View, at: TensorId, scope: str) -> list[TensorId]:
 
 @dataclass(frozen=True)
 class Tail:
-    """The formula behind an anchor up to `last`: scale·x·A + shift·x with a factor x, scale·A + shift without."""
+    """The nodes behind an anchor up to `last`: scale·x·A + shift·x with a factor x, scale·A + shift without."""
 
     last: NodeRef
     scale: float

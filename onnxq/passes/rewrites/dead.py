@@ -19,7 +19,7 @@ _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 
 
 def remove_dead(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
-    """Every such node bypassed, then what nobody reads removed."""
+    """Every such node bypassed, then nodes that nobody reads removed."""
     view, edit, changed = View(proto), Edit(proto), []
     alias: dict[TensorId, TensorId] = {}
     for node in view.index.nodes:

@@ -24,7 +24,7 @@ from onnxq.passes.state import State
 
 
 def compute_constants(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, PassReport]:
-    """Compute what can be computed now: weights behind Cast or Transpose, shape chains, Pad amounts."""
+    """Compute constant subgraphs: weights behind Cast or Transpose, shape chains, Pad amounts."""
     folded = infer_shapes(fold_constants(proto))
     left = {node.name for node in GraphIndex(folded).nodes}
     gone = [node for node in GraphIndex(proto).nodes if node.name not in left]
@@ -79,7 +79,7 @@ def rewrite_model(proto: ModelLike, *, skip: frozenset[str] = frozenset(), targe
 def _drop_inferred_types(proto: ModelLike, source: ModelLike) -> ModelLike:
     """Without the types that were inferred on the way, save those of operators onnx cannot infer.
 
-    Engines fuse by what they know: types that the file did not tell them must not change what they make of it.
+    Engines fuse by the types they know: types that the file did not tell them must not change their fusions.
     """
     declared = {(scope, value.name) for scope, graph in walk_graphs(source.graph) for value in graph.value_info}
     for scope, graph in walk_graphs(proto.graph):

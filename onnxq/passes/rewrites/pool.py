@@ -35,7 +35,7 @@ def replace_reduce_mean(proto: ModelLike, _ctx: RunContext) -> tuple[ModelLike, 
 
 
 def find_pooled_axes(view: View, node: NodeRef) -> TensorId | None:
-    """The tensor that a ReduceMean averages over all spatial axes; None for anything else."""
+    """The tensor that a ReduceMean takes the mean of over all spatial axes; None for anything else."""
     if node.op_type != "ReduceMean" or node.domain:
         return None
     x = view.tensor(node, 0)

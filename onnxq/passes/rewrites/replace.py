@@ -41,7 +41,7 @@ Finder = Callable[[View], list[Replacement]]
 
 
 def apply_replacements(proto: ModelLike, name: str, find: Finder) -> tuple[ModelLike, PassReport]:
-    """Apply all that a finder finds. What needs a newer opset than the model can be raised to is left and reported."""
+    """Apply all that a finder finds. Those that need a newer opset than the model can have are left and reported."""
     matches = find(View(proto))
     proto, failure = _raise_opset(proto, matches)
     version = find_opset(proto)

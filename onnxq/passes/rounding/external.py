@@ -1,8 +1,8 @@
 """Roundings that others hand in: the door for block reconstruction, which needs gradients that the engine has not.
 
-A rounder is any callable of the prepared float model, the plan that the sweep left and the samples it was made with. It
-gives what it found block by block, in the order the model runs; each is kept where the outputs of the quantized model
-come nearer to float on samples held back from both. The engine knows nothing of how the levels were found:
+A rounder is any callable of the prepared float model, the plan after sequential rounding and the samples it was made
+with. It gives its results block by block, in the order the model runs; each is kept where the outputs of the quantized
+model come nearer to float on samples held back from both. The engine knows nothing of how the values were found:
 
     from onnxq.passes.rounding.external import ExternalRounding, register_rounder
 
@@ -36,10 +36,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class ExternalRounding:
-    """One block's better numbers. Sites and edges are those of the plan; what is not named stays as it was.
+    """One block's better numbers. Sites and edges are those of the plan; sites not named stay as they were.
 
-    levels: weight -> integers of its shape, within its spec's limits. Where the site has `sum_orders`, those that break
-        a sum (`onnxq.numerics.saturation`) are moved.
+    levels: weight -> quantized values of its shape, within its spec's limits. Where the site has `sum_orders`, those
+        that break a sum (`onnxq.numerics.saturation`) are moved.
     numbers: weight -> scale and zero point, where they changed too.
     biases: input that reads a float bias -> its values.
     """
@@ -51,7 +51,7 @@ class ExternalRounding:
 
 
 class Rounder(Protocol):
-    """The argument of `register_rounder`."""
+    """The type of the callables that `register_rounder` takes."""
 
     def __call__(self, proto: ModelLike, plan: Plan, samples: Sequence[Feeds]) -> Iterable[ExternalRounding]:
         """Blocks in the order the model runs. proto: not to be changed."""

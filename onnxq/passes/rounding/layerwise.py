@@ -1,7 +1,7 @@
 """A model run in pieces: from one node of the main graph to the next, on a few samples at a time.
 
-Between two pieces only the tensors that later nodes still read are kept, so the whole walk costs one run of the model,
-and what was decided at one node is in the values of the next.
+Between two pieces only the tensors that later nodes still read are kept, so all pieces together cost one run of the
+model, and decisions at one node show in the values of the next.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Changes = dict[tuple[str, int], Array]
 
 
 class LayerwiseRunner:
-    """`advance` to a node, then `values` of what it, or a node in one of its bodies, reads.
+    """`advance` to a node, then `values` of the tensors that it, or a node in one of its bodies, reads.
 
     proto: nodes named, functions inlined. feeds: the samples. changes: constants to use in place of the model's,
-    read when a piece is built; whoever walks may add to them for nodes still ahead.
+    read when a piece is built; callers may add to them for nodes still ahead.
     Raises ModelError where a tensor between two pieces is no array (a sequence).
     """
 

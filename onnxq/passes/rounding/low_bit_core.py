@@ -1,4 +1,4 @@
-"""Rounding at few bits: shrunk moments, a search for scales, and coordinate descent on the rounding; arrays only.
+"""Rounding at few bits: shrunk second moments, a search for scales, coordinate descent on the rounding; arrays only.
 
 shrink_moments     H with its off-diagonal part reduced by the share on which the two halves of the samples disagree:
                    delta = |H1 - H2|^2 / 4 / |H|^2, off the diagonal (Ledoit and Wolf 2004, Schaefer and Strimmer 2005,
@@ -113,7 +113,7 @@ def descend_values(
 
 
 def _descend(w: Array, levels: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> None:
-    """`descend_values` of one group, in place. The gradient is updated, not recomputed: K products a row and step."""
+    """`descend_values` of one group, in place. The gradient is updated, not recomputed: a step is K products a row."""
     moments, steps = np.asarray(h, np.float32), np.asarray(scale, np.float32)
     curve = np.diag(moments)
     gap = (levels - zero) * steps - np.asarray(w, np.float32)

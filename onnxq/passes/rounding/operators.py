@@ -23,7 +23,7 @@ class Operator:
 
     weight: as stored. geometry: of its input. bias: its values [outputs] (zeros where it has none), bias_edge: the
     input that reads it or may, None where it cannot be changed; bias_shape: as stored. alone: nothing else reads the
-    weight. kind: what reports count it as.
+    weight. kind: its name in reports' counts.
     """
 
     node: NodeRef
@@ -79,7 +79,7 @@ def _by_group(array: Array, groups: int) -> Array:
 
 
 def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:
-    """The operators whose weights can be rounded by second moments, in the order the model runs."""
+    """The operators that can be rounded sequentially, in the order the model runs."""
     biases = {edge: site for site in plan.sites if site.role is Role.BIAS for edge in site.consumers or ()}
     found = []
     for site in plan.sites:

@@ -18,14 +18,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class PairedRunner:
-    """feeds: what both are run on."""
+    """feeds: the samples that both are run on."""
 
     feeds: Sequence[Feeds]
     real: LayerwiseRunner
     quantized: LayerwiseRunner
 
     def tensors(self, wanted: MomentsRequest) -> Iterator[tuple[Feeds, Array, Array]]:
-        """Each sample with what the operator reads in both models. Walks there with the first that is asked for."""
+        """Each sample with the operator's input in both models. Both advance to it at the first one."""
         if not self.feeds:
             return
         self.real.reach(wanted.data, wanted.reader)

@@ -1,4 +1,4 @@
-"""The passes that round weights: sequentially on a few samples, and what effort `high` adds to that.
+"""The passes that round weights: sequentially on a few samples, and the searches that effort `high` adds to that.
 
 A longer search for values of few bits and roundings that others hand in fit the samples they were made with, so the
 validation samples alone judge them.

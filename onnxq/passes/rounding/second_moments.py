@@ -1,6 +1,6 @@
 """First and second moments of a linear operator's inputs, streamed: no sample is kept.
 
-For x (float model) and y (quantized model), both as columns of the operator's matrix form (unfold_core), centred:
+For x (float model) and y (quantized model), both as columns of the operator's matrix form (`im2col`), centred:
 
     H = cov(y, y)     C = cov(x, y)     mean(x), mean(y)
 
@@ -155,7 +155,7 @@ class Accumulator:
         self._waiting, self._pending = [], 0
 
     def result(self) -> Moments:
-        """The moments of all samples added."""
+        """The first and second moments of all samples added."""
         self._flush()
         if self._shift is None:
             x, y = np.zeros_like(self._sums)

@@ -1,9 +1,9 @@
-"""The sweep: weights and biases of a calibrated plan, node by node, on what the quantized model really feeds them.
+"""Sequential rounding: weights and biases of a calibrated plan, node by node, on the inputs in the quantized model.
 
-For each Conv, Gemm and MatMul with a quantized constant weight, in the order the model runs: moments of its input in
-the float model (x) and in the quantized one (y), everything before it already swept; weights re-fitted to y, rounded
-by second moments, the mean error put into the bias. The maths: moments_core, gptq_core. Activation ranges stay as
-calibrated. Measured on EfficientNet-Lite0: 18.8 dB with one-shot bias correction, 23.0 with the sweep; 8 samples do.
+For each Conv, Gemm and MatMul with a quantized constant weight, in the order the model runs: second moments of its
+input in the float model (x) and in the quantized one (y), everything before it already rounded; weights re-fitted to y,
+rounded by second moments, the mean error put into the bias. The maths: `second_moments`, `gptq_core`. Activation ranges
+stay as calibrated. Measured on EfficientNet-Lite0: 18.8 dB with one-shot bias correction, 23.0 so; 8 samples do.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ SEARCHED = "weights, swept with scales searched"
 
 @dataclass(frozen=True)
 class OperatorRounding:
-    """The steps taken at one operator."""
+    """The changes to one operator."""
 
     node: str
     kind: str
@@ -74,10 +74,10 @@ class OperatorRounding:
 
 @dataclass(frozen=True, eq=False)
 class SequentialRounding:
-    """The plan with better numbers, and what was done, in order. skipped: nodes that no sample reached.
+    """The plan with better numbers, and the changes, in order. skipped: nodes that no sample reached.
 
     thin: nodes left as they were, because the samples show them fewer than `FEWEST_POSITIONS` positions; weights of few
-    bits gain more by any moments than they can lose.
+    bits gain more by any second moments than they can lose.
     """
 
     plan: Plan
@@ -116,8 +116,7 @@ def round_sequentially(
     proto: the prepared float model; plan: calibrated for it. samples: 8 to 16 are enough; all are held, with the
     tensors alive between two nodes, and nothing else. others: more of them for the second moments of operators that see
     few positions, number k made from sample k modulo their count. nodes: only these operators (None: all). thorough: a
-    longer search for levels of few bits. alone: each operator for itself, in the float model, to learn what it alone
-    costs.
+    longer search for values of few bits. alone: each operator for itself, in the float model, to learn its cost.
     The same input gives the same bytes. Raises ModelError and DataError from the runs.
     """
     proto = ensure_opset(proto, plan.opset)
@@ -195,7 +194,7 @@ class _State:
         self.done.append(OperatorRounding(one.node.name, one.kind, rounded, refitted, corrected))
 
     def _pool(self, one: Operator) -> tuple[NodeRef, TensorId] | None:
-        """The pooling to look in front of, where both models are not past it, and what it reads."""
+        """The pooling to look in front of, where both models are not past it, and the tensor it reads."""
         found = find_pooling(self.view, one) if _searches_scales(one, self.sites[one.site.site]) else None
         if found is None:
             return None
@@ -205,7 +204,7 @@ class _State:
         return found if ahead else None
 
     def _moments(self, one: Operator, pool: tuple[NodeRef, TensorId] | None) -> OperatorStatistics:
-        """Statistics over all samples; operators that read the same tensors share it. pool: look in front of it."""
+        """Statistics of all samples; operators that read the same tensors share it. pool: look in front of it."""
         reader, data, geometry = (one.node, one.data, one.geometry) if pool is None else (*pool, POINTWISE)
         node, site = self.paired.node(reader.name), self.sites[one.site.site]
         groups, _, size = one.rows(one.weight).shape
@@ -233,7 +232,7 @@ class _State:
         *,
         refitted: bool,
     ) -> SitePlan:
-        """The site with scales for the target, and the levels found for them."""
+        """The site with scales for the target, and the quantized values found for them."""
         stored = one.stored(np.asarray(target, np.float32))
         numbers = site.qparams
         partner = _find_partners(one, site)
@@ -271,7 +270,7 @@ class _State:
         return replace(site, qparams=replace(numbers, origin=origin), values=one.stored(levels).astype(kind))
 
     def _bias(self, one: Operator, site: SitePlan, bias: Array) -> None:
-        """Put the bias where it belongs: int32 levels of its site, or a float in its place."""
+        """Put the bias where it belongs: int32 values of its site, or a float in its place."""
         edge, held = one.bias_edge, one.bias_site
         if edge is None:
             return
@@ -295,7 +294,7 @@ class _State:
             self.changes[edge.node, edge.index] = values
 
     def result(self) -> SequentialRounding:
-        """The plan as far as the walk has come."""
+        """The plan as far as it is rounded."""
         sites = tuple(self.sites[site.site] for site in self.plan.sites)
         ids = compute_structural_ids(self.index) if self.biases else {}
         nodes = dict(self.plan.nodes)
@@ -315,7 +314,7 @@ def _find_partners(one: Operator, site: SitePlan) -> Array | None:
 
 
 def _searches_scales(one: Operator, site: SitePlan) -> bool:
-    """True where scales are searched together with the levels: few bits, and every row has scales of its own."""
+    """True where scales are searched together with values: few bits, and every row has scales of its own."""
     return site.spec.bits <= NARROW_BITS and _row_by_row(one, site)
 
 
@@ -336,7 +335,7 @@ def _shape_factors(factors: Array, one: Operator, site: SitePlan) -> Array:
 
 
 def _dequantize_weight(site: SitePlan, weight: Array) -> Array:
-    """The dequantized weight."""
+    """The weight's real values once quantized."""
     if site.qparams is None:
         return weight
     if site.values is not None:

@@ -1,4 +1,4 @@
-"""Statistics of one operator's input: the second moments of its positions, gathered from both models' tensors."""
+"""Statistics of one operator's input: first and second moments of its positions, from both models' tensors."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _TOGETHER = 1 << 17
 
 @dataclass(frozen=True)
 class MomentsRequest:
-    """Request for the second moments of one tensor.
+    """Request for the moments of one tensor.
 
-    reader: a node that reads the tensors. shape: (groups, K). second: of H and C too; halves:
-    those of each half of the samples in any case, not only where a re-fit is possible.
+    reader: a node that reads the tensors. shape: (groups, K). second: of H and C too; halves: those of each half of the
+    samples in any case, not only where a re-fit is possible.
     """
 
     reader: str = field(compare=False)
@@ -68,7 +68,7 @@ class OperatorStatistics:
         self._found: dict[tuple[float, bool], ErrorFeedback] = {}
 
     def spreading(self, damping: float, *, agreed: bool = False) -> ErrorFeedback:
-        """The factors of H that rounding needs, found once. agreed: of the part that both halves agree on."""
+        """The factors of H that rounding needs, found once. agreed: of the part that the halves agree on."""
         if (damping, agreed) not in self._found:
             h = self.moments.h
             if agreed and self.halves is not None and all(half.count for half in self.halves):
@@ -97,7 +97,7 @@ class _Sample:
 
 
 class Samples(Protocol):
-    """Something to gather from: samples, and what an operator reads of each."""
+    """Samples to gather from, with the tensors that an operator reads of each."""
 
     @property
     def feeds(self) -> Sequence[Feeds]: ...
@@ -111,7 +111,7 @@ def gather_statistics(samples: Samples, others: Samples, wanted: MomentsRequest,
     """Moments of the samples. Empty tensors are left out: their branch did not run.
 
     others: made from the samples in turn, in their order. They are looked at where the samples show few positions, go
-    with the half of what they are made from, and count in second moments alone: means are of real inputs.
+    with the half of the samples they are made from, and count in second moments alone: means are of real inputs.
     """
     found = _Gathering(wanted, room, len(samples.feeds), len(others.feeds))
     for k, both in enumerate(samples.tensors(wanted)):
@@ -152,7 +152,7 @@ class _Gathering:
         held.append(sample)
 
     def _begin(self, sample: _Sample) -> None:
-        """The positions to gather from so many samples like the first."""
+        """Prepare the statistics that so many samples like the first allow."""
         wanted, (groups, size) = self.wanted, self.wanted.shape
         second, here = wanted.rounded, _drop_padding(sample, wanted.geometry)
         self.scarce = second and here * self.given < position_limit(groups, size)
