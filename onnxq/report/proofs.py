@@ -201,7 +201,7 @@ def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableTyp
 
 
 def _list_reasons(nodes: Sequence[NodeProof]) -> list[str]:
-    """Why nodes stayed float, each reason once with how many nodes it has and the first of them."""
+    """List the reasons why nodes stayed float, each once, with its number of nodes and the first of them."""
     groups: dict[str, list[str]] = {}
     for one in nodes:
         if one.reason:

@@ -80,7 +80,7 @@ def test_one_file_is_counted(tmp_path: Path) -> None:
 def test_every_listing_is_written(
     mode: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = House([Source(PAGE.parents[1] / "onnxq" / "metrics.py")], tests=80)
+    room = House([Source(PAGE.parents[1] / "onnxq" / "progress.py")], tests=80)
     monkeypatch.setattr("benchmarks.house.read_house", lambda: room)
     main(mode)
-    assert "metrics" in capsys.readouterr().out or mode == ["--markdown"]
+    assert "progress" in capsys.readouterr().out or mode == ["--markdown"]

@@ -127,7 +127,10 @@ def test_an_installed_wheel_finds_its_sources_and_what_was_built_with_them(tmp_p
     ignore = shutil.ignore_patterns("__pycache__", "prebuilt")
     shutil.copytree(ROOT / "onnxq", tmp_path / "onnxq", ignore=ignore)
     shutil.copytree(ROOT / "cuda", tmp_path / "onnxq_cuda", ignore=ignore)
-    code = "from onnxq.kernels import *; from onnxq.kernels import sources; print(sources.find_folder()); print(host_library())"
+    code = (
+        "from onnxq.kernels import *; from onnxq.kernels import sources; "
+        "print(sources.find_folder()); print(host_library())"
+    )
     environment = {
         **os.environ, "PYTHONPATH": str(tmp_path), "CXX": "no-such-compiler", "ONNXQ_CACHE": str(tmp_path / "cache"),
     }  # fmt: skip

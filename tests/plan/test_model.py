@@ -85,8 +85,9 @@ def test_attention_counts_as_quantized_only_where_it_was_tried_and_kept() -> Non
 
 
 FACTORS = {
-    "cross_layer_equalization": ([1.0, 2.0], True), "smoothquant": ([0.5], True), "bias_absorption": ([-1.0, 0.0], True),
-    "cross_layer_equalization 0": ([0.0], False), "smoothquant below 0": ([-1.0], False), "bias_absorption NaN": ([np.nan], False),
+    "cross_layer_equalization": ([1.0, 2.0], True), "smoothquant": ([0.5], True),
+    "bias_absorption": ([-1.0, 0.0], True), "cross_layer_equalization 0": ([0.0], False),
+    "smoothquant below 0": ([-1.0], False), "bias_absorption NaN": ([np.nan], False),
     "cross_layer_equalization of two rows": ([[1.0], [2.0]], False), "smoothquant inf": ([np.inf], False),
 }  # fmt: skip
 
