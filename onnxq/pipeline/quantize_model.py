@@ -289,6 +289,9 @@ def _calibrate(ctx: RunContext, state: State) -> State:
         subject = str(missing[0].site)
         cause = reasons.get(subject, "no sample of the calibration data reached it")
         raise CalibrationError(subject, cause, "give samples that reach it, or leave it float with a rule", code="Q502")
+    # Before calibration made-up inputs only gave shapes, which are right.
+    if ctx.data.synthetic and any(site.role is not Role.WEIGHT for site in plan.sites):
+        plan = replace(plan, warnings=(SYNTHETIC, *plan.warnings))
     return replace(state, plan=plan)
 
 
@@ -310,9 +313,7 @@ def _place(ctx: RunContext, state: State, name: str) -> State:
         few = samples.calibration.take(_TIMING_SAMPLES, config.data.seed)
         threads = config.verify.threads or 1
         plan = choose_measured(problem, state, few, samples.first, threads=threads, progress=ctx.progress)
-    ranged = any(site.role is not Role.WEIGHT for site in plan.sites)
-    warnings = (SYNTHETIC, *plan.warnings) if samples.synthetic and ranged else plan.warnings
-    plan = replace(plan, data=samples.description, warnings=warnings, scalings=state.scalings)
+    plan = replace(plan, data=samples.description, scalings=state.scalings)
     return replace(state, problem=problem, plan=plan, plain=plain)
 
 
@@ -344,11 +345,8 @@ def _make_plan(model: str | Path | onnx.ModelProto, data: object, config: Config
         state = _place(RunContext(config=config, samples=samples, progress=progress), state, _read_name(model))
     plan = state.planned if state.plain is None else state.plain
     told = (_warn_left_out(config.effort),) if config.effort != "fast" else ()
-    # Made-up inputs only gave shapes here: there are no ranges yet that could be wrong.
-    warnings = tuple(one for one in plan.warnings if one is not SYNTHETIC)
-    return replace(
-        plan, data=samples.description, warnings=(*warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *told)
-    )
+    warnings = (*plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *told)
+    return replace(plan, data=samples.description, warnings=warnings)
 
 
 def _warn_left_out(effort: str) -> Caution:

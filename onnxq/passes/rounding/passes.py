@@ -23,6 +23,7 @@ from onnxq.passes.runner import run_stage
 from onnxq.passes.state import State
 from onnxq.passes.timers import Timers
 from onnxq.plan import Plan
+from onnxq.runtime import Feeds
 from onnxq.sites import Role
 
 NAME, SEARCH, EXTERNAL = "rounding", "low_bit_search", "external_rounding"
@@ -35,7 +36,7 @@ _WHY = "the rounding of few bits, or within 16-bit sums, finds its own; `skip: [
 
 def round_weights(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """Round all weights in the order they run, with biases corrected."""
-    done = _round_sequentially(ctx, state, state.planned)
+    done = _round_sequentially(ctx, state, state.planned, _take_samples(ctx, state.planned))
     if not done.done:
         return state, PassReport(NAME, done.lines(), outcome=Outcome.NO_GAIN)
     return _report_rounding(state, state.planned, done)
@@ -50,8 +51,9 @@ def round_segments(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     chosen: frozenset[str] = frozenset()
     best: SequentialRounding | None = None
     found = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
+    fitted = _take_samples(ctx, plan)
     for part in _cut_segments(found):
-        tried = _round_sequentially(ctx, state, plan, chosen | part)
+        tried = _round_sequentially(ctx, state, plan, fitted, nodes=chosen | part)
         now = ctx.data.judges.score(state, tried.plan, progress=ctx.progress)
         if now > score:
             chosen, best, score = chosen | part, tried, now
@@ -61,7 +63,9 @@ def round_segments(ctx: RunContext, state: State) -> tuple[State, PassReport]:
 def search_longer(ctx: RunContext, state: State) -> tuple[State, PassReport]:
     """Weights of few bits rounded anew, with a longer search for their values."""
     assert state.unrounded is not None
-    longer = _round_sequentially(ctx, state, state.unrounded, state.rounded, thorough=True)
+    plan = state.unrounded
+    fitted = _take_samples(ctx, plan)
+    longer = _round_sequentially(ctx, state, plan, fitted, nodes=state.rounded, thorough=True)
     return replace(state, plan=longer.plan), PassReport(SEARCH, ("values searched longer",))
 
 
@@ -101,13 +105,25 @@ def round_again(ctx: RunContext, state: State, bare: Plan, name: str) -> tuple[S
     return state, PassReport(name, outcome=Outcome.WORSE, trial_db=figures)
 
 
-def _round_sequentially(
-    ctx: RunContext, state: State, plan: Plan, nodes: frozenset[str] | None = None, *, thorough: bool = False
-) -> SequentialRounding:
+def _take_samples(ctx: RunContext, plan: Plan) -> tuple[list[Feeds], list[Feeds]]:
+    """The samples to round with, and the augmented ones."""
     few = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
-    others = augment_samples(list(few.samples()), plan, ctx.skip)
+    samples: list[Feeds] = list(few.samples())
+    return samples, augment_samples(samples, plan, ctx.skip)
+
+
+def _round_sequentially(
+    ctx: RunContext,
+    state: State,
+    plan: Plan,
+    fitted: tuple[list[Feeds], list[Feeds]],
+    *,
+    nodes: frozenset[str] | None = None,
+    thorough: bool = False,
+) -> SequentialRounding:
+    samples, others = fitted
     return round_sequentially(
-        state.model, plan, few.samples(), others=others, nodes=nodes, thorough=thorough, progress=ctx.progress
+        state.model, plan, samples, others=others, nodes=nodes, thorough=thorough, progress=ctx.progress
     )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper, parser
 
+import onnxq
+from onnxq.engines.diff.model import LayerDiff
 from onnxq.runtime import Session
 
 WIDTH = 32
@@ -88,3 +92,13 @@ def _weight(graph: onnx.GraphProto, name: str, value: np.ndarray, axis: int) -> 
         )
     )
     return f"{name}/dequantized"
+
+
+def by_name(found: onnxq.Difference) -> dict[str, LayerDiff]:
+    """The compared layers by the name of their tensor."""
+    return {layer.name: layer for layer in found.layers}
+
+
+def sqnr(layer: LayerDiff, run: str) -> float:
+    """SQNR in dB of a layer in one run; NaN where that was not compared."""
+    return next((error.sqnr_db for error in layer.accuracy if error.run == run), math.nan)

@@ -14,20 +14,12 @@ import onnxq
 from onnxq.config import DataConfig
 from onnxq.data import load_data
 from onnxq.engines.diff.compare import DiffRequest, compare_models
-from onnxq.engines.diff.model import OFF, ON, LayerDiff
+from onnxq.engines.diff.model import OFF, ON
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
 from onnxq.runtime import Session
-from tests.engines.diff.models import chain, pairs, samples
+from tests.engines.diff.models import by_name, chain, pairs, samples, sqnr
 from tests.pipeline.models import EVERYTHING, images, residual
-
-
-def by_name(found: onnxq.Difference) -> dict[str, LayerDiff]:
-    return {layer.name: layer for layer in found.layers}
-
-
-def sqnr(layer: LayerDiff, run: str) -> float:
-    return next((error.sqnr_db for error in layer.accuracy if error.run == run), math.nan)
 
 
 @pytest.fixture(scope="module")

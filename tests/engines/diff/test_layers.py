@@ -11,21 +11,13 @@ import onnxq
 from onnxq.data import load_data
 from onnxq.engines.diff.layers import compare_layers, group_by_size, open_inner
 from onnxq.engines.diff.matching import match_tensors
-from onnxq.engines.diff.model import OFF, ON, LayerDiff
+from onnxq.engines.diff.model import OFF, ON
 from onnxq.engines.diff.runs import OrtRunner
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
-from tests.engines.diff.models import WIDTH, chain, pairs, samples
+from tests.engines.diff.models import WIDTH, by_name, chain, pairs, samples, sqnr
 from tests.pipeline.models import EVERYTHING, images, residual
-
-
-def by_name(found: onnxq.Difference) -> dict[str, LayerDiff]:
-    return {layer.name: layer for layer in found.layers}
-
-
-def sqnr(layer: LayerDiff, run: str) -> float:
-    return next((error.sqnr_db for error in layer.accuracy if error.run == run), math.nan)
 
 
 @pytest.fixture(scope="module")
