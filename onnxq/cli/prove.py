@@ -12,7 +12,7 @@ from onnxq.cli.group import ModelCommand
 from onnxq.errors import VerificationError
 
 if TYPE_CHECKING:
-    from onnxq.engines.prove.proof import Proof
+    from onnxq.engines.prove.proof import NodeProof, Proof
 
 # Nodes named in an error.
 _NAMED = 5
@@ -29,10 +29,15 @@ _NAMED = 5
 )
 @click.option("--compute-capability", metavar="8.6", help="GPU to build for, tensorrt-rtx only. [default: 8.6]")
 @click.option(
-    "--require-int8",
-    metavar="PATTERN",
+    "--require",
+    nargs=2,
+    metavar="TYPE PATTERN",
     multiple=True,
-    help="Nodes (glob, /regular expression/, or an operator) that must run in int8; repeatable.",
+    help="Nodes (glob, /regular expression/, or an operator) that must run in a type: float16 'MatMul*'; repeatable.",
+)
+@click.option("--require-int8", metavar="PATTERN", multiple=True, help="The same for int8; repeatable.")
+@click.option(
+    "--forbid", metavar="TYPE", multiple=True, help="No heavy node may compute in it, e.g. float32; repeatable."
 )
 @click.option(
     "--require-exact", is_flag=True, help="No weight may overflow 16-bit sums on CPUs without VNNI; --engine ort only."
@@ -71,12 +76,13 @@ def run_command(
     With --engine ort also the weights that can overflow the 16-bit sums of x86 CPUs without VNNI; with --data how often
     they do, and the loss, computed exactly on any machine.
 
-    Exits with 1 when the engine cannot be built, a node of --require-int8 does not run in int8, or with --require-exact
-    a weight can overflow.
+    Exits with 1 when the engine cannot be built, a node does not run in the type that --require asks for, or runs in
+    one that --forbid names, or with --require-exact a weight can overflow.
 
     \b
     Examples:
       onnxq prove model.q.onnx --require-int8 'Conv'
+      onnxq prove model.q.onnx --require float16 'MatMul*' --forbid float32
       onnxq prove model.q.onnx --engine ort --json > before.json
       onnxq prove model.q.onnx --compare before.json
       onnxq prove model.q.onnx --engine ort --require-exact --data samples.npz
@@ -97,6 +103,11 @@ def run_command(
     return print_error(unmet) if unmet else 0
 
 
+def _explain(node: NodeProof) -> str:
+    """Why a node is not quantized; of one that is, the types that its kernel reads and writes."""
+    return node.reason or f"{node.node} runs in {node.type}: {node.types}"
+
+
 def _find_unmet(proof: Proof) -> VerificationError | None:
     """The error of an engine that was not built or of a requirement that does not hold; None when all holds."""
     build = proof.build
@@ -104,12 +115,11 @@ def _find_unmet(proof: Proof) -> VerificationError | None:
         told = "" if build.reduced is not None else "--reduce finds the smallest part that does this; "
         subject = f"node {build.node}" if build.node else (proof.source or "the model")
         return VerificationError(subject, f"{build.state}: {build.reason}", f"{told}--save keeps the log", code="Q705")
-    if proof.unmet:
-        named = ", ".join(proof.unmet[:_NAMED]) + (", …" if len(proof.unmet) > _NAMED else "")
-        reason = proof.node(proof.unmet[0]).reason
-        return VerificationError(
-            f"--require-int8: {named}", f"not in int8 ({len(proof.unmet)} in all)", reason, code="Q706"
-        )
+    for found in (one for one in proof.requirements if one.unmet):
+        named = ", ".join(found.unmet[:_NAMED]) + (", …" if len(found.unmet) > _NAMED else "")
+        option = f"--forbid {found.dtype}" if found.forbidden else f"--require {found.dtype}"
+        told = f"{'in' if found.forbidden else 'not in'} {found.dtype} ({len(found.unmet)} in all)"
+        return VerificationError(f"{option}: {named}", told, _explain(proof.node(found.unmet[0])), code="Q706")
     if not proof.holds:
         # Here, like the report itself, so that --help loads none of it.
         from onnxq.report import saturation_summary

@@ -11,7 +11,7 @@ from onnxq.annotate import read_model
 from onnxq.config import Config, check_number
 from onnxq.data import Dataset, load_data
 from onnxq.engines.builder.library import ORT
-from onnxq.engines.prove.proof import Proof
+from onnxq.engines.prove.proof import INT8, Proof
 from onnxq.engines.prove.prove import TIMEOUT, ProveRequest, open_output_folder
 from onnxq.engines.prove.prove import prove_model as _prove
 from onnxq.errors import ConfigError
@@ -29,7 +29,9 @@ def prove(
     *,
     engine: str | None = None,
     compute_capability: str | None = None,
+    require: Sequence[tuple[str, str]] = (),
     require_int8: Sequence[str] = (),
+    forbid: Sequence[str] = (),
     require_exact: bool = False,
     data: object = None,
     config: Config | str | Path | None = None,
@@ -50,11 +52,12 @@ def prove(
     engine: None for the one that the plan in the model is for ("ort" for ort, "tensorrt-rtx" for trt), "tensorrt-rtx"
     where there is no plan; the proof's `chosen` says why. "tensorrt-rtx" builds ahead of time for
     `compute_capability` ("8.6" if None) and needs no GPU; "tensorrt" builds for the GPU of this machine; "ort"
-    reads ONNX Runtime's optimized graph. require_int8: patterns (glob or /regular expression/) over names of heavy
-    nodes, or operators: those that do not run in int8 are in `.unmet`. shapes: (min, opt, max) of inputs of no fixed
-    size, by name. compare: the JSON of an earlier proof. save: folder for engine, log and list of kernels; `force`
-    overwrites them. reduce: when the build fails or crashes, find the smallest part that does. timeout: seconds a build
-    may take.
+    reads ONNX Runtime's optimized graph. require: (type, pattern) pairs, e.g. ("float16", "MatMul"): heavy nodes that a
+    pattern (glob, /regular expression/ or an operator) selects and that do not run in the type are in `.unmet`;
+    require_int8: patterns for "int8"; forbid: types in which no heavy node may compute. shapes: (min, opt, max) of
+    inputs of no fixed size, by name. compare: the JSON of an earlier proof. save: folder for engine, log and list of
+    kernels; `force` overwrites them. reduce: when the build fails or crashes, find the smallest part that does.
+    timeout: seconds a build may take.
 
     With "ort", `.weights` has every int8 weight that meets 8-bit data, with the 16-bit sums that can overflow on CPUs
     without VNNI. require_exact: none may. data: as for `quantize`, to count on `samples` (8) how often that happens
@@ -76,9 +79,10 @@ def prove(
     with open_output_folder(folder, engine, force=force), use_libraries(chosen.runtime.libraries):
         dataset = None if data is None else _load_samples(model, data, chosen, samples, progress)
         request = ProveRequest(
-            engine=engine, capability=compute_capability, require_int8=tuple(require_int8), require_exact=require_exact,
-            dataset=dataset, threads=threads, shapes=dict(shapes or {}), compare=compare, save=folder, force=force,
-            reduce=reduce, timeout=timeout, progress=progress,
+            engine=engine, capability=compute_capability, require=(*((INT8, one) for one in require_int8), *require),
+            forbid=tuple(forbid), require_exact=require_exact, dataset=dataset, threads=threads,
+            shapes=dict(shapes or {}), compare=compare, save=folder, force=force, reduce=reduce, timeout=timeout,
+            progress=progress,
         )  # fmt: skip
         return _prove(model, request)
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from onnxq.engines.prove.proof import INT8, NodeProof, Proof, SiteState, Tensor
+from onnxq.engines.prove.proof import INT8, NodeProof, Proof, Requirement, SiteState, Tensor
 from onnxq.report.document import SCHEMA, to_json
 from onnxq.report.sums import format_cost, make_sums_tables, saturation_summary
 from onnxq.report.terminal import (
@@ -45,7 +45,12 @@ def proof_json(proof: Proof, error: Mapping[str, Any] | None = None) -> str:
             "holds": proof.holds,
             "build": proof.build,
             "chosen": proof.chosen,
-            "counts": {"kernels": len(proof.kernels), "kinds": proof.by_kind(), "ops": proof.by_op()},
+            "counts": {
+                "kernels": len(proof.kernels),
+                "moving": len(proof.moving),
+                "kinds": proof.by_kind(),
+                "ops": proof.by_op(),
+            },
             "nodes": {one.node: _pick_fields(one, _NODE_FIELDS) for one in proof.nodes},
             "sites": {one.site: _pick_fields(one, _SITE_FIELDS) for one in proof.sites},
             "requirements": proof.requirements,
@@ -182,13 +187,12 @@ def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableTyp
         yield "pairs", Text(f"{len(proof.sites)}: " + ", ".join(f"{count} {state}" for state, count in states.items()))
     if proof.kernels:
         kinds = ", ".join(f"{count} {kind}" for kind, count in proof.by_kind().most_common(None if verbose else _SHOWN))
-        yield "kernels", Text(f"{len(proof.kernels)}: {kinds}")
+        moving = f"; {len(proof.moving)} of them only move or convert data" if proof.moving else ""
+        yield "kernels", Text(f"{len(proof.kernels)}: {kinds}{moving}")
     if build.engine_bytes:
         yield "engine", Text(format_bytes(build.engine_bytes))
     for one in proof.requirements:
-        met = len(one.nodes) - len(one.unmet)
-        text = f"{one.pattern}: {met}/{len(one.nodes)} in int8"
-        yield "required", Text(text + (f"; not: {', '.join(one.unmet)}" if one.unmet else ""))
+        yield ("forbidden" if one.forbidden else "required"), Text(_describe_requirement(one))
     if proof.require_exact:
         yield "required", Text(f"exact: {saturation_summary(proof.weights) or 'no weight can overflow'}")
     if proof.cost is not None:
@@ -198,6 +202,15 @@ def _make_rows(proof: Proof, verbose: bool) -> Iterator[tuple[str, RenderableTyp
         yield f"since {PurePath(proof.compared).name}", Text("\n".join(lines))
     if build.saved:
         yield "saved", Text("\n".join(build.saved))
+
+
+def _describe_requirement(one: Requirement) -> str:
+    if one.forbidden:
+        return f"{one.dtype}: " + (
+            f"{len(one.unmet)}/{len(one.nodes)}: {', '.join(one.unmet)}" if one.unmet else "none"
+        )
+    met = f"{one.pattern}: {len(one.nodes) - len(one.unmet)}/{len(one.nodes)} in {one.dtype}"
+    return met + (f"; not: {', '.join(one.unmet)}" if one.unmet else "")
 
 
 def _list_reasons(nodes: Sequence[NodeProof]) -> list[str]:

@@ -87,6 +87,13 @@ def attention(pairs: bool) -> onnx.ModelProto:
     return graph(quantized, s=SCALE, z=ZERO, ps=np.float32(1 / 127)) if pairs else graph(plain)
 
 
+def half_attention() -> onnx.ModelProto:
+    """QKᵀ, Softmax, PV in float16."""
+    text = """(float16[1,4,16,32] q, float16[1,4,32,16] k, float16[1,4,16,32] v) => (float16[1,4,16,32] o) {
+        t = MatMul(q, k) p = Softmax <axis=-1>(t) o = MatMul(p, v) }"""
+    return graph(text)
+
+
 def masked_attention() -> onnx.ModelProto:
     """Attention with a mask, its result moved to a linear layer with an equal pair in front."""
     text = """(float[1,4,16,32] q, float[1,4,32,16] k, float[1,4,16,32] v, bool[1,1,16,16] mask) => (float[1,16,64] y) {

@@ -56,7 +56,7 @@ PROOF = Proof(
     nodes=NODES,
     sites=SITES,
     weights=(WEIGHT,),
-    requirements=(Requirement(pattern="Conv*", nodes=("Conv_0",), unmet=()),),
+    requirements=(Requirement(dtype="int8", pattern="Conv*", nodes=("Conv_0",), unmet=()),),
     warnings=(Caution("W112", "sizes were guessed"),),
 )
 

@@ -15,6 +15,7 @@ from onnxq.engines.prove.kernels import (
     find_computed_type,
     find_workers,
     is_low,
+    list_arithmetic,
 )
 from onnxq.engines.prove.proof import FLOAT8, INT8, UNSEEN, Kernel, NodeProof, SiteProof, SiteState
 from onnxq.engines.prove.reasons import Reasons
@@ -116,6 +117,7 @@ def _judge_node(node: NodeRef, kernels: Sequence[Kernel], reasons: Reasons) -> N
         types=types,
         kernels=tuple(kernel.name for kernel in kernels),
         reason="" if kind in (INT8, FLOAT8) else reasons.explain_node(node, kind, types),
+        computed=tuple(dict.fromkeys(one.dtype for one in list_arithmetic(node.op_type, found))),
         stored=find_arithmetic(node.op_type, first).stored if first else "",
     )
 

@@ -75,7 +75,12 @@ def find_computed_type(op: str, kernels: Sequence[Kernel]) -> str:
 
     Several kernels of different types give all of them, joined by "+": int8 then is only a part of the truth.
     """
-    return "+".join(dict.fromkeys(str(find_arithmetic(op, kernel)) for kernel in kernels)) or UNSEEN
+    return "+".join(map(str, list_arithmetic(op, kernels))) or UNSEEN
+
+
+def list_arithmetic(op: str, kernels: Sequence[Kernel]) -> tuple[Arithmetic, ...]:
+    """The arithmetic of a node, each kind once, given the kernels that do its work."""
+    return tuple(dict.fromkeys(find_arithmetic(op, kernel) for kernel in kernels))
 
 
 def find_arithmetic(op: str, kernel: Kernel) -> Arithmetic:

@@ -125,6 +125,10 @@ class _Finder:
 _RELAYS = frozenset({"Transpose", "Cast", "Reshape", "Squeeze", "Unsqueeze", "QuantizeLinear", "DequantizeLinear"})
 
 
+# Kernels that lay out, copy or convert data and compute nothing.
+_MOVES = frozenset({"Transpose", "Cast", "Reshape", "ReorderInput", "ReorderOutput", "MemcpyFromHost", "MemcpyToHost"})
+
+
 def _make_kernel(node: NodeRef, finder: _Finder, index: GraphIndex, after: GraphIndex) -> Kernel:
     read = [tensor for name in node.inputs if name and (tensor := after.resolve(name, node.scope)) is not None]
     made = [TensorId(name, node.scope) for name in node.outputs if name]
@@ -136,6 +140,7 @@ def _make_kernel(node: NodeRef, finder: _Finder, index: GraphIndex, after: Graph
         weights=tuple(_describe_tensor(tensor, index, after) for tensor in read if after.is_constant(tensor)),
         outputs=tuple(_describe_tensor(tensor, index, after) for tensor in made),
         tactic=f"{node.domain or 'ai.onnx'}:{node.op_type}",
+        moves=node.op_type in _MOVES,
     )
 
 

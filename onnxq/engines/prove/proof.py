@@ -14,6 +14,10 @@ from onnxq.sites import Caution
 
 INT8, FLOAT8 = "int8", "float8"
 UNSEEN = "unseen"
+# Types that weights are kept in and no kernel computes in.
+STORED = ("int4", "uint4", "float4")
+# Types that a node can be required to run in.
+TYPES = (INT8, FLOAT8, "float16", "bfloat16", "float32", *STORED)
 
 
 class SiteState(str, Enum):
@@ -52,6 +56,7 @@ class Kernel:
 
     kind: the engine's own word (correlation, gemm, kgen, QLinearConv …). nodes: names of the ONNX nodes it computes,
     wholly or in part. weights: constants it reads. tactic: the implementation, "" where the engine hides it.
+    moves: it lays data out anew, copies it or converts its type, and computes nothing.
     """
 
     name: str
@@ -61,6 +66,7 @@ class Kernel:
     weights: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
     tactic: str = ""
+    moves: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +74,7 @@ class NodeProof:
     """One heavy node: the type it computes in ("int8", "float32", "int4 weights, float16" …, "unseen") and where.
 
     kernel, kind, types: of the kernel that does its work. kernels: all that have a part in it. reason: why not int8.
+    computed: the types of the arithmetic, several where kernels share the work, () where the engine shows none.
     stored: dtype of a weight that the kernel reads in fewer bits than it computes in, "" for none.
     """
 
@@ -79,7 +86,12 @@ class NodeProof:
     types: str = ""
     kernels: tuple[str, ...] = ()
     reason: str = ""
+    computed: tuple[str, ...] = ()
     stored: str = ""
+
+    def runs_in(self, dtype: str) -> bool:
+        """True when all of its arithmetic is in a type, or its weight in a type that no kernel computes in."""
+        return self.stored == dtype if dtype in STORED else self.computed == (dtype,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +146,14 @@ class Build:
 
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
-    """One pattern of nodes that must be int8: the heavy nodes it selects and those of them that do not run in int8."""
+    """A type that heavy nodes must run in, or, forbidden, that none may compute in.
 
-    pattern: str
+    pattern: the one that selects `nodes`, "" for all that are heavy. unmet: those of them that do not keep to it.
+    """
+
+    dtype: str
+    pattern: str = ""
+    forbidden: bool = False
     nodes: tuple[str, ...]
     unmet: tuple[str, ...]
 
@@ -184,7 +201,7 @@ class Proof:
 
     @property
     def unmet(self) -> tuple[str, ...]:
-        """Nodes that were required to run in int8 and do not."""
+        """Nodes that do not run in the type required of them, or run in a forbidden one."""
         return tuple(dict.fromkeys(node for requirement in self.requirements for node in requirement.unmet))
 
     @property
@@ -215,3 +232,8 @@ class Proof:
     def by_kind(self) -> Counter[str]:
         """How many kernels of each kind the engine has."""
         return Counter(kernel.kind for kernel in self.kernels)
+
+    @property
+    def moving(self) -> tuple[Kernel, ...]:
+        """The kernels that only lay out, copy or convert data."""
+        return tuple(kernel for kernel in self.kernels if kernel.moves)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_optimizer_sums, judge_sums
 from onnxq.engines.prove.kernels import HEAVY
 from onnxq.engines.prove.ort_kernels import count_integer_kernels, read_optimized
-from onnxq.engines.prove.proof import INT8, Build, Kernel, Proof, Reduced, Requirement
+from onnxq.engines.prove.proof import TYPES, Build, Kernel, NodeProof, Proof, Reduced, Requirement
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
 from onnxq.engines.prove.trt_kernels import read_inspector, read_layers_message
@@ -51,12 +51,13 @@ REDUCED = "reduced.onnx"
 class ProveRequest:
     """The options of `pipeline.prove`. engine: None for the one that the plan in the model is for.
 
-    dataset: samples that saturation is measured on.
+    require: (type, pattern) pairs. dataset: samples that saturation is measured on.
     """
 
     engine: str | None = None
     capability: str | None = None
-    require_int8: Sequence[str] = ()
+    require: Sequence[tuple[str, str]] = ()
+    forbid: Sequence[str] = ()
     require_exact: bool = False
     dataset: Dataset | None = None
     threads: int = 0
@@ -80,7 +81,8 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         capability = _read_capability(request, engine)
         proto = infer_shapes(inspection.model)
         index = GraphIndex(proto)
-    required = _select_required(index, request.require_int8)
+    required = _select_required(index, request.require)
+    _check_types(request.forbid, "forbid")
     shapes, note = ({}, "") if engine == ORT else make_profile(proto, index, request.shapes)
     operators = list_open_libraries() if engine == ORT else ()
     # TensorRT's timing cache grows from build to build.
@@ -113,7 +115,7 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         kernels=kernels,
         nodes=nodes,
         sites=sites,
-        requirements=_check_required(required, {one.node: one.type for one in nodes}),
+        requirements=(*_check_required(required, nodes), *_check_forbidden(request.forbid, nodes)),
         weights=weights,
         cost=_measure_cost(inspection.model, weights, request) if built else None,
         require_exact=request.require_exact,
@@ -163,32 +165,51 @@ def _inspect_all_nodes(source: str | Path | onnx.ModelProto) -> Inspection:
     return replace(inspect_model(name_nodes(inline_functions(found.model))), source=found.source)
 
 
-def _select_required(index: GraphIndex, patterns: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The heavy nodes each pattern selects, by name or operator. Raises ConfigError for one that selects none."""
+def _check_types(types: Iterable[str], option: str) -> None:
+    for dtype in types:
+        if dtype not in TYPES:
+            cause = "is no type that a kernel computes in or keeps weights in"
+            raise ConfigError(f"{option}: {dtype}", cause, suggest_names(dtype, TYPES), code="Q312")
+
+
+def _select_required(index: GraphIndex, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, ...]]:
+    """The heavy nodes that each (type, pattern) selects, by name or operator.
+
+    Raises ConfigError for an unknown type, or a pattern that selects none.
+    """
+    _check_types((dtype for dtype, _ in wanted), "require")
     heavy = find_heavy_nodes(index)
-    found: dict[str, tuple[str, ...]] = {}
-    for pattern in patterns:
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    for dtype, pattern in wanted:
         try:
-            found[pattern] = tuple(n.name for n in heavy if n.op_type == pattern or matches_any(pattern, n.name))
+            names = tuple(n.name for n in heavy if n.op_type == pattern or matches_any(pattern, n.name))
         except re.error as error:
+            raise ConfigError(f"require: {pattern}", f"is not a regular expression: {error}", code="Q309") from error
+        if not names:
             raise ConfigError(
-                f"require_int8: {pattern}", f"is not a regular expression: {error}", code="Q309"
-            ) from error
-        if not found[pattern]:
-            raise ConfigError(
-                f"require_int8: {pattern}",
+                f"require: {pattern}",
                 f"matches none of the {len(heavy)} nodes that are judged ({', '.join(sorted(HEAVY))})",
                 suggest_names(pattern, [node.name for node in heavy]) if heavy else "",
                 code="Q309",
             )
+        found[dtype, pattern] = names
     return found
 
 
-def _check_required(required: Mapping[str, tuple[str, ...]], types: Mapping[str, str]) -> tuple[Requirement, ...]:
-    return tuple(
-        Requirement(pattern=pattern, nodes=names, unmet=tuple(name for name in names if types.get(name) != INT8))
-        for pattern, names in required.items()
-    )
+def _check_required(
+    required: Mapping[tuple[str, str], tuple[str, ...]], nodes: Sequence[NodeProof]
+) -> Iterator[Requirement]:
+    proven = {one.node: one for one in nodes}
+    for (dtype, pattern), names in required.items():
+        unmet = tuple(name for name in names if name not in proven or not proven[name].runs_in(dtype))
+        yield Requirement(dtype=dtype, pattern=pattern, nodes=names, unmet=unmet)
+
+
+def _check_forbidden(forbidden: Sequence[str], nodes: Sequence[NodeProof]) -> Iterator[Requirement]:
+    names = tuple(one.node for one in nodes)
+    for dtype in dict.fromkeys(forbidden):
+        unmet = tuple(one.node for one in nodes if dtype in one.computed)
+        yield Requirement(dtype=dtype, forbidden=True, nodes=names, unmet=unmet)
 
 
 def _find_unquantized(proto: onnx.ModelProto) -> tuple[Unquantized, ...]:

@@ -23,6 +23,12 @@ _TENSOR = re.compile(
 # A name may hold brackets itself: the next mark or the end closes it.
 _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1d-\x1f\s]*(?:\[ONNX Layer: |$))")
 
+# Generated kernels are named after their operations, four letters each: those that lay out, copy or convert data.
+_GENERATED = re.compile(r"__myl_((?:[A-Z][a-z0-9]{3})+)_")
+_MOVES = frozenset({"Move", "Tran", "Resh", "Cast", "Repl", "Conc", "Slic"})
+# Layers of the inspector that do nothing else, and those that make streams wait for each other.
+_MOVING_KINDS = frozenset({"reformat", "shuffle", "copy", "noop", "no_op", "signal", "wait", "shapehosttodevice"})
+
 # TensorRT's words for types; in an older inspector they stand in the middle of a sentence. First match wins.
 _TYPES = (
     ("uint8", "uint8"),
@@ -57,6 +63,14 @@ def find_node_names(metadata: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_NODE.findall(metadata)))
 
 
+def moves_data(name: str, kind: str) -> bool:
+    """True for a kernel that lays out, copies or converts data, or waits, and computes nothing."""
+    generated = _GENERATED.match(name)
+    if generated is not None:
+        return {generated[1][k : k + 4] for k in range(0, len(generated[1]), 4)} <= _MOVES
+    return kind.lower() in _MOVING_KINDS
+
+
 def read_layers_message(text: str) -> tuple[Kernel, ...]:
     """The kernels of a verbose "Layers:" message, one line each; lines of another form are left out."""
     found = (_LINE.match(line.strip()) for line in text.removeprefix(HEADER).splitlines())
@@ -69,6 +83,7 @@ def read_layers_message(text: str) -> tuple[Kernel, ...]:
             weights=_read_tensors(line["weights"] or ""),
             outputs=_read_tensors(line["outputs"]),
             tactic=line["tactic"] or "",
+            moves=moves_data(line["name"], line["kind"]),
         )
         for line in found
         if line is not None
@@ -111,6 +126,7 @@ def _read_layer(layer: Mapping[str, Any]) -> Kernel:
         weights=tuple(weights),
         outputs=tuple(_read_tensor(entry) for entry in layer.get("Outputs") or ()),
         tactic=str(layer.get("TacticName", "")),
+        moves=moves_data(str(layer.get("Name", "")), str(layer.get("LayerType", ""))),
     )
 
 

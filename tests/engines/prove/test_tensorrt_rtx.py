@@ -58,9 +58,26 @@ def test_scales_along_the_wrong_axis_are_blamed():
     assert states(proof) == {"x": "not fused", "w": "fused"}
 
 
+def test_float16_is_required_and_float32_forbidden():
+    half = prove(kit.half_attention(), require=[("float16", "MatMul")], forbid=["float32"])
+    assert half.holds
+    assert half.nodes[0].kernel == half.nodes[1].kernel
+    single = prove(kit.attention(False), require=[("float16", "MatMul")], forbid=["float32", "int8"])
+    assert [(one.dtype, one.forbidden, len(one.unmet)) for one in single.requirements] == [
+        ("float16", False, 2), ("float32", True, 2), ("int8", True, 0),
+    ]  # fmt: skip
+    assert not single.holds
+
+
+def test_kernels_that_only_move_data_are_counted_apart():
+    proof = prove(kit.only_weights())
+    assert [kernel.name.split("_")[3] for kernel in proof.moving] == ["Move", "Tran"]
+
+
 def test_products_of_matrices():
     assert prove(kit.matmul()).node("m/MatMul").type == "int8"
-    four = prove(kit.int4_matmul())
+    four = prove(kit.int4_matmul(), require=[("int4", "m/*"), ("float32", "m/*"), ("int8", "m/*")])
+    assert [one.unmet for one in four.requirements] == [(), (), ("m/MatMul",)]
     assert four.node("m/MatMul").type == "int4 weights, float32"
     assert states(four) == {"w": "fused"}  # the weights' integers are what the kernel reads
 
@@ -89,6 +106,7 @@ def test_a_product_whose_weight_is_cut_up_in_float():
 
 def test_one_pair_for_convolution_and_skip_costs_no_kernel():
     proof = prove(kit.residual(), require_int8=["Conv"])
+    assert proof.moving == ()
     assert proof.holds
     assert set(states(proof).values()) == {"fused"}
     assert proof.site("x").readers == ("c/Conv", "a/Add")

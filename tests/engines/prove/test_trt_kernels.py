@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.engines.prove.kernels import find_computed_type, find_workers
-from onnxq.engines.prove.trt_kernels import find_dtype, find_node_names, read_inspector, read_layers_message
+from onnxq.engines.prove.trt_kernels import (
+    find_dtype,
+    find_node_names,
+    moves_data,
+    read_inspector,
+    read_layers_message,
+)
 
 _NHWC = "Strides: [3136,1,112,4], StrideOrder: [3,0,2,1], Datatype: {}, Format: (NHWC) Channel major format }}"
 INT8, FLOAT = _NHWC.format("Int8"), _NHWC.format("Float")
@@ -105,6 +111,23 @@ def test_the_inspector_of_tensorrt_11_has_types_of_their_own(key):
     }  # fmt: skip
     (kernel,) = read_inspector(json.dumps({"Layers": [layer]}))
     assert find_computed_type("MatMul", [kernel]) == "int8"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "moves"),
+    [
+        ("__myl_MoveCast_myl0_0", "kgen", True),
+        ("__myl_Conc_myl0_0", "runtime_function", True),
+        ("__myl_MulMinMaxRounCast_myl0_1", "kgen", False),
+        ("__myl_ReplCastMulCastFc_myl0_0", "runtime_fusion", False),
+        ("_gemm_mha_v2_myl0_3", "kgen", False),
+        ("Reformatting CopyNode for Input Tensor 0 to conv1", "Reformat", True),
+        ("conv1 + relu", "CaskConvolution", False),
+        ("s", "signal", True),
+    ],
+)
+def test_kernels_that_only_move_data_are_told_by_their_operations(name: str, kind: str, moves: bool) -> None:
+    assert moves_data(name, kind) is moves
 
 
 def test_sizes_that_are_no_numbers_are_left_out() -> None:
