@@ -22,6 +22,7 @@ from onnxq.cli.outputs import name_beside
 @click.option("--new-weights", is_flag=True, help="The weights were trained further: compute their scales again.")
 @options.running
 @options.library
+@options.provider
 @options.checking
 @options.writing
 @options.showing

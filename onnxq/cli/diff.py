@@ -35,6 +35,8 @@ _FLOAT = options.FiniteFloat()
 @click.argument("quantized", metavar="QUANT")
 @options.data
 @options.library
+@options.plugin
+@options.provider
 @click.option(
     "--config", metavar="PRESET|FILE", help="A YAML file for its `data` and `runtime` sections: images, libraries."
 )

@@ -21,6 +21,7 @@ from onnxq.files import guard_outputs
 @options.data
 @options.running
 @options.library
+@options.provider
 @click.option("--allow-missing", is_flag=True, help="Leave float whatever reads a tensor the cache has no scale for.")
 @click.option("--output", "-o", "plan_out", metavar="PLAN.json", help="Write the plan, for `onnxq apply`.")
 @click.option("--apply", "out", metavar="OUT.onnx", help="Carry the plan out at once: the Q/DQ model.")
@@ -57,7 +58,7 @@ def run_command(
         )  # fmt: skip
         if out is not None:
             # The options of the import, so that both steps read the same samples.
-            same = {key: wanted[key] for key in ("samples", "seed", "batch", "memory_limit", "ort_library")}
+            same = {key: wanted[key] for key in ("samples", "seed", "batch", "memory_limit", "ort_library", "provider")}
             # A configuration that was not given follows the plan's target.
             config = wanted["config"] or f"{found.plan.target}-int8"
             applied = pipeline.apply(

@@ -134,6 +134,16 @@ library = click.option(
     help="A shared library with custom operators of the model, for ONNX Runtime; repeatable.",
 )
 
+plugin = click.option(
+    "--plugin", multiple=True, metavar="FILE.so", help="A shared library with plugins, for TensorRT; repeatable."
+)
+
+provider = click.option(
+    "--provider",
+    metavar="NAME",
+    help="Execution provider of ONNX Runtime for calibration and checks: cuda, tensorrt, openvino … [default: cpu]",
+)
+
 running = join_options(
     click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Samples in one run."),
     click.option(

@@ -15,6 +15,8 @@ from onnxq.cli.group import ModelCommand
 @options.config_options
 @options.data
 @options.library
+@options.plugin
+@options.provider
 @click.option(
     "--output", "-o", "plan_out", metavar="OUT.json", help="Write the plan, to edit it or to `onnxq apply` it."
 )

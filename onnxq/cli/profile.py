@@ -28,6 +28,7 @@ def _parse_groupings(ctx: click.Context, param: click.Parameter, value: str | No
 @click.option("--plan", metavar="PLAN.json", help="A plan with its numbers, in the place of QUANT.")
 @options.data
 @options.library
+@options.provider
 @click.option(
     "--target",
     type=click.Choice(["ort", "trt"]),

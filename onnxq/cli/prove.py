@@ -44,6 +44,7 @@ _NAMED = 5
 )
 @options.data
 @options.library
+@options.plugin
 @click.option(
     "--config", metavar="PRESET|FILE", help="A YAML file for its `data` and `runtime` sections: images, libraries."
 )
@@ -113,6 +114,7 @@ def _find_unmet(proof: Proof) -> VerificationError | None:
     build = proof.build
     if not proof.built:
         told = "" if build.reduced is not None else "--reduce finds the smallest part that does this; "
+        told = "--plugin takes the library that implements it; " if build.needs_plugin else told
         subject = f"node {build.node}" if build.node else (proof.source or "the model")
         return VerificationError(subject, f"{build.state}: {build.reason}", f"{told}--save keeps the log", code="Q705")
     for found in (one for one in proof.requirements if one.unmet):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 @click.option("--plan", "plan_out", metavar="OUT.json", help="Also write the plan, for `onnxq apply`.")
 @options.running
 @options.library
+@options.plugin
+@options.provider
 @options.checking
 @options.writing
 @options.showing

@@ -76,7 +76,12 @@ CONFIG = (
          "A TensorRT calibration cache holds scales of symmetric int8 activations, and the configuration asks for "
          "others.",
          "Take trt-int8, or write `activations: {bits: 8, scheme: symmetric, signed: true}`."),
-    Code("Q322", "an operator library cannot be loaded",
-         "The shared library with custom operators is not there, is for another machine, or exports none.",
-         "Give the path of a library for this machine that exports RegisterCustomOps."),
+    Code("Q322", "a library of operators or plugins cannot be loaded",
+         "The shared library with custom operators of ONNX Runtime, or with plugins of TensorRT, is not there, is for "
+         "another machine or release, or exports none.",
+         "Give the path of a library for this machine that exports RegisterCustomOps (ONNX Runtime), getCreators or "
+         "getPluginCreators (TensorRT)."),
+    Code("Q323", "an execution provider does not start",
+         "ONNX Runtime was built with it, but its driver or its libraries are not on this machine.",
+         "Install them, or take another provider."),
 )  # fmt: skip

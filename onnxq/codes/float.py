@@ -81,4 +81,8 @@ LEFT_FLOAT = (
          "Pairs of the model's own are kept: where they quantize a weight alone, or stand beside a float output, no "
          "other pair joins them.",
          "Nothing. To have it quantized whole, quantize the float model that it was made from."),
+    Code("F108", "a custom operator",
+         "The operator comes from a library or plugin, and what it computes is not known. The tensors around it get "
+         "their ranges as all others do.",
+         "Nothing; its neighbours are quantized up to it."),
 )  # fmt: skip

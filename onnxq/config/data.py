@@ -69,10 +69,14 @@ class DataConfig(Frozen):
 
 
 class RuntimeConfig(Frozen):
-    """Options of ONNX Runtime."""
+    """Options of ONNX Runtime, and libraries of either engine."""
 
     # Shared libraries with the custom operators of a model. Paths in a file are relative to its folder.
     libraries: Annotated[tuple[str, ...], BeforeValidator(wrap_word)] = ()
+    # Shared libraries with plugins of TensorRT, for the operators that it builds; paths as above.
+    plugins: Annotated[tuple[str, ...], BeforeValidator(wrap_word)] = ()
+    # The execution provider that calibration and checks run on: cpu, cuda, tensorrt, openvino …
+    provider: str = "cpu"
 
 
 class VerifyConfig(Frozen):

@@ -135,14 +135,14 @@ def _list_rules(values: Mapping[str, Any]) -> list[Any]:
 
 
 def _anchor_libraries(values: dict[str, Any], folder: FilePath) -> None:
-    """Make paths of operator libraries relative to the working directory, like those of the command line."""
+    """Make paths of shared libraries relative to the working directory, like those of the command line."""
     section = values.get("runtime")
-    if not isinstance(section, dict) or "libraries" not in section:
-        return
-    given = section["libraries"]
-    paths = [given] if isinstance(given, str) else given
-    if isinstance(paths, list) and all(isinstance(path, str) for path in paths):
-        values["runtime"] = {**section, "libraries": [str(folder / path) for path in paths]}
+    for key in ("libraries", "plugins"):
+        given = section.get(key) if isinstance(section, dict) else None
+        paths = [given] if isinstance(given, str) else given
+        if isinstance(paths, list) and all(isinstance(path, str) for path in paths):
+            section = {**values["runtime"], key: [str(folder / path) for path in paths]}
+            values["runtime"] = section
 
 
 def _shift_rule(path: Path, by: int) -> Path:

@@ -53,6 +53,8 @@ def quantize(
     weight_bits_budget: float | None = None,
     budget: float | None = None,
     ort_library: Libraries = (),
+    plugin: Libraries = (),
+    provider: str | None = None,
     out: str | Path | None = None,
     plan_out: str | Path | None = None,
     force: bool = False,
@@ -73,7 +75,9 @@ def quantize(
     are promoted to `promote_to`, "float" or "uint16", until that holds; `.report.promotion.met` says whether it does.
     weight_bits_budget: bits that weights may have on average; those get more than the configuration's that need them.
     budget: seconds of wall-clock time; passes get less or are left out, and `.report.accounts` says which.
-    ort_library: shared libraries with the custom operators of the model, in the way of ONNX Runtime.
+    ort_library: shared libraries with the custom operators of the model, in the way of ONNX Runtime; plugin: of
+    TensorRT, for placement "measured". provider: execution provider of ONNX Runtime that calibration and checks run on,
+    "cuda", "tensorrt", "openvino" …; times are those of the CPU all the same.
     out, plan_out: files to write; `force` overwrites them.
 
     Returns a Result with `.model`, `.plan`, `.report` and `.save()`.
@@ -83,7 +87,7 @@ def quantize(
         samples=samples, seed=seed, batch=batch, memory_limit=memory_limit, placement=placement, cpu=cpu,
         effort=effort, holdout=holdout, threads=threads, latency=latency, min_sqnr=min_sqnr, metric=metric,
         max_drop=max_drop, promote_to=promote_to, weight_bits_budget=weight_bits_budget, budget=budget,
-        ort_library=ort_library,
+        ort_library=ort_library, plugin=plugin, provider=provider,
     )  # fmt: skip
     with _outputs(model, *_model_files(out, external_data), plan_out, force=force):
         result = quantize_model.quantize(model, data, config, target=target, options=options, progress=progress)
@@ -106,6 +110,7 @@ def apply(
     threads: int | None = None,
     latency: bool | None = None,
     ort_library: Libraries = (),
+    provider: str | None = None,
     out: str | Path | None = None,
     plan_out: str | Path | None = None,
     force: bool = False,
@@ -116,7 +121,8 @@ def apply(
     """Carry out a plan on its model, or on the same network exported again.
 
     data is needed only for sites without numbers; when given, the result is checked on it.
-    new_weights: the weights were trained further; their scales are computed again. ort_library: as for `quantize`.
+    new_weights: the weights were trained further; their scales are computed again. ort_library, provider: as for
+    `quantize`.
     Raises PlanError when the plan does not fit; see `quantize` for the rest.
     """
     options = Options(
@@ -128,6 +134,7 @@ def apply(
         threads=threads,
         latency=latency,
         ort_library=ort_library,
+        provider=provider,
     )
     with _outputs(model, *_model_files(out, external_data), plan_out, force=force):
         result = apply_plan.apply(
@@ -148,6 +155,8 @@ def make_plan(
     samples: int | None = None,
     seed: int | None = None,
     ort_library: Libraries = (),
+    plugin: Libraries = (),
+    provider: str | None = None,
     plan_out: str | Path | None = None,
     force: bool = False,
     progress: Progress = silent,
@@ -155,9 +164,12 @@ def make_plan(
     """The plan without numbers: site by site the tensors that would be quantized, how, by which rule and why.
 
     data supplies shapes, which branches run and, for placement "measured", the runs to time; synthetic
-    inputs do without it. ort_library: as for `quantize`. plan_out: write it as JSON.
+    inputs do without it. ort_library, plugin, provider: as for `quantize`. plan_out: write it as JSON.
     """
-    options = Options(samples=samples, seed=seed, placement=placement, cpu=cpu, ort_library=ort_library)
+    options = Options(
+        samples=samples, seed=seed, placement=placement, cpu=cpu, ort_library=ort_library, plugin=plugin,
+        provider=provider,
+    )  # fmt: skip
     with _outputs(model, plan_out, force=force):
         plan = quantize_model.make_plan(model, data, config, target=target, options=options, progress=progress)
         if plan_out is not None:
@@ -179,6 +191,7 @@ def import_calibration(
     batch: int | None = None,
     memory_limit: int | None = None,
     ort_library: Libraries = (),
+    provider: str | None = None,
     plan_out: str | Path | None = None,
     force: bool = False,
     progress: Progress = silent,
@@ -187,13 +200,16 @@ def import_calibration(
 
     cache: the text file of a TensorRT calibrator. model: the ONNX file it was calibrated with. target: "trt" unless the
     configuration says otherwise. data: samples to calibrate the tensors on that the cache has no scale for;
-    allow_missing: without samples, leave the readers of such tensors float. ort_library: as for `quantize`.
+    allow_missing: without samples, leave the readers of such tensors float. ort_library, provider: as for
+    `quantize`.
     plan_out: write the plan as JSON; `onnxq.apply` carries it out.
 
     Returns an Imported with `.plan`, `.matched`, `.unmatched`, `.unused` and `.missing`.
     Raises CalibrationError for a malformed cache, one of another model, and tensors without a scale.
     """
-    options = Options(samples=samples, seed=seed, batch=batch, memory_limit=memory_limit, ort_library=ort_library)
+    options = Options(
+        samples=samples, seed=seed, batch=batch, memory_limit=memory_limit, ort_library=ort_library, provider=provider
+    )  # fmt: skip
 
     from onnxq.pipeline import import_cache
 

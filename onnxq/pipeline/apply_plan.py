@@ -28,7 +28,7 @@ from onnxq.plan import Plan, from_json
 from onnxq.plan.limits import check_specs
 from onnxq.planner import Existing, fit_plan
 from onnxq.progress import Progress, silent
-from onnxq.runtime import use_libraries
+from onnxq.runtime import use_runtime
 from onnxq.sites import Role
 
 # A plan has some 500 bytes for a site; one of a million sites is no plan.
@@ -77,7 +77,7 @@ def apply(
     found = read_plan(plan)
     _check_prepare(found)
     wished = make_config(config, None, options)
-    with use_libraries(wished.runtime.libraries):
+    with use_runtime(wished.runtime):
         return _apply(model, found, data, wished, new_weights, options, progress)
 
 

@@ -23,7 +23,7 @@ from onnxq.nearest import suggest_names
 from onnxq.pipeline.quantize_model import Options, make_config
 from onnxq.progress import Progress, silent
 from onnxq.report import difference_json
-from onnxq.runtime import use_libraries
+from onnxq.runtime import find_provider, use_libraries
 
 ModelSource = str | Path | onnx.ModelProto
 REPORT = "diff.json"
@@ -54,13 +54,17 @@ def diff(
     threads: int = 1,
     memory_limit: int | None = None,
     ort_library: Sequence[str | Path] | str | Path = (),
+    plugin: Sequence[str | Path] | str | Path = (),
+    provider: str | None = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Difference:
     """Compare a quantized model with its float one: in ONNX Runtime without and with optimizations, and in TensorRT.
 
     data: as for `quantize`; None takes the inputs saved beside the results of `load`, else synthetic ones. config:
-    only its `data` and `runtime` sections are used. ort_library: shared libraries with the models' custom operators.
+    only its `data` and `runtime` sections are used. ort_library: shared libraries with the models' custom operators;
+    plugin: of TensorRT. provider: execution provider of ONNX Runtime for the run with optimizations; those without, the
+    reference, are the CPU's.
     engines: of "ort" and "trt"; empty takes ORT and, where it can run, TensorRT. layers: also every matching tensor
     inside. bisect: find the smallest subgraph in which an engine diverges. top_k, min_agreement: share of the K largest
     along the last axis that both name. min_engines: SQNR of every engine against ORT without optimizations. load:
@@ -76,12 +80,15 @@ def diff(
     )  # fmt: skip
     _check_numbers(tolerances, memory_limit, top_k=(top_k, 1), keep=(keep, 1), threads=(threads, 0))
     folder = None if save is None else Path(save)
+    chosen = make_config(
+        config, None, Options(samples=samples, seed=seed, ort_library=ort_library, plugin=plugin, provider=provider)
+    )  # fmt: skip
     request = DiffRequest(
         engines=tuple(engines), layers=layers, bisect=bisect, top_k=top_k, keep=keep if folder is not None else 0,
         threads=threads, memory_limit=memory_limit or DiffRequest.memory_limit, tolerances=tolerances,
+        provider=find_provider(chosen.runtime.provider), plugins=chosen.runtime.plugins,
     )  # fmt: skip
     with nullcontext() if folder is None else prepare_folder(folder, _list_files(folder, force)):
-        chosen = make_config(config, None, Options(samples=samples, seed=seed, ort_library=ort_library))
         with progress("reading the models"):
             loaded = [run for path in load for run in load_results(path)]
             named, other = name_nodes(load_model(model).proto), load_model(quantized).proto

@@ -22,7 +22,7 @@ from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, draft_placem
 from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
-from onnxq.runtime import use_libraries
+from onnxq.runtime import use_runtime
 from onnxq.sites import Caution, Refusal
 
 _SHOWN = 4
@@ -44,7 +44,7 @@ def import_calibration(
     """Plan the model and give its activation sites the cache's scales; see `onnxq.import_calibration`."""
     scales = cache if isinstance(cache, Cache) else read_cache(cache)
     wished = _demand_symmetric(config, target, options)
-    with use_libraries(wished.runtime.libraries):
+    with use_runtime(wished.runtime):
         return _import(scales, model, data, wished, allow_missing, options, progress)
 
 

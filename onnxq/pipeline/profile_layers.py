@@ -27,7 +27,7 @@ from onnxq.pipeline.stale_numbers import renew_numbers
 from onnxq.plan import Plan, from_json
 from onnxq.planner import fit_plan
 from onnxq.progress import Progress, silent
-from onnxq.runtime import use_libraries
+from onnxq.runtime import use_runtime
 
 ModelSource = str | Path | onnx.ModelProto
 # A cost is a matter of decibels, which few samples settle.
@@ -47,6 +47,7 @@ def profile_model(
     seed: int | None = None,
     threads: int = 1,
     ort_library: Sequence[str | Path] | str | Path = (),
+    provider: str | None = None,
     progress: Progress = silent,
 ) -> Profile:
     """Switch quantized sites on and off, group by group, and measure the outputs against the float model's.
@@ -54,6 +55,7 @@ def profile_model(
     quantized: a Q/DQ model made from `model`, by any tool; or plan: with its numbers. With neither, `model` is
     quantized as `quantize` would with this configuration. data: as for `quantize`; samples: how many to measure on (8).
     ort_library: shared libraries with the custom operators of the models; also those of the section `runtime`.
+    provider: as for `quantize`.
     by: of "site", "node" (all that a node reads quantized) and "segment" (neighbouring nodes).
 
     Returns a Profile; `.groups` has the SQNR with each group alone quantized, and with all but it.
@@ -63,8 +65,9 @@ def profile_model(
         raise ConfigError("plan", "a plan and a quantized model were given", "give one of them", code="Q317")
     check_number("samples", samples, low=1, whole=True)
     count = _SAMPLES if samples is None else samples
-    settings = make_config(config, target, Options(seed=seed, latency=False, threads=threads, ort_library=ort_library))
-    with use_libraries(settings.runtime.libraries):
+    options = Options(seed=seed, latency=False, threads=threads, ort_library=ort_library, provider=provider)
+    settings = make_config(config, target, options)
+    with use_runtime(settings.runtime):
         return _profile(
             model, quantized, data, settings, plan=plan, count=count, by=by, threads=threads, progress=progress
         )

@@ -39,6 +39,7 @@ def prove(
     seed: int | None = None,
     threads: int = 0,
     ort_library: Sequence[str | Path] | str | Path = (),
+    plugin: Sequence[str | Path] | str | Path = (),
     shapes: Mapping[str, Sequence[Sequence[int]]] | None = None,
     compare: str | Path | None = None,
     save: str | Path | None = None,
@@ -62,7 +63,8 @@ def prove(
     With "ort", `.weights` has every int8 weight that meets 8-bit data, with the 16-bit sums that can overflow on CPUs
     without VNNI. require_exact: none may. data: as for `quantize`, to count on `samples` (8) how often that happens
     and the error it leaves each output, in `.cost`; threads: of that, 0 takes all. config: for its
-    `data` and `runtime` sections. ort_library: shared libraries with the custom operators of the model, for "ort".
+    `data` and `runtime` sections. ort_library: shared libraries with the custom operators of the model, for "ort";
+    plugin: with plugins, for TensorRT.
 
     The build runs in a process of its own: a model that crashes the library, or is refused, gives a Proof that says so.
     Raises MissingDependencyError without the library, ConfigError for a pattern, engine or shape that fits nothing.
@@ -70,19 +72,21 @@ def prove(
     check_number("timeout", timeout, low=0, above=True)
     check_number("samples", samples, low=1, whole=True)
     check_number("threads", threads, low=0, whole=True)
-    chosen = make_config(config, None, Options(seed=seed, ort_library=ort_library))
+    chosen = make_config(config, None, Options(seed=seed, ort_library=ort_library, plugin=plugin))
     if ort_library and engine not in (ORT, None):
         raise ConfigError(
             "ort_library", "is for ONNX Runtime, and another engine was asked for", "leave it out", code="Q317"
         )
+    if plugin and engine == ORT:
+        raise ConfigError("plugin", "is for TensorRT, and ONNX Runtime was asked for", "leave it out", code="Q317")
     folder = None if save is None else Path(save)
     with open_output_folder(folder, engine, force=force), use_libraries(chosen.runtime.libraries):
         dataset = None if data is None else _load_samples(model, data, chosen, samples, progress)
         request = ProveRequest(
             engine=engine, capability=compute_capability, require=(*((INT8, one) for one in require_int8), *require),
             forbid=tuple(forbid), require_exact=require_exact, dataset=dataset, threads=threads,
-            shapes=dict(shapes or {}), compare=compare, save=folder, force=force, reduce=reduce, timeout=timeout,
-            progress=progress,
+            shapes=dict(shapes or {}), plugins=chosen.runtime.plugins, compare=compare, save=folder, force=force,
+            reduce=reduce, timeout=timeout, progress=progress,
         )  # fmt: skip
         return _prove(model, request)
 

@@ -12,7 +12,7 @@ import onnx
 
 from onnxq.annotate import find_existing
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, check_limits, check_number, load_config, set_options
+from onnxq.config import Config, RuntimeConfig, check_limits, check_number, load_config, set_options
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError, ModelError
 from onnxq.evaluation.metric import load_metric, parse_drop
@@ -40,7 +40,7 @@ from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.synthetic import SYNTHETIC
-from onnxq.runtime import detect_cpu, observe_shapes, use_libraries
+from onnxq.runtime import detect_cpu, observe_shapes, use_runtime
 from onnxq.sites import Caution, Role
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
@@ -70,12 +70,13 @@ class Options:
     weight_bits_budget: float | None = None
     budget: float | None = None
     ort_library: Sequence[str | Path] | str | Path = ()
+    plugin: Sequence[str | Path] | str | Path = ()
+    provider: str | None = None
 
-    @property
-    def libraries(self) -> tuple[str, ...]:
-        """Paths of the libraries of custom operators."""
-        given = self.ort_library
-        return (str(given),) if isinstance(given, (str, Path)) else tuple(str(path) for path in given)
+    def extend_runtime(self, given: RuntimeConfig) -> RuntimeConfig:
+        """The section with the libraries of custom operators and the plugins that the caller names besides."""
+        update = {"libraries": _list_files(self.ort_library), "plugins": _list_files(self.plugin)}
+        return given.model_copy(update={key: (*getattr(given, key), *paths) for key, paths in update.items()})
 
     def check(self) -> None:
         """ConfigError for a number that is none, or is out of its range."""
@@ -105,6 +106,10 @@ class Options:
 DEFAULT_OPTIONS = Options()
 
 
+def _list_files(given: Sequence[str | Path] | str | Path) -> tuple[str, ...]:
+    return (str(given),) if isinstance(given, (str, Path)) else tuple(str(path) for path in given)
+
+
 def make_config(config: Config | str | Path | None, target: str | None, options: Options) -> Config:
     """The configuration with the caller's options on top."""
     if config is None and target is not None:
@@ -120,11 +125,10 @@ def make_config(config: Config | str | Path | None, target: str | None, options:
     options.check()
     paths = {name: f"data.{name}" for name in ("samples", "seed", "batch")}
     paths |= {name: f"verify.{name}" for name in ("holdout", "threads", "latency")}
+    paths |= {"provider": "runtime.provider"}
     paths |= {name: name for name in ("placement", "cpu", "effort", "weight_bits_budget")}
     wished = set_options(given, {path: getattr(options, name) for name, path in paths.items()})
-    if options.libraries:
-        libraries = (*given.runtime.libraries, *options.libraries)
-        wished = wished.model_copy(update={"runtime": given.runtime.model_copy(update={"libraries": libraries})})
+    wished = wished.model_copy(update={"runtime": options.extend_runtime(wished.runtime)})
     check_skip(wished)
     check_budget(wished)
     return check_limits(wished)
@@ -192,7 +196,7 @@ def quantize(
     Raises an OnnxqError subclass for everything the caller can mend.
     """
     wished, request = make_config(config, target, options), options.request()
-    with use_libraries(wished.runtime.libraries):
+    with use_runtime(wished.runtime):
         return _quantize(model, data, wished, request, options, progress)
 
 
@@ -332,7 +336,7 @@ def make_plan(
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
     wished = make_config(config, target, options)
-    with use_libraries(wished.runtime.libraries):
+    with use_runtime(wished.runtime):
         return _make_plan(model, data, wished, progress)
 
 

@@ -17,9 +17,7 @@ from onnxq.plan import Plan
 from onnxq.planner import state_placement
 from onnxq.runtime import Session, UnknownOperatorError
 from onnxq.sites import Caution
-
-# A domain outside these may have to come from a library; whether it has to, only ORT knows.
-_USUAL_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+from onnxq.targets import USUAL_DOMAINS
 
 
 def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOperatorError | None:
@@ -39,7 +37,8 @@ def find_obstacle(state: State, config: Config, *, measuring: bool) -> UnknownOp
 
 
 def _names_other_domains(proto: ModelLike) -> bool:
-    return any(node.domain not in _USUAL_DOMAINS for _, graph in walk_graphs(proto.graph) for node in graph.node)
+    """An operator of another domain may have to come from a library; whether it has to, only ORT knows."""
+    return any(node.domain not in USUAL_DOMAINS for _, graph in walk_graphs(proto.graph) for node in graph.node)
 
 
 def plan_unrun(state: State, config: Config, name: str, obstacle: UnknownOperatorError) -> Plan:

@@ -112,7 +112,7 @@ def state_placement(
     for scope, reason in closed.items():
         reasons.append(Refusal(scope, reason, "give samples that reach it", "scope", "R104"))
     reasons += problem.units.reasons
-    without = (engine.without_kernel(node.name, node.op_type) for node in index.nodes)
+    without = (engine.without_kernel(node) for node in index.nodes)
     reasons += [reason for reason in without if reason is not None]
     refusals, left_float = split_unquantized(reasons)
     base = Plan(

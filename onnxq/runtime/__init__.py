@@ -5,12 +5,14 @@ from onnxq.runtime.faults import NodeError, UnknownOperatorError
 from onnxq.runtime.graphs import optimize_graph
 from onnxq.runtime.libraries import list_open_libraries, use_libraries
 from onnxq.runtime.memory import trim_memory
+from onnxq.runtime.providers import CPU, find_provider, use_provider, use_runtime
 from onnxq.runtime.session import Feeds, Session
 from onnxq.runtime.shapes import ShapeProbe, Shapes, observe_shapes
 from onnxq.runtime.tap import Tapped, tap_tensors
 from onnxq.runtime.timing import Latency, measure_nodes, time_models
 
 __all__ = [
+    "CPU",
     "CPU_KINDS",
     "Feeds",
     "Latency",
@@ -21,6 +23,7 @@ __all__ = [
     "Tapped",
     "UnknownOperatorError",
     "detect_cpu",
+    "find_provider",
     "list_open_libraries",
     "measure_nodes",
     "observe_shapes",
@@ -29,4 +32,6 @@ __all__ = [
     "time_models",
     "trim_memory",
     "use_libraries",
+    "use_provider",
+    "use_runtime",
 ]

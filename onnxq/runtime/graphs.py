@@ -8,6 +8,7 @@ import onnx
 
 from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike, attach_weights
+from onnxq.runtime.providers import CPU
 from onnxq.runtime.session import Session
 
 
@@ -21,5 +22,5 @@ def optimize_graph(model: ModelLike | str | Path, *, layout: bool = True) -> onn
     whole = model if isinstance(model, (str, Path)) else attach_weights(model)
     with ScratchFolder() as folder:
         path = folder / "optimized.onnx"
-        Session(whole, layout=layout, threads=1, save_optimized=path)
+        Session(whole, layout=layout, threads=1, provider=CPU, save_optimized=path)
         return onnx.load(path)

@@ -18,9 +18,10 @@ from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import collect_reads
 from onnxq.graph.weights import count_model_bytes
 from onnxq.nearest import suggest_names
-from onnxq.runtime.engine import check_providers, import_onnxruntime, list_faults, make_session_options
+from onnxq.runtime.engine import import_onnxruntime, list_faults, make_session_options
 from onnxq.runtime.faults import explain_load_failure, explain_run_failure
 from onnxq.runtime.libraries import register_libraries
+from onnxq.runtime.providers import CPU, check_loaded, choose_provider
 
 Feeds = Mapping[str, NDArray[Any]]
 
@@ -51,10 +52,11 @@ class Session:
 
     model: a model or a path. optimize: all of ORT's graph optimizations, or none (the file as it says).
     layout: False leaves out the last of them, which only change how tensors lie in memory.
-    threads: 0 takes ORT's default, all cores. providers: None takes the CPU. arena: False hands every buffer back
+    threads: 0 takes ORT's default, all cores. provider: None takes that of the `use_runtime` blocks around the call,
+    the CPU where there is none. arena: False hands every buffer back
     as soon as it is free (lower peak memory, slower small runs). shapes_first: run Shape nodes as early as possible.
     save_optimized: where to write the graph ORT made. profile: prefix of the profile that `end_profiling` finishes.
-    Custom operators come from the libraries of the `use_libraries` blocks around the call.
+    Custom operators come from the libraries of those blocks.
     Raises ModelError when ORT refuses the model, ConfigError for a provider it lacks, MissingDependencyError
     without onnxruntime.
     """
@@ -66,14 +68,14 @@ class Session:
         optimize: bool = True,
         layout: bool = True,
         threads: int = 0,
-        providers: Sequence[str] | None = None,
+        provider: str | None = None,
         arena: bool = True,
         shapes_first: bool = False,
         save_optimized: Path | None = None,
         profile: Path | None = None,
     ) -> None:
         ort = import_onnxruntime()
-        chosen = check_providers(providers)
+        chosen = choose_provider(provider)
         options = make_session_options(
             optimize=optimize,
             layout=layout,
@@ -84,14 +86,18 @@ class Session:
             profile=profile,
         )
         register_libraries(options)
+        if chosen[0] != CPU:
+            # Kernels that add up in an order of their own would give other ranges in every run.
+            options.use_deterministic_compute = True
         self._label = str(model) if isinstance(model, (str, Path)) else "the model"
         try:
             # ORT reads these arrays as long as the session lives.
             self._weights = _hand_over_weights(model, options)
             with _Source(model) as source:
-                self._session = ort.InferenceSession(source, options, providers=chosen)
+                self._session = ort.InferenceSession(source, options, providers=[chosen])
         except list_faults() as error:
             raise explain_load_failure(error, self._label) from error
+        check_loaded(self._session, chosen[0])
         self.inputs: tuple[ValueInfo, ...] = tuple(_describe_value(arg) for arg in self._session.get_inputs())
         self.outputs: tuple[ValueInfo, ...] = tuple(_describe_value(arg) for arg in self._session.get_outputs())
         self._types = {arg.name: arg.type for arg in self._session.get_inputs()}

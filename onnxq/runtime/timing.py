@@ -13,6 +13,7 @@ import numpy as np
 
 from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike
+from onnxq.runtime.providers import CPU
 from onnxq.runtime.session import Feeds, Session
 
 # One measurement lasts at least this long: the clock and Python then weigh nothing.
@@ -54,7 +55,7 @@ def time_models(
     single-threaded; spinning is off.
     Raises ModelError for a model ORT refuses, DataError for feeds that do not fit.
     """
-    sessions = {name: Session(model, threads=threads) for name, model in models.items()}
+    sessions = {name: Session(model, threads=threads, provider=CPU) for name, model in models.items()}
     runs = {name: _warm_up_session(session, feeds) for name, session in sessions.items()}
     times: dict[str, list[float]] = {name: [] for name in sessions}
     names = list(sessions)
@@ -112,7 +113,7 @@ def measure_nodes(model: ModelLike | str | Path, feeds: Feeds, *, threads: int =
     Nodes that ORT made have names it chose; a node that runs several times in one run (a Loop subgraph) counts each.
     """
     with ScratchFolder() as folder:
-        session = Session(model, threads=threads, profile=folder / "profile")
+        session = Session(model, threads=threads, provider=CPU, profile=folder / "profile")
         for _ in range(_WARM_UP_RUNS + runs):
             session.run(feeds)
         events = json.loads(session.end_profiling().read_text(encoding="utf-8"))

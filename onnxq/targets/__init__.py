@@ -2,6 +2,7 @@
 
 from onnxq.errors import ConfigError
 from onnxq.targets.base import (
+    USUAL_DOMAINS,
     Candidate,
     Capability,
     Output,
@@ -39,6 +40,7 @@ def find_target(name: str, mode: str = "static") -> Target:
 
 __all__ = [
     "TARGETS",
+    "USUAL_DOMAINS",
     "Candidate",
     "Capability",
     "Output",

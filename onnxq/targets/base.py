@@ -17,6 +17,9 @@ from onnxq.spec import PerBlock, PerChannel, PerTensor, QuantSpec
 Shape = tuple[int, ...]
 Shapes = Mapping[TensorId, Shape]
 
+# Operators of other domains come from libraries and plugins of the user.
+USUAL_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+
 
 class Output(str, Enum):
     """The type that an int8 kernel writes."""
@@ -212,12 +215,15 @@ class Target:
                 refusal = Refusal(candidate.node.name, reason, rule=rule.name, code="R102")
         return None, unpaid or refusal
 
-    def without_kernel(self, name: str, op_type: str) -> Unquantized | None:
-        """Why no node of this operator is quantized, as a reason for the node `name`; None where one may be."""
-        if op_type in self.no_kernel:
-            return Refusal(name, self.no_kernel[op_type], rule="no-kernel", code="R101")
-        if op_type in self.no_gain:
-            return LeftFloat(name, self.no_gain[op_type], "no-kernel")
+    def without_kernel(self, node: NodeRef) -> Unquantized | None:
+        """Why no node of this operator is quantized, as a reason for the node; None where one may be."""
+        if node.domain not in USUAL_DOMAINS:
+            reason = f"{node.op_type} of {node.domain} is a custom operator: only its library knows what it computes"
+            return LeftFloat(node.name, reason, "custom-operator", "F108")
+        if node.op_type in self.no_kernel:
+            return Refusal(node.name, self.no_kernel[node.op_type], rule="no-kernel", code="R101")
+        if node.op_type in self.no_gain:
+            return LeftFloat(node.name, self.no_gain[node.op_type], "no-kernel")
         return None
 
     def capability(self, spec: QuantSpec, role: Role, op_type: str) -> Capability | None:

@@ -19,6 +19,8 @@ from onnxq.observers import register_observer
 from onnxq.passes.rewrites.passes import rewrite_model
 from onnxq.pipeline.import_cache import import_calibration
 from onnxq.plan import Plan, from_json, to_json
+from onnxq.runtime import Session
+from onnxq.runtime.providers import check_loaded
 from onnxq.spec import PerChannel, QParams, QuantSpec
 from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, reach, rows, written
 
@@ -30,6 +32,11 @@ def configured(folder: Path, text: str) -> None:
 @reach("Q301")
 def no_preset(_: Path):
     load_config("ort-int9")
+
+
+@reach("Q323")
+def no_gpu_for_the_provider(_: Path):
+    check_loaded(Session(gemm()).native, "CUDAExecutionProvider")
 
 
 @reach("Q302")

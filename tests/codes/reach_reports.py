@@ -192,6 +192,14 @@ def promoted(_: Path):
     return made.plan.left_float
 
 
+@reach("F108")
+def an_operator_of_a_library(_: Path):
+    proto = model("g (float[N,64] x) => (float[M,64] y) { h = MatMul(x, w) y = Relu(h) }", w=np.ones((64, 64), F))
+    proto.graph.node[1].domain = "example.ops"
+    proto.opset_import.append(helper.make_opsetid("example.ops", 1))
+    return onnxq.make_plan(proto, config="ort-int8-weights").left_float
+
+
 @reach("W101")
 def made_up(_: Path):
     return onnxq.quantize(gemm(64, 64), config=EVERYTHING, latency=False).report.warnings

@@ -1,4 +1,4 @@
-"""A real library of custom operators, compiled where there is a C compiler."""
+"""Real libraries of custom operators and plugins, compiled where there is a compiler."""
 
 from __future__ import annotations
 
@@ -12,18 +12,27 @@ import pytest
 
 from tests.custom_ops.models import network
 
-COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang", "g++"))), None)
+
+def compile_library(source: str, folder: Path, *compilers: str) -> Path:
+    """A source beside this file as a shared library."""
+    compiler = next(filter(None, map(shutil.which, compilers)), None)
+    if compiler is None:
+        pytest.skip("no compiler")
+    path = folder / f"lib{Path(source).stem}.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", path, Path(__file__).with_name(source)], check=True)
+    return path
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """swell.c as a shared library."""
-    if COMPILER is None:
-        pytest.skip("no C compiler")
-    path = tmp_path_factory.mktemp("custom-ops") / "libswell.so"
-    source = Path(__file__).with_name("swell.c")
-    subprocess.run([COMPILER, "-xc", "-shared", "-fPIC", "-O1", "-o", path, source], check=True)
-    return path
+    """swell.c: the operator for ONNX Runtime."""
+    return compile_library("swell.c", tmp_path_factory.mktemp("custom-ops"), "cc", "gcc", "clang")
+
+
+@pytest.fixture(scope="session")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """swell_plugin.cpp: the operator for TensorRT."""
+    return compile_library("swell_plugin.cpp", tmp_path_factory.mktemp("plugins"), "c++", "g++", "clang++")
 
 
 @pytest.fixture

@@ -136,8 +136,8 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_a_provider_that_is_not_there_is_refused_not_replaced() -> None:
     with pytest.raises(ConfigError, match="CPUExecutionProvider"):
-        Session(RELU, providers=["CPUExecutionProvidr"])
-    assert Session(RELU, providers=["CPUExecutionProvider"]).run({"x": X})
+        Session(RELU, provider="CPUExecutionProvidr")
+    assert Session(RELU, provider="CPUExecutionProvider").run({"x": X})
 
 
 def test_optimized_graph_shows_fusions() -> None:

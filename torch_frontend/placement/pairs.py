@@ -85,7 +85,7 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     _check_leaders(problem)
     choice = choose_ops(problem, attention=config.attention == "quantized", sized=sized)
     placement = Placer(problem).place(choice.chosen)
-    kernels = (problem.engine.without_kernel(node.name, node.op_type) for node in graph.nodes)
+    kernels = (problem.engine.without_kernel(node) for node in graph.nodes)
     reasons = [*graph.reasons, *choice.reasons, *problem.units.reasons, *(one for one in kernels if one is not None)]
     paths = {node.name: node.path for node in graph.nodes if isinstance(node, CallNode)}
     out = Pairs(reasons=[replace(one, subject=paths.get(one.subject, one.subject)) for one in reasons])

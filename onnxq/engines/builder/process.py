@@ -16,18 +16,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 
 import onnx
 
-from onnxq.engines.builder.library import LIBRARIES
-from onnxq.errors import MissingDependencyError, VerificationError
+from onnxq.engines.builder.library import LIBRARIES, RTX
+from onnxq.errors import ConfigError, MissingDependencyError, VerificationError
 from onnxq.graph import save_model
 
 JOB, LOG, RESULT, ENGINE, MODEL = "job.json", "build.log", "result.json", "engine", "model.onnx"
 # ONNX Runtime's graph with the names of the model's tensors; TensorRT's kernels as its log or its inspector lists them.
 OPTIMIZED, LAYERS, INSPECTION = "optimized.onnx", "layers.txt", "layers.json"
-_STDERR = "stderr.txt"
+_STDERR, _LINKS = "stderr.txt", "links"
 # Lines of the log and of stderr that are shown.
 _TAIL = 12
 # The differences between equal errors of two graphs: names in quotes or brackets, numbers, addresses.
@@ -46,10 +47,11 @@ class BuildState(str, Enum):
     FAILED = "failed"  # in the builder
     CRASHED = "crashed"
     LATE = "timed out"
-    # The library cannot work here: not installed, no GPU, or not for the compute capability asked for.
+    # The library cannot work here: not installed, no GPU, not for the compute capability asked for, no such plugin.
     MISSING = "missing"
     UNABLE = "unable"
     NO_CAPABILITY = "no capability"
+    NO_PLUGIN = "no plugin"
 
     def __str__(self) -> str:
         return self.value
@@ -60,8 +62,9 @@ class Job:
     """Orders for a child. engine: of ENGINES. capability: e.g. (8, 6), () for the GPU in this machine.
 
     shapes: (min, opt, max) of the inputs whose shape is not fixed. cache: a timing cache to read and write, "" none.
-    operators: paths of libraries with custom operators, for ONNX Runtime. debug_tensors: TensorRT also gives the
-    tensors that survive fusion, which prevents none, as outputs would. tf32: TensorRT may round float32 factors to it.
+    operators: paths of libraries with custom operators, for ONNX Runtime; plugins: with plugins, for TensorRT.
+    debug_tensors: TensorRT also gives the tensors that survive fusion, which prevents none, as outputs would. tf32:
+    TensorRT may round float32 factors to it.
     """
 
     engine: str
@@ -69,6 +72,7 @@ class Job:
     shapes: Profile = field(default_factory=dict)
     cache: str = ""
     operators: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
     debug_tensors: bool = False
     tf32: bool = True
 
@@ -113,7 +117,7 @@ def build_engine(proto: onnx.ModelProto, job: Job, folder: Path, *, timeout: flo
                 stdin=subprocess.DEVNULL,
                 check=False,
                 timeout=timeout,
-                env=_child_environment(),
+                env=_make_environment(job, folder),
             )
         except subprocess.TimeoutExpired:
             reason = f"the build did not end within {timeout:g} s"
@@ -132,10 +136,22 @@ def build_engine(proto: onnx.ModelProto, job: Job, folder: Path, *, timeout: flo
     return replace(result, log=_last_lines(folder))
 
 
-def _child_environment() -> dict[str, str]:
+def _make_environment(job: Job, folder: Path) -> dict[str, str]:
     """The child finds the same packages, wherever this process has them from."""
     paths = [path for path in sys.path if path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[3]), *paths])}
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[3]), *paths])}
+    home = find_spec("tensorrt_rtx_libs") if job.engine == RTX and job.plugins and sys.platform == "linux" else None
+    if home is None:
+        return own
+    # TensorRT-RTX's parser loads libtensorrt_rtx.so by this name when it meets a plugin, and ends the process where it
+    # is not found; the wheel holds it under its versioned name only.
+    (folder / _LINKS).mkdir(exist_ok=True)
+    for library in Path(next(iter(home.submodule_search_locations or ()))).glob("libtensorrt_rtx.so.*"):
+        link = folder / _LINKS / "libtensorrt_rtx.so"
+        link.unlink(missing_ok=True)
+        link.symlink_to(library)
+    known = [os.environ["LD_LIBRARY_PATH"]] if os.environ.get("LD_LIBRARY_PATH") else []
+    return {**own, "LD_LIBRARY_PATH": os.pathsep.join([str(folder / _LINKS), *known])}
 
 
 def _read_result(folder: Path) -> BuildResult | None:
@@ -167,8 +183,14 @@ def _last_lines(folder: Path) -> tuple[str, ...]:
 
 
 def check_library(result: BuildResult, engine: str) -> BuildResult:
-    """The result, if the library could work at all. Raises MissingDependencyError or VerificationError if not."""
+    """The result, if the library could work at all. Raises MissingDependencyError or VerificationError if not.
+
+    ConfigError for a plugin that it cannot load.
+    """
     library = LIBRARIES[engine]
+    if result.state is BuildState.NO_PLUGIN:
+        fix = "give a shared library for this machine and this release that exports getCreators or getPluginCreators"
+        raise ConfigError("plugin", f"{library.title} cannot load it: {result.reason}", fix, code="Q322")
     if result.state is BuildState.MISSING:
         raise MissingDependencyError(
             library.module, f"cannot be imported ({result.reason})", library.install, code="Q805"

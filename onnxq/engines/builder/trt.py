@@ -33,13 +33,13 @@ def build(job: Job, folder: Path) -> BuildResult:
     with open(folder / LOG, "w", encoding="utf-8") as sink:
         start = time.perf_counter()
         try:
-            result = _build(library, _make_logger(library, sink), job, folder)
+            result = _build(library, make_logger(library, sink), job, folder)
         except Exception as error:  # the library's own kinds have no common base; all of them end a build
             result = BuildResult(state=BuildState.FAILED, reason=f"{type(error).__name__}: {error}")
     return replace(result, seconds=time.perf_counter() - start)
 
 
-def _make_logger(library: Any, sink: IO[str]) -> Any:
+def make_logger(library: Any, sink: IO[str]) -> Any:
     """A logger that keeps kernels and errors, and writes every line at once: those before a crash are there."""
 
     class Logger(library.ILogger):  # type: ignore[misc]
@@ -65,6 +65,8 @@ def _build(library: Any, logger: Any, job: Job, folder: Path) -> BuildResult:
     except TypeError:  # pybind's word for a null pointer: TensorRT found no GPU or no driver
         reason = "; ".join(logger.errors[-1:]) or "it needs an NVIDIA GPU"
         return BuildResult(state=BuildState.UNABLE, reason=reason)
+    if missing := load_plugins(library, logger, job.plugins):
+        return BuildResult(state=BuildState.NO_PLUGIN, reason=missing)
     # Releases that know nothing but strong typing may drop its flag.
     typed = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     network = builder.create_network(0 if typed is None else 1 << int(typed))
@@ -100,6 +102,23 @@ def _build(library: Any, logger: Any, job: Job, folder: Path) -> BuildResult:
     inspection = "" if job.engine == RTX else _inspect(library, logger, blob)
     (folder / (INSPECTION if inspection else LAYERS)).write_text(inspection or logger.layers, encoding="utf-8")
     return BuildResult(state=BuildState.BUILT)
+
+
+def load_plugins(library: Any, logger: Any, paths: Sequence[str]) -> str:
+    """Register the plugins of shared libraries, after NVIDIA's own; returns why one of them gave none, "" for none.
+
+    logger: of a kind that keeps `errors`.
+    """
+    with suppress(Exception):  # releases of RTX have no such plugins
+        library.init_libnvinfer_plugins(logger, "")
+    registry = library.get_plugin_registry()
+    for path in paths:
+        known, told = len(registry.all_creators), len(logger.errors)
+        with suppress(Exception):
+            registry.load_library(path)
+        if len(registry.all_creators) == known:
+            return f"{path}: {next(iter(logger.errors[told:]), 'it registers no plugin')}"
+    return ""
 
 
 def _read_refusal(parser: Any) -> BuildResult:

@@ -20,11 +20,12 @@ from onnxq.engines.diff.model import OFF, Bisection, Error
 from onnxq.engines.prove.reduce import leave_out_nodes
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
-from onnxq.runtime import Session, tap_tensors, trim_memory
+from onnxq.runtime import CPU, Session, tap_tensors, trim_memory
 from onnxq.sites import TensorId
 
 Array = NDArray[np.generic]
 Feeds = Mapping[str, Array]
+EngineRun = Callable[[onnx.ModelProto, Feeds], Mapping[str, Array]]
 
 # How much a growing piece grows: a deep network is not run node by node.
 _GROWTH = 1.5
@@ -36,7 +37,7 @@ class EngineUnderTest:
     """An engine that is compared with the reference. name: of its run. run: gives the outputs of a model on feeds."""
 
     name: str
-    run: Callable[[onnx.ModelProto, Feeds], Mapping[str, Array]]
+    run: EngineRun
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +70,9 @@ class Reference:
         return {name: self._known[name] for name in wanted}
 
 
-def run_optimized(proto: onnx.ModelProto, feeds: Feeds) -> Mapping[str, Array]:
+def run_optimized(proto: onnx.ModelProto, feeds: Feeds, *, provider: str = CPU) -> Mapping[str, Array]:
     """The outputs of ORT with all optimizations, as users run it."""
-    return Session(proto, threads=1, arena=False).run(feeds)
+    return Session(proto, threads=1, provider=provider, arena=False).run(feeds)
 
 
 def bisect_divergence(

@@ -43,7 +43,7 @@ from onnxq.errors import DataError, ModelError, OnnxqError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.progress import Progress, silent
-from onnxq.runtime import NodeError
+from onnxq.runtime import CPU, NodeError
 from onnxq.sites import Refusal, TensorId
 
 
@@ -52,6 +52,7 @@ class DiffRequest:
     """The comparisons to make. engines: of ENGINES, () takes ORT and, where it can run, TensorRT.
 
     keep: samples to record. memory_limit: bytes of inner tensors held at a time. threads: of ORT; 0 takes all.
+    provider: of ORT, that the quantized model runs on with optimizations. plugins: paths of TensorRT's.
     """
 
     engines: tuple[str, ...] = ()
@@ -61,6 +62,8 @@ class DiffRequest:
     keep: int = 0
     threads: int = 0
     memory_limit: int = 2**30
+    provider: str = CPU
+    plugins: tuple[str, ...] = ()
     tolerances: Tolerances = field(default_factory=Tolerances)
 
     @property
@@ -97,7 +100,10 @@ def compare_models(
         float_index, index = GraphIndex(name_nodes(float_proto)), GraphIndex(infer_shapes(name_nodes(quantized)))
         check_pair(float_index, index)
     with ScratchFolder() as folder:
-        engines = Engines(float_index, index, dataset, request.engines, request.threads, folder, progress)
+        engines = Engines(
+            float_index, index, dataset, request.engines, request.threads, folder, progress,
+            provider=request.provider, plugins=request.plugins,
+        )  # fmt: skip
         work = _Comparison(engines, request, Recorder(request.keep))
         outputs = work.compare_outputs(loaded)
         layers = work.compare_layers() if request.inside else LayerResults()
@@ -196,7 +202,11 @@ class _Comparison:
 
     def _describe_runs(self, seen: Mapping[str, int]) -> None:
         for name in self.engines.names:
-            self.runs.append(Run(name=name, engine=describe_engine(name), samples=seen.get(name, 0), base=name))
+            self.runs.append(
+                Run(
+                    name=name, engine=describe_engine(name, self.request.provider), samples=seen.get(name, 0), base=name
+                )
+            )
         for name, one in self.loaded.items():
             count = seen.get(name, 0)
             run = Run(name=name, engine=f"from {one.path}", samples=count, base=one.name, origin=one.origin)
@@ -228,8 +238,10 @@ class _Comparison:
             cause = f"they are compared with the model run {label_run(OFF)}, which failed"
             return LayerResults(skipped=(Refusal("layers", cause, code="R111"),))
         with self.engines.progress("having ONNX Runtime optimize the model"):
+            # The graph of fusions can be read for the CPU alone.
+            fused = ON in self.engines.names and self.request.provider == CPU
             self.inner = inner = open_inner(
-                self.engines.float_index, self.index, first, fused=ON in self.engines.names, threads=threads
+                self.engines.float_index, self.index, first, fused=fused, threads=threads
             )  # fmt: skip
         with ExitStack() as stack:
             others = self.engines.open_inner(stack)
@@ -252,7 +264,7 @@ class _Comparison:
 
     def explain(self, point: DivergencePoint) -> DivergencePoint:
         """The point with the weights that saturate, where these make a run with optimizations diverge."""
-        if point.divergence.run != ON:
+        if point.divergence.run != ON or self.request.provider != CPU:
             return point
         feeds = self.dataset[point.sample]
         with self.engines.progress("looking for the cause"):

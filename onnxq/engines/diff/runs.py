@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,14 +19,14 @@ from onnxq.engines.builder.library import ORT, RTX, name_version
 from onnxq.engines.builder.process import Profile
 from onnxq.engines.builder.shapes import find_sample_shapes
 from onnxq.engines.diff import trt
-from onnxq.engines.diff.bisect import EngineUnderTest, run_optimized
+from onnxq.engines.diff.bisect import EngineRun, EngineUnderTest, run_optimized
 from onnxq.engines.diff.measure import Array
 from onnxq.engines.diff.model import FLOAT, OFF, ON, TRT
 from onnxq.errors import OnnxqError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex
 from onnxq.progress import Progress
-from onnxq.runtime import Feeds, Session
+from onnxq.runtime import CPU, Feeds, Session
 from onnxq.sites import Refusal
 
 ENGINES = ("ort", "trt")
@@ -64,7 +65,7 @@ class Engines:
 
     wanted: of ENGINES; () takes ORT and, where it can run, TensorRT. names: the runs that work, float first.
     skipped: engines that do not run, with the reason; missing: those of them that had to run; failed: errors of those
-    that were tried.
+    that were tried. provider: of ONNX Runtime with optimizations; without them, the reference, it runs on the CPU.
     """
 
     float_index: GraphIndex
@@ -74,6 +75,8 @@ class Engines:
     threads: int
     folder: Path
     progress: Progress
+    provider: str = CPU
+    plugins: tuple[str, ...] = ()
     names: list[str] = field(default_factory=list)
     skipped: list[Refusal] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -140,7 +143,8 @@ class Engines:
                 return self._open_trt("outputs", stack)
         proto = (self.float_index if name == FLOAT else self.index).proto
         with self.progress(f"loading {'the float' if name == FLOAT else 'the quantized'} model into ONNX Runtime"):
-            return OrtRunner(name, Session(proto, optimize=name == ON, threads=self.threads))
+            provider = self.provider if name == ON else CPU
+            return OrtRunner(name, Session(proto, optimize=name == ON, threads=self.threads, provider=provider))
 
     def _open_trt(self, name: str, stack: ExitStack, *, debug_tensors: bool = False) -> Runner:
         """TensorRT's runner, of an engine built in a folder of this name."""
@@ -148,8 +152,10 @@ class Engines:
             self._shapes = find_sample_shapes(self.index, self.dataset.samples())
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        engine = trt.build_trt(self.index.proto, self._shapes, folder, debug_tensors=debug_tensors)
-        return stack.enter_context(trt.TrtRunner(TRT, engine))
+        engine = trt.build_trt(
+            self.index.proto, self._shapes, folder, debug_tensors=debug_tensors, plugins=self.plugins
+        )  # fmt: skip
+        return stack.enter_context(trt.TrtRunner(TRT, engine, self.plugins))
 
     def open_inner(self, stack: ExitStack) -> list[Runner]:
         """Runners that give inner tensors with their outputs: TensorRT's, if it runs."""
@@ -165,18 +171,20 @@ class Engines:
 
     def find_under_test(self, run: str) -> EngineUnderTest | None:
         """The engine that bisection runs parts of the model in; None for the reference and for loaded runs."""
-        found = {ON: run_optimized, TRT: self._run_trt}.get(run)
-        return None if found is None else EngineUnderTest(run, found)
+        found: dict[str, EngineRun] = {ON: partial(run_optimized, provider=self.provider), TRT: self._run_trt}
+        return EngineUnderTest(run, found[run]) if run in found else None
 
     def _run_trt(self, proto: onnx.ModelProto, feeds: Feeds) -> Mapping[str, Array]:
         with ScratchFolder(self.folder) as folder:
             shapes = find_sample_shapes(GraphIndex(proto), [feeds])
-            with trt.TrtRunner(TRT, trt.build_trt(proto, shapes, folder)) as runner:
+            engine = trt.build_trt(proto, shapes, folder, plugins=self.plugins)
+            with trt.TrtRunner(TRT, engine, self.plugins) as runner:
                 return {name: np.array(value) for name, value in runner.infer(feeds).items()}
 
 
-def describe_engine(run: str) -> str:
+def describe_engine(run: str, provider: str = CPU) -> str:
     """The engine of a local run, for people."""
     if run == TRT:
         return name_version(trt.find_engine() or RTX)
-    return f"{name_version(ORT)}, {_ORT_RUNS[run]}"
+    place = f" on {provider}" if run == ON and provider != CPU else ""
+    return f"{name_version(ORT)}{place}, {_ORT_RUNS[run]}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,7 +16,8 @@ import onnx
 
 from onnxq.engines.builder.library import LIBRARIES, RTX
 from onnxq.engines.builder.library import TRT as TENSORRT
-from onnxq.engines.builder.process import ENGINE, BuildState, Job, Profile, build_engine
+from onnxq.engines.builder.process import ENGINE, BuildState, Job, Profile, build_engine, check_library
+from onnxq.engines.builder.trt import load_plugins, make_logger
 from onnxq.engines.diff.model import TRT
 from onnxq.errors import MissingDependencyError, ModelError
 from onnxq.runtime import Feeds, NodeError
@@ -73,16 +75,19 @@ def build_trt(
     *,
     debug_tensors: bool = False,
     capability: tuple[int, ...] = (),
+    plugins: Sequence[str] = (),
 ) -> Path:
     """Build an engine for this machine's GPU, or another's capability, in a child process. Returns its path.
 
-    debug_tensors: as of Job. Raises ModelError with TensorRT's own words when it gives none.
+    debug_tensors, plugins: as of Job. Raises ModelError with TensorRT's own words when it gives none, ConfigError for a
+    plugin that it cannot load.
     """
     # Without TF32: differences of kernels are looked for, not of float formats.
     job = Job(
-        engine=find_engine() or TENSORRT, capability=capability, shapes=shapes, debug_tensors=debug_tensors, tf32=False
+        engine=find_engine() or TENSORRT, capability=capability, shapes=shapes, debug_tensors=debug_tensors, tf32=False,
+        plugins=tuple(str(Path(path).resolve()) for path in plugins),
     )  # fmt: skip
-    result = build_engine(proto, job, folder, timeout=_TIMEOUT)
+    result = check_library(build_engine(proto, job, folder, timeout=_TIMEOUT), job.engine)
     if result.state is BuildState.BUILT:
         return folder / ENGINE
     error = NodeError(TRT, f"cannot build the engine: {result.reason}", code="Q115")
@@ -115,11 +120,20 @@ def translate_errors() -> Iterator[None]:
             raise ModelError(TRT, f"{type(error).__name__}: {error}", fix, code="Q115") from error
 
 
+def _load_plugins(paths: Sequence[str]) -> None:
+    """Register plugins in this process, where engines run; those that are there already stay."""
+    if paths:
+        library = import_module(LIBRARIES[find_engine() or TENSORRT].module)
+        with open(os.devnull, "w", encoding="utf-8") as sink:
+            load_plugins(library, make_logger(library, sink), [str(Path(path).resolve()) for path in paths])
+
+
 class TrtRunner:
     """A Runner of a built engine: a context manager. Tensors that survived fusion come out with its outputs."""
 
-    def __init__(self, name: str, engine: Path) -> None:
+    def __init__(self, name: str, engine: Path, plugins: Sequence[str] = ()) -> None:
         self.name, self.seconds = name, 0.0
+        _load_plugins(plugins)
         # Polygraphy decides once which TensorRT it uses, when its TensorRT backend is first imported.
         load_polygraphy("config").USE_TENSORRT_RTX = find_engine() == RTX
         with translate_errors():

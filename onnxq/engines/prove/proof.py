@@ -126,8 +126,9 @@ class Reduced:
 class Build:
     """How the build went.
 
-    node: the ONNX node that the library blames. capability: e.g. "8.6", "" for the GPU of this machine. log: the last
-    lines before the end, when it did not end well. saved: files written for the user.
+    node: the ONNX node that the library blames; needs_plugin: it is no operator of ONNX. capability: e.g. "8.6", "" for
+    the GPU of this machine. log: the last lines before the end, when it did not end well. saved: files written for the
+    user.
     """
 
     engine: str
@@ -138,6 +139,7 @@ class Build:
     engine_bytes: int = 0
     reason: str = ""
     node: str = ""
+    needs_plugin: bool = False
     log: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[tuple[int, ...], ...]]
     reduced: Reduced | None = None

@@ -62,6 +62,7 @@ class ProveRequest:
     dataset: Dataset | None = None
     threads: int = 0
     shapes: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    plugins: Sequence[str] = ()
     compare: str | Path | None = None
     save: Path | None = None
     force: bool = False
@@ -87,7 +88,10 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
     operators = list_open_libraries() if engine == ORT else ()
     # TensorRT's timing cache grows from build to build.
     cache = "" if request.save is None else str((request.save / _CACHE).resolve())
-    job = Job(engine=engine, capability=capability, shapes=shapes, cache=cache, operators=operators)
+    plugins = () if engine == ORT else tuple(str(Path(path).resolve()) for path in request.plugins)
+    job = Job(
+        engine=engine, capability=capability, shapes=shapes, cache=cache, operators=operators, plugins=plugins
+    )  # fmt: skip
     with ScratchFolder() as folder:
         with request.progress(f"building with {LIBRARIES[engine].title}, for at most {request.timeout:g} s"):
             result = check_library(build_engine(inspection.model, job, folder, timeout=request.timeout), engine)
@@ -111,7 +115,7 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
     proof = Proof(
         source=inspection.source,
         chosen=chosen,
-        build=_describe_build(job, result, reduced, saved),
+        build=replace(_describe_build(job, result, reduced, saved), needs_plugin=_is_custom(index, result.node)),
         kernels=kernels,
         nodes=nodes,
         sites=sites,
@@ -247,6 +251,11 @@ def _find_layout_changes(engine: str, result: BuildResult, folder: Path) -> Iter
             counts = ", ".join(f"{kind} {before[kind]} -> {after[kind]}" for kind in sorted(before | after))
             text = f"the last step of ONNX Runtime's optimization changes the integer kernels: {counts}"
             yield Caution("W112", text)
+
+
+def _is_custom(index: GraphIndex, name: str) -> bool:
+    """True for a node whose operator ONNX does not know."""
+    return any(node.name == name and not onnx.defs.has(node.op_type, node.domain) for node in index.nodes)
 
 
 def _describe_build(job: Job, result: BuildResult, reduced: Reduced | None, saved: tuple[str, ...]) -> Build:
