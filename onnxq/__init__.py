@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from onnxq.errors import OnnxqError
     from onnxq.interop import Imported, Marked, strip_markers
     from onnxq.pipeline import (
+        Bench,
         Difference,
         Inspection,
         Profile,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         Result,
         annotate_bits,
         apply,
+        bench,
         diff,
         import_calibration,
         inspect,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Bench": "onnxq.pipeline",
     "Config": "onnxq.config",
     "Difference": "onnxq.pipeline",
     "Imported": "onnxq.interop",
@@ -49,6 +52,7 @@ _HOME = {
     "Result": "onnxq.pipeline",
     "annotate_bits": "onnxq.pipeline",
     "apply": "onnxq.pipeline",
+    "bench": "onnxq.pipeline",
     "diff": "onnxq.pipeline",
     "import_calibration": "onnxq.pipeline",
     "inspect": "onnxq.pipeline",
@@ -61,6 +65,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Bench",
     "Config",
     "Difference",
     "Imported",
@@ -73,6 +78,7 @@ __all__ = [
     "Result",
     "annotate_bits",
     "apply",
+    "bench",
     "diff",
     "import_calibration",
     "inspect",

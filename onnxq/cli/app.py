@@ -28,6 +28,7 @@ Exit codes:
         "plan": "onnxq.cli.plan",
         "apply": "onnxq.cli.apply",
         "prove": "onnxq.cli.prove",
+        "bench": "onnxq.cli.bench",
         "diff": "onnxq.cli.diff",
         "profile": "onnxq.cli.profile",
         "import-calibration": "onnxq.cli.import_calibration",

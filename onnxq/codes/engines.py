@@ -28,13 +28,16 @@ VERIFICATION = (
     Code("Q707", "a weight can overflow 16-bit sums",
          "On x86 CPUs without VNNI such a weight gives other answers than elsewhere.",
          "Quantize the float model with onnxq (`saturation: avoid`, the default), or with 7-bit weights."),
-    Code("Q708", "this machine cannot build for the engine",
+    Code("Q708", "this machine cannot build for the engine, or run it",
          "The engine's library is there, and what it needs is not, e.g. a GPU.",
-         "Build where there is one, or with TensorRT for RTX, which needs none."),
+         "Work where there is one, or build with TensorRT for RTX, which needs none."),
     Code("Q709", "the wish for accuracy does not hold",
          "Everything that may be promoted was, or promoting more brought nothing, and the outputs are still "
          "further from float than was wished. The model is written. Exit code 4.",
          "Give more samples, another configuration, more time, or a weaker wish."),
+    Code("Q710", "an engine could not be timed",
+         "It was built, and could not be loaded or run on the GPU of this machine.",
+         "See the cause in the message; drivers and releases of TensorRT have to belong together."),
 )  # fmt: skip
 
 DEPENDENCIES = (

@@ -78,8 +78,6 @@ TENSORRT: tuple[Limit, ...] = (
           "TensorRT multiplies FP8 by FP8 and int8 by int8, nothing else",
           f"write `storage: {FLOAT8}` for both activations and weights, or for neither"),
     Limit("bias", lambda c: c.bias == "float", "TensorRT refuses a DequantizeLinear of int32", "write `bias: float`"),
-    Limit("placement", lambda c: c.placement == "rules", "placements are timed in ONNX Runtime, which says nothing of "
-          "TensorRT", "write `placement: rules`"),
     Limit("cpu", lambda c: c.cpu == "any", _NO_CPU, "remove it, or write `target: ort`"),
 )  # fmt: skip
 ONNXRUNTIME: tuple[Limit, ...] = (
@@ -91,8 +89,8 @@ ONNXRUNTIME: tuple[Limit, ...] = (
           "write `attention: float`"),
 )  # fmt: skip
 VIRTUAL: tuple[Limit, ...] = (
-    Limit("placement", lambda c: c.placement == "rules", "placements are timed in ONNX Runtime, and this target is no "
-          "engine", "write `placement: rules`"),
+    Limit("placement", lambda c: c.placement == "rules", "placements are timed in an engine, and this target is none",
+          "write `placement: rules`"),
     Limit("cpu", lambda c: c.cpu == "any", _NO_CPU, "remove it, or write `target: ort`"),
 )  # fmt: skip
 LIMITS: Mapping[str, tuple[Limit, ...]] = {"ort": ONNXRUNTIME, "trt": TENSORRT, "virtual": VIRTUAL}

@@ -10,23 +10,28 @@ from onnxq.pipeline.api import annotate_bits, apply, import_calibration, inspect
 from onnxq.pipeline.result import Result
 
 if TYPE_CHECKING:
+    from onnxq.engines.bench.model import Bench
     from onnxq.engines.diff.model import Difference
     from onnxq.engines.prove.proof import Proof
     from onnxq.evaluation.profile import Profile
+    from onnxq.pipeline.bench_models import bench
     from onnxq.pipeline.diff_models import diff
     from onnxq.pipeline.profile_layers import profile_model
     from onnxq.pipeline.prove_model import prove
 
 _HOME = {
+    "Bench": "onnxq.engines.bench.model",
     "Difference": "onnxq.engines.diff.model",
     "Profile": "onnxq.evaluation.profile",
     "Proof": "onnxq.engines.prove.proof",
+    "bench": "onnxq.pipeline.bench_models",
     "diff": "onnxq.pipeline.diff_models",
     "profile_model": "onnxq.pipeline.profile_layers",
     "prove": "onnxq.pipeline.prove_model",
 }
 
 __all__ = [
+    "Bench",
     "Difference",
     "Inspection",
     "Profile",
@@ -34,6 +39,7 @@ __all__ = [
     "Result",
     "annotate_bits",
     "apply",
+    "bench",
     "diff",
     "import_calibration",
     "inspect",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from onnxq.calibrate import calibrate
+from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.errors import OnnxqError
+from onnxq.engines.bench.trt import demand_gpu, time_models_on_gpu
+from onnxq.errors import OnnxqError, VerificationError
 from onnxq.evaluation.accumulator import Array
 from onnxq.evaluation.compare import compare_models
 from onnxq.graph import ModelLike
@@ -18,7 +21,7 @@ from onnxq.passes.state import State
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.planner import Choice, OnnxPlacement
 from onnxq.progress import Progress, silent
-from onnxq.runtime import Session, detect_cpu, time_models
+from onnxq.runtime import Latency, Session, detect_cpu, time_models
 from onnxq.sites import LeftFloat
 
 # A placement must beat float by this in median and in minimum, or float is shipped.
@@ -26,6 +29,9 @@ _PAYS = 1.02
 # Placements within this of the fastest are a tie, which accuracy decides.
 _TIE = 1.03
 _FINALISTS = 4
+_FLOAT = "float"
+# Models by name, one sample and a number of rounds -> the latency of each model that the engine takes.
+Timer = Callable[[Mapping[str, ModelLike], Mapping[str, Array], int], Mapping[str, Latency]]
 _ROUNDS = 9
 
 
@@ -37,19 +43,33 @@ class _Trial:
     sqnr_db: float
 
 
+def choose_timer(config: Config) -> tuple[Timer, int]:
+    """The times to choose by: TensorRT's on this machine's GPU, or ONNX Runtime's on the CPU; and its threads.
+
+    Raises VerificationError where TensorRT cannot be timed here.
+    """
+    if config.target == "trt":
+        demand_gpu("placement: measured")
+        return partial(time_models_on_gpu, plugins=config.runtime.plugins), 0
+    threads = config.verify.threads or 1
+    return lambda models, feeds, rounds: time_models(models, feeds, threads=threads, rounds=rounds), threads
+
+
 def choose_measured(
     draft: OnnxPlacement,
     state: State,
     samples: Dataset,
     feeds: Mapping[str, Array],
     *,
+    measure: Timer,
     threads: int = 1,
     progress: Progress = silent,
 ) -> Plan:
     """Emit every candidate with quick ranges, time all interleaved, the best again, and return the winner's plan.
 
-    feeds: one sample to time. samples: a few to calibrate and judge ties on. The plan (without numbers)
-    names the chosen candidate and the speed of each; when nothing beats float it has no sites.
+    feeds: one sample to time. samples: a few to calibrate and judge ties on. measure: times models on the engine.
+    threads: of ONNX Runtime. The plan (without numbers) names the chosen candidate and the speed of each; when nothing
+    beats float it has no sites.
     """
     trials = []
     candidates = draft.candidates()
@@ -59,15 +79,18 @@ def choose_measured(
             if trial is not None:
                 trials.append(trial)
             task.advance()
-        first = _measure_speeds(state, trials, feeds, threads, _ROUNDS)
+        first = _measure_speeds(state, trials, feeds, measure, _ROUNDS)
         task.advance()
-        order = sorted(trials, key=lambda trial: -first[trial.name].median)[:_FINALISTS]
-        second = _measure_speeds(state, order, feeds, threads, 2 * _ROUNDS)
+        # An engine may refuse a candidate.
+        timed = [trial for trial in trials if trial.name in first]
+        order = sorted(timed, key=lambda trial: -first[trial.name].median)[:_FINALISTS]
+        second = _measure_speeds(state, order, feeds, measure, 2 * _ROUNDS)
         task.advance()
     speeds = {**first, **second}
     # Two decimals: the noise of a timing is larger.
-    speedups = {trial.name: round(speeds[trial.name].median, 2) for trial in trials}
-    how = PlacementChoice(method=PlacementMethod.MEASURED, cpu=detect_cpu(), speedups=speedups)
+    speedups = {trial.name: round(speeds[trial.name].median, 2) for trial in timed}
+    cpu = detect_cpu() if draft.engine.costs else ""
+    how = PlacementChoice(method=PlacementMethod.MEASURED, cpu=cpu, speedups=speedups)
     fit = [trial for trial in order if min(speeds[trial.name].median, speeds[trial.name].best) > _PAYS]
     if not fit:
         left = LeftFloat("placement", "no placement ran faster than float on this machine", "measured", "F105")
@@ -105,14 +128,15 @@ class _Speed:
 
 
 def _measure_speeds(
-    state: State, trials: Sequence[_Trial], feeds: Mapping[str, Array], threads: int, rounds: int
+    state: State, trials: Sequence[_Trial], feeds: Mapping[str, Array], measure: Timer, rounds: int
 ) -> dict[str, _Speed]:
-    models = {"float": state.named, **{trial.name: trial.model for trial in trials}}
-    found = time_models(models, feeds, threads=threads, rounds=rounds)
-    base = found["float"]
-    return {
-        trial.name: _Speed(found[trial.name].speedup(base), base.min_ms / found[trial.name].min_ms) for trial in trials
-    }
+    """The speeds of the candidates that the engine takes. VerificationError where it does not take the float model."""
+    found = dict(measure({_FLOAT: state.named, **{trial.name: trial.model for trial in trials}}, feeds, rounds))
+    base = found.pop(_FLOAT, None)
+    if base is None:
+        cause = "the engine does not take the float model, so nothing can be compared with it"
+        raise VerificationError("placement", cause, "see `onnxq prove` for the reason", code="Q710")
+    return {name: _Speed(one.speedup(base), base.min_ms / one.min_ms) for name, one in found.items()}
 
 
 def _list_left_float(draft: OnnxPlacement, chosen: frozenset[str], name: str) -> tuple[LeftFloat, ...]:

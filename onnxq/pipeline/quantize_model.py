@@ -31,7 +31,7 @@ from onnxq.passes.state import State
 from onnxq.passes.time_budget import TimeBudget
 from onnxq.passes.timers import Timers
 from onnxq.pipeline.finalize import finalize_run, warn_unmeasured_cpu
-from onnxq.pipeline.placement_search import choose_measured
+from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.samples import read_data
@@ -315,8 +315,10 @@ def _place(ctx: RunContext, state: State, name: str) -> State:
             plain = without
     else:
         few = samples.calibration.take(_TIMING_SAMPLES, config.data.seed)
-        threads = config.verify.threads or 1
-        plan = choose_measured(problem, state, few, samples.first, threads=threads, progress=ctx.progress)
+        measure, threads = choose_timer(config)
+        plan = choose_measured(
+            problem, state, few, samples.first, measure=measure, threads=threads, progress=ctx.progress
+        )  # fmt: skip
     plan = replace(plan, data=samples.description, scalings=state.scalings)
     return replace(state, problem=problem, plan=plan, plain=plain)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from onnxq.config import Rule
@@ -53,10 +53,10 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool = True) -> Choice:
     return Choice(balance.chosen, tuple(reasons[name] for name in order), warnings)
 
 
-def choose_all(problem: PlacementProblem, *, attention: bool = False) -> Choice:
+def choose_all(problem: PlacementProblem, *, attention: bool = False, without: Collection[str] = frozenset()) -> Choice:
     """All operators that compute, but those an exclusion rule or the person leaves float; opt-in rules where forced.
 
-    attention: the rules for it are on.
+    attention: the rules for it are on. without: names of others to leave float, but those the person forces.
 
     An operator whose kernel needs others goes with them or not at all. Then the followers: those whose rule says so,
     and those that join pairs which are there.
@@ -75,7 +75,7 @@ def choose_all(problem: PlacementProblem, *, attention: bool = False) -> Choice:
         on = attention and unit.rule.attention
         if unit.rule.opt_in and side is None and not on:
             reasons[unit.name] = LeftFloat(unit.name, unit.rule.opt_in, unit.rule.name, "F104")
-        elif side is not False and unit.rule.compute:
+        elif side is not False and unit.rule.compute and (side or unit.name not in without):
             chosen.add(unit.name)
     _drop_incomplete(units, chosen, reasons)
     for unit in units.units:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from onnxq.planner.balance import find_balance
-from onnxq.planner.choose import decide_sides
+from onnxq.planner.choose import choose_all, decide_sides
 from onnxq.planner.cut import CutProblem
 from onnxq.planner.operators import KEPT, QuantizableOp, QuantizableOps
 from onnxq.planner.problem import PlacementProblem
@@ -83,6 +83,8 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
 
     The person's decisions hold in all of them; the exclusion rules do not: there the clock decides.
     """
+    if not problem.engine.costs:
+        return _list_by_rules(problem)
     units, refused = problem.units, problem.refused
     sides, reasons = decide_sides(problem)
     cut = CutProblem(units)
@@ -102,4 +104,18 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
         chosen = cut.minimum_cut(rules.costs, {**fixed, **asked})
         if chosen not in found.values():
             found[strategy.name] = chosen
+    return found
+
+
+def _list_by_rules(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
+    """The candidates of an engine whose rules quantize all that computes: with fewer operators, and with attention."""
+    found: dict[str, frozenset[str]] = {"rules": choose_all(problem).chosen, "none": frozenset()}
+    wanted = {"attention": choose_all(problem, attention=True).chosen} if problem.config.attention != "float" else {}
+    for strategy in STRATEGIES:
+        units = problem.units
+        left = {unit.name for unit in units.units if not strategy.quantize(units, unit) or strategy.leave(units, unit)}
+        wanted[strategy.name] = choose_all(problem, without=left).chosen
+    for name, chosen in wanted.items():
+        if chosen not in found.values():
+            found[name] = chosen
     return found

@@ -18,6 +18,7 @@ from onnxq.report.summary import show_report
 from onnxq.report.terminal import format_seconds as duration
 
 if TYPE_CHECKING:
+    from onnxq.report.benches import bench_json, show_bench
     from onnxq.report.diffs import describe_unmet, difference_json, show_difference
     from onnxq.report.imports import import_json, show_import
     from onnxq.report.kernels import kernels_json, show_kernels
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from onnxq.report.sums import saturation_summary
 
 _HOME = {
+    "bench_json": "onnxq.report.benches",
     "describe_unmet": "onnxq.report.diffs",
     "difference_json": "onnxq.report.diffs",
     "import_json": "onnxq.report.imports",
@@ -35,6 +37,7 @@ _HOME = {
     "profile_json": "onnxq.report.profiles",
     "proof_json": "onnxq.report.proofs",
     "saturation_summary": "onnxq.report.sums",
+    "show_bench": "onnxq.report.benches",
     "show_difference": "onnxq.report.diffs",
     "show_import": "onnxq.report.imports",
     "show_inspection": "onnxq.report.pairs",
@@ -51,6 +54,7 @@ __all__ = [
     "Report",
     "SiteLine",
     "Task",
+    "bench_json",
     "describe_promotion",
     "describe_unmet",
     "difference_json",
@@ -66,6 +70,7 @@ __all__ = [
     "proof_json",
     "report_json",
     "saturation_summary",
+    "show_bench",
     "show_difference",
     "show_import",
     "show_inspection",

@@ -9,7 +9,7 @@ from onnxq.runtime.providers import CPU, find_provider, use_provider, use_runtim
 from onnxq.runtime.session import Feeds, Session
 from onnxq.runtime.shapes import ShapeProbe, Shapes, observe_shapes
 from onnxq.runtime.tap import Tapped, tap_tensors
-from onnxq.runtime.timing import Latency, measure_nodes, time_models
+from onnxq.runtime.timing import Latency, convert_floats, measure_nodes, summarize_rounds, time_models
 
 __all__ = [
     "CPU",
@@ -22,12 +22,14 @@ __all__ = [
     "Shapes",
     "Tapped",
     "UnknownOperatorError",
+    "convert_floats",
     "detect_cpu",
     "find_provider",
     "list_open_libraries",
     "measure_nodes",
     "observe_shapes",
     "optimize_graph",
+    "summarize_rounds",
     "tap_tensors",
     "time_models",
     "trim_memory",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
+import onnx
+from numpy.typing import NDArray
 
 from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike
@@ -25,19 +29,47 @@ _FEWEST_ROUNDS, _ENOUGH_ROUNDS, _MOST_ROUNDS = 3, 9, 200
 _PRECISION = 0.005
 
 
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
+# Some runs of one thing, one after the other: the seconds of each.
+Block = Callable[[], Sequence[float]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Milliseconds of one run. times_ms: one per round; the k-th rounds of all models were measured side by side."""
+    """Milliseconds of one run.
+
+    times_ms: means of the rounds; the k-th rounds of all models were measured side by side. median_ms, min_ms: of
+    these; p99_ms: 99 of 100 single runs took no longer.
+    """
 
     median_ms: float
     min_ms: float
+    p99_ms: float
     rounds: int
     threads: int
     times_ms: tuple[float, ...]
 
+    @property
+    def per_second(self) -> float:
+        """Runs in a second, one after the other."""
+        return 1e3 / (sum(self.times_ms) / len(self.times_ms))
+
     def speedup(self, other: Latency) -> float:
         """How many times faster this is than `other`: the median of the ratios round by round."""
         return median(b / a for a, b in zip(self.times_ms, other.times_ms, strict=True))
+
+
+def summarize_rounds(rounds: Sequence[Sequence[float]], threads: int = 0) -> Latency:
+    """The latency of a model from the seconds of its runs, round by round."""
+    times = tuple(float(np.mean(one)) * 1e3 for one in rounds)
+    return Latency(
+        median_ms=median(times),
+        min_ms=min(times),
+        p99_ms=float(np.percentile([run for one in rounds for run in one], 99)) * 1e3,
+        rounds=len(times),
+        threads=threads,
+        times_ms=times,
+    )
 
 
 def time_models(
@@ -47,64 +79,91 @@ def time_models(
     threads: int = 1,
     rounds: int | None = None,
     seconds: float = 8.0,
+    precision: float = _PRECISION,
+    provider: str = CPU,
 ) -> dict[str, Latency]:
-    """Time models on the same feeds: paired rounds, every model once in each, in an order that rotates.
+    """Time models on the same feeds, as `measure_rounds` does.
 
-    Interleaving makes a slow moment of the machine hit all models alike. rounds: how many; None measures until the
-    medians are stable to 0.5 %, for `seconds` at most (never fewer than 3 rounds). threads: 1 is what papers call
-    single-threaded; spinning is off.
+    feeds: floats are converted to the float type that a model's input has. threads: 1 is what papers call
+    single-threaded; spinning is off. provider: of ONNX Runtime.
     Raises ModelError for a model ORT refuses, DataError for feeds that do not fit.
     """
-    sessions = {name: Session(model, threads=threads, provider=CPU) for name, model in models.items()}
-    runs = {name: _warm_up_session(session, feeds) for name, session in sessions.items()}
-    times: dict[str, list[float]] = {name: [] for name in sessions}
-    names = list(sessions)
+    sessions = {name: Session(model, threads=threads, provider=provider) for name, model in models.items()}
+    blocks = {}
+    for name, session in sessions.items():
+        own = convert_floats(feeds, {value.name: value.dtype for value in session.inputs})
+        blocks[name] = partial(_time_runs, session, own, _warm_up_session(session, own))
+    found = measure_rounds(blocks, rounds=rounds, seconds=seconds, precision=precision)
+    return {name: summarize_rounds(one, threads) for name, one in found.items()}
+
+
+def convert_floats(feeds: Feeds, types: Mapping[str, int]) -> dict[str, NDArray[Any]]:
+    """Feeds with their floats in the float types of a model's inputs, so that models of several types read the same.
+
+    types: ONNX data types by name of the input.
+    """
+    found = {name: np.asarray(value) for name, value in feeds.items()}
+    for name, dtype in types.items():
+        if dtype in _FLOATS and name in found and found[name].dtype.kind in "fV":
+            found[name] = found[name].astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
+    return found
+
+
+def measure_rounds(
+    blocks: Mapping[str, Block], *, rounds: int | None = None, seconds: float = 8.0, precision: float = _PRECISION
+) -> dict[str, list[Sequence[float]]]:
+    """Seconds of every run, in paired rounds: every block once in each, in an order that rotates.
+
+    Interleaving makes a slow moment of the machine hit all alike. rounds: how many; None measures until the medians are
+    stable to `precision`, for `seconds` at most (never fewer than 3 rounds).
+    """
+    times: dict[str, list[Sequence[float]]] = {name: [] for name in blocks}
+    names = list(blocks)
     end = time.perf_counter() + seconds
     done = 0
-    while names and not _is_finished(times, done, rounds, time.perf_counter() >= end):
+    while names and not _is_finished(times, done, rounds, precision, late=time.perf_counter() >= end):
         turn = done % len(names)
         for name in names[turn:] + names[:turn]:
-            times[name].append(_time_runs(sessions[name], feeds, runs[name]))
+            times[name].append(blocks[name]())
         done += 1
-    return {
-        name: Latency(
-            median_ms=median(found) * 1e3,
-            min_ms=min(found) * 1e3,
-            rounds=done,
-            threads=threads,
-            times_ms=tuple(one * 1e3 for one in found),
-        )
-        for name, found in times.items()
-    }
+    return times
 
 
-def _is_finished(times: Mapping[str, list[float]], done: int, rounds: int | None, late: bool) -> bool:
+def count_block_runs(block: Block) -> int:
+    """Run until caches are warm; returns how many runs make one measurement. block: of one run."""
+    fastest = min(block()[0] for _ in range(_WARM_UP_RUNS))
+    return int(np.clip(np.ceil(_BLOCK_SECONDS / max(fastest, 1e-7)), 1, _MOST_RUNS))
+
+
+def _is_finished(
+    times: Mapping[str, list[Sequence[float]]], done: int, rounds: int | None, precision: float, *, late: bool
+) -> bool:
     if rounds is not None:
         return done >= max(rounds, 1)
     if done < _FEWEST_ROUNDS:
         return False
     if late or done >= _MOST_ROUNDS:
         return True
-    return done >= _ENOUGH_ROUNDS and all(_estimate_spread(found) < _PRECISION for found in times.values())
+    return done >= _ENOUGH_ROUNDS and all(_estimate_spread(found) < precision for found in times.values())
 
 
-def _estimate_spread(times: list[float]) -> float:
+def _estimate_spread(rounds: Sequence[Sequence[float]]) -> float:
     """Standard error of the median relative to it, from the interquartile range."""
-    low, middle, high = np.percentile(times, (25, 50, 75))
-    return float(1.25 * (high - low) / 1.35 / np.sqrt(len(times)) / middle)
+    low, middle, high = np.percentile([np.mean(one) for one in rounds], (25, 50, 75))
+    return float(1.25 * (high - low) / 1.35 / np.sqrt(len(rounds)) / middle)
 
 
 def _warm_up_session(session: Session, feeds: Feeds) -> int:
-    """Run until caches are warm; returns how many runs make one measurement."""
-    fastest = min(_time_runs(session, feeds, 1) for _ in range(_WARM_UP_RUNS))
-    return int(np.clip(np.ceil(_BLOCK_SECONDS / max(fastest, 1e-7)), 1, _MOST_RUNS))
+    return count_block_runs(partial(_time_runs, session, feeds, 1))
 
 
-def _time_runs(session: Session, feeds: Feeds, runs: int) -> float:
-    start = time.perf_counter()
+def _time_runs(session: Session, feeds: Feeds, runs: int) -> list[float]:
+    times = []
     for _ in range(runs):
+        start = time.perf_counter()
         session.run(feeds)
-    return (time.perf_counter() - start) / runs
+        times.append(time.perf_counter() - start)
+    return times
 
 
 def measure_nodes(model: ModelLike | str | Path, feeds: Feeds, *, threads: int = 1, runs: int = 20) -> dict[str, float]:

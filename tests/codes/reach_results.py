@@ -16,6 +16,7 @@ from onnx import helper
 import onnxq
 from onnxq.cli import cli
 from onnxq.config import load_config
+from onnxq.engines.bench.trt import time_engines
 from onnxq.files import check_outputs, write_text
 from onnxq.graph import verify_graph
 from onnxq.interop.trt_cache import parse_cache
@@ -172,6 +173,11 @@ def no_gpu(_: Path):
     from onnxq.engines.builder.process import BuildResult, BuildState, check_library
 
     check_library(BuildResult(state=BuildState.UNABLE, reason="there is no GPU"), "tensorrt")
+
+
+@reach("Q710")
+def no_engine_to_time(folder: Path):
+    time_engines("tensorrt-rtx", {"m": (written(folder, "no engine", "engine"), {})}, seconds=0.1)
 
 
 @reach("Q709")

@@ -22,7 +22,6 @@ FAULTS = [
     ("weights: {storage: float8e4m3fn}", "weights.storage", "FP8 by FP8", "both"),
     ("activations: {storage: float8e4m3fn}", "weights.storage", "FP8 by FP8", "both"),
     ("bias: int32", "bias", "int32", "bias: float"),
-    ("placement: measured", "placement", "ONNX Runtime", "placement: rules"),
     ("cpu: vnni", "cpu", "ONNX Runtime", "target: ort"),
     ("rules: [{op: Conv, set: {scheme: asymmetric}}]", "rules[0].set.scheme", "zero point", "symmetric"),
     ("rules: [{op: Conv, set: {signed: false}}]", "rules[0].set.signed", "uint8", "signed"),

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import pytest
+
 import onnxq
+from onnxq.evaluation.accumulator import Array
+from onnxq.graph import ModelLike
 from onnxq.plan import PlacementMethod
+from onnxq.runtime import Latency, time_models
 from tests.pipeline.models import images, residual
 
 
@@ -18,6 +25,23 @@ def test_the_choice_is_written_down_and_reproducible() -> None:
     assert choice.threads == (1 if choice.candidate else 0)
     again = onnxq.apply(residual(), result.plan)
     assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
+
+
+def test_candidates_of_tensorrt_are_chosen_by_whatever_times_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime's times in the place of a GPU's, and one candidate that the engine refuses."""
+    seen: list[set[str]] = []
+
+    def measure(models: Mapping[str, ModelLike], feeds: Mapping[str, Array], rounds: int) -> dict[str, Latency]:
+        seen.append(set(models))
+        return time_models({name: one for name, one in models.items() if name != "linear-only"}, feeds, rounds=rounds)
+
+    monkeypatch.setattr("onnxq.pipeline.quantize_model.choose_timer", lambda _: (measure, 0))
+    plan = onnxq.make_plan(residual(), images(), target="trt", placement="measured")
+    choice = plan.placement
+    assert choice is not None
+    assert (choice.method, choice.cpu) == (PlacementMethod.MEASURED, "")
+    assert {"float", "rules"} <= seen[0]
+    assert choice.speedups.keys() == seen[0] - {"float", "linear-only"}
 
 
 def test_a_model_that_cannot_gain_is_left_float() -> None:

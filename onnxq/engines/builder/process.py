@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import onnx
 
@@ -104,45 +106,59 @@ def build_engine(proto: onnx.ModelProto, job: Job, folder: Path, *, timeout: flo
     timeout: seconds.
     """
     save_model(proto, folder / MODEL, overwrite=True)
-    (folder / RESULT).unlink(missing_ok=True)
-    (folder / JOB).write_text(json.dumps(asdict(job)), encoding="utf-8")
-    command = [sys.executable, "-m", "onnxq.engines.builder.child", str(folder)]
     start = time.perf_counter()
-    with open(folder / _STDERR, "wb") as sink:
-        try:
-            done = subprocess.run(
-                command,
-                stdout=sink,
-                stderr=sink,
-                stdin=subprocess.DEVNULL,
-                check=False,
-                timeout=timeout,
-                env=_make_environment(job, folder),
-            )
-        except subprocess.TimeoutExpired:
-            reason = f"the build did not end within {timeout:g} s"
-            return BuildResult(state=BuildState.LATE, seconds=timeout, reason=reason, log=_last_lines(folder))
-    result = _read_result(folder)
-    if result is None:
+    try:
+        code = run_child(
+            "onnxq.engines.builder.child", folder, asdict(job), timeout=timeout, environment=_link_library(job, folder)
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"the build did not end within {timeout:g} s"
+        return BuildResult(state=BuildState.LATE, seconds=timeout, reason=reason, log=_last_lines(folder))
+    row = read_result(folder)
+    if row is None:
         return BuildResult(
             state=BuildState.CRASHED,
             seconds=time.perf_counter() - start,
-            reason=_describe_death(done.returncode),
+            reason=describe_death(code),
             log=_last_lines(folder),
-            exit_code=done.returncode,
+            exit_code=code,
         )
+    result = BuildResult(**{**row, "state": BuildState(row["state"]), "log": ()})
     if result.state is BuildState.BUILT:
         return replace(result, engine_bytes=(folder / ENGINE).stat().st_size)
     return replace(result, log=_last_lines(folder))
 
 
-def _make_environment(job: Job, folder: Path) -> dict[str, str]:
-    """The child finds the same packages, wherever this process has them from."""
-    paths = [path for path in sys.path if path]
-    own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[3]), *paths])}
+def run_child(
+    module: str,
+    folder: Path,
+    job: Mapping[str, Any],
+    *,
+    timeout: float,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> int:
+    """Run a module of onnxq with `folder` as its argument, where it finds its job; returns its exit code.
+
+    The child finds the same packages as this process, wherever it has them from. timeout: seconds. environment:
+    variables besides. Raises subprocess.TimeoutExpired.
+    """
+    (folder / RESULT).unlink(missing_ok=True)
+    (folder / JOB).write_text(json.dumps(job), encoding="utf-8")
+    paths = [str(Path(__file__).resolve().parents[3]), *(path for path in sys.path if path)]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
+    with open(folder / _STDERR, "wb") as sink:
+        done = subprocess.run(
+            [sys.executable, "-m", module, str(folder)], stdout=sink, stderr=sink, stdin=subprocess.DEVNULL,
+            check=False, timeout=timeout, env=variables,
+        )  # fmt: skip
+    return done.returncode
+
+
+def _link_library(job: Job, folder: Path) -> dict[str, str]:
+    """The environment in which TensorRT-RTX finds itself when it meets a plugin."""
     home = find_spec("tensorrt_rtx_libs") if job.engine == RTX and job.plugins and sys.platform == "linux" else None
     if home is None:
-        return own
+        return {}
     # TensorRT-RTX's parser loads libtensorrt_rtx.so by this name when it meets a plugin, and ends the process where it
     # is not found; the wheel holds it under its versioned name only.
     (folder / _LINKS).mkdir(exist_ok=True)
@@ -151,18 +167,20 @@ def _make_environment(job: Job, folder: Path) -> dict[str, str]:
         link.unlink(missing_ok=True)
         link.symlink_to(library)
     known = [os.environ["LD_LIBRARY_PATH"]] if os.environ.get("LD_LIBRARY_PATH") else []
-    return {**own, "LD_LIBRARY_PATH": os.pathsep.join([str(folder / _LINKS), *known])}
+    return {"LD_LIBRARY_PATH": os.pathsep.join([str(folder / _LINKS), *known])}
 
 
-def _read_result(folder: Path) -> BuildResult | None:
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """The result of a child; None where it left none."""
     try:
-        row = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return None
-    return BuildResult(**{**row, "state": BuildState(row["state"]), "log": ()})
+    return found
 
 
-def _describe_death(code: int) -> str:
+def describe_death(code: int) -> str:
+    """The end of a process that left no result, by its exit code."""
     if code < 0:
         try:
             return f"the library crashed the process: {signal.Signals(-code).name} ({signal.strsignal(-code)})"

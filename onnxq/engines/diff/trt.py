@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -14,6 +12,7 @@ from typing import Any
 
 import onnx
 
+from onnxq.engines.builder.gpu import count_gpus
 from onnxq.engines.builder.library import LIBRARIES, RTX
 from onnxq.engines.builder.library import TRT as TENSORRT
 from onnxq.engines.builder.process import ENGINE, BuildState, Job, Profile, build_engine, check_library
@@ -46,7 +45,7 @@ def find_obstacle() -> Refusal | None:
         )
     elif find_spec("polygraphy") is None:
         cause, fix = "Polygraphy, which runs its engines, is not installed", INSTALL
-    elif not _count_gpus():
+    elif not count_gpus():
         cause = (
             f"{LIBRARIES[engine].module} is installed, but there is no NVIDIA GPU (or no driver) to run an engine on"
         )
@@ -54,18 +53,6 @@ def find_obstacle() -> Refusal | None:
     else:
         return None
     return Refusal(TRT, cause, fix, code="R111")
-
-
-def _count_gpus() -> int:
-    """GPUs the driver can use; 0 without a driver."""
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return 0
-    return count.value
 
 
 def build_trt(

@@ -39,6 +39,8 @@ from onnxq.sites import Caution, Unquantized
 
 # Compute capability that engines are built for where none is asked for: GeForce 30.
 CAPABILITY = "8.6"
+# That of the GPU in this machine.
+CURRENT = "current"
 # Seconds.
 TIMEOUT = 600.0
 # Seconds in all and for a part, which is smaller than the whole: a longer build is not worth waiting for.
@@ -154,6 +156,8 @@ def _read_capability(request: ProveRequest, engine: str) -> tuple[int, ...]:
     if engine != RTX:
         if request.capability is not None:
             raise ConfigError("compute capability", f"{engine} builds for this machine", "leave it out", code="Q317")
+        return ()
+    if request.capability == CURRENT:
         return ()
     found = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)", (request.capability or CAPABILITY).lower())
     if found is None:

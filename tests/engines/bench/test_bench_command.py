@@ -1,0 +1,141 @@
+"""`onnxq bench`: on the CPU with times, ahead of time without, on a GPU where there is one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from onnx import numpy_helper
+
+import onnxq
+from onnxq.cli import cli
+from onnxq.engines.bench.model import Untimed
+from onnxq.engines.builder.gpu import count_gpus
+from onnxq.errors import ConfigError, ModelError
+from tests.engines import kit
+
+needs_rtx = kit.needs_rtx[1]
+no_gpu = pytest.mark.skipif(count_gpus() > 0, reason="there is a GPU")
+BRIEF = ("--seconds", "0.1")
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(cli, ["bench", *map(str, args)])
+
+
+def network(kind: str = "float", size: int = 64) -> onnx.ModelProto:
+    """y = x @ w for any batch; kind: of its input and weight."""
+    weight = np.random.default_rng(0).standard_normal((size, size)).astype({"float": "f4", "float16": "f2"}[kind])
+    model = kit.graph(f"({kind}[N,{size}] x) => ({kind}[N,{size}] y) {{ y = MatMul(x, w) }}", w=weight)
+    assert numpy_helper.to_array(model.graph.initializer[0]).dtype == weight.dtype
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench")
+    onnx.save(kit.conv(batch="N"), path / "trt.onnx")
+    onnx.save(kit.ort_residual(), path / "q.onnx")
+    onnx.save(network(), path / "float.onnx")
+    onnx.save(network("float16"), path / "half.onnx")
+    return path
+
+
+def test_models_of_several_types_are_timed_side_by_side(folder: Path) -> None:
+    done = run(folder / "float.onnx", folder / "half.onnx", "--engine", "ort", "--batch", 4, "--json", *BRIEF)
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["engine"], document["untimed"], document["shapes"]) == ("ort", None, {"x": [4, 64]})
+    first, second = document["models"]
+    assert first["types"] == {"float32": 1}
+    assert first["ratio"] == 1.0
+    assert second["ratio"] > 0
+    for one in (first, second):
+        assert one["graph"] is None
+        assert 0 < one["eager"]["min_ms"] <= one["eager"]["median_ms"] <= one["eager"]["p99_ms"] * 1.01
+        assert one["eager"]["per_second"] == pytest.approx(1e3 / one["eager"]["median_ms"], rel=3)
+        assert one["eager"]["threads"] == 1
+
+
+def test_the_table(folder: Path) -> None:
+    done = run(folder / "q.onnx", "--engine", "ort", "-v", *BRIEF)
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("1 model  (ONNX Runtime ")
+    assert "1 thread" in lines[0]
+    assert lines[1].split() == ["model", "heavy", "nodes", "kernels", "moving", "median", "p99", "runs/s", "faster"]
+    assert "2 int8" in lines[2]
+    assert "1.00×" in lines[2]
+    assert "QLinearConv" in done.stdout
+
+
+def test_another_provider_is_timed_without_kernels(folder: Path) -> None:
+    name = next((one for one in ("azure", "openvino", "cuda") if _has_provider(one)), "")
+    if not name:
+        pytest.skip("this onnxruntime has one provider")
+    done = run(folder / "float.onnx", "--provider", name, "--json", *BRIEF)
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert name in document["provider"].lower()
+    assert document["models"][0]["kernels"] is None
+    assert document["models"][0]["eager"]["median_ms"] > 0
+
+
+def _has_provider(name: str) -> bool:
+    from onnxq.runtime import find_provider
+
+    try:
+        return bool(find_provider(name))
+    except ConfigError:
+        return False
+
+
+@needs_rtx
+@no_gpu
+def test_without_a_gpu_kernels_are_counted_and_that_is_said(folder: Path) -> None:
+    done = run(folder / "trt.onnx", "--engine", "tensorrt-rtx", "--shapes", "x:2x32x16x16")
+    assert done.exit_code == 0, done.stderr
+    assert "1 int8" in done.stdout
+    assert "not timed  this machine has no NVIDIA GPU" in done.stdout
+    assert "capability 8.6" in done.stdout
+    assert "median" not in done.stdout
+
+
+@needs_rtx
+def test_a_model_that_is_not_built_is_listed_and_fails_the_command(folder: Path) -> None:
+    found = onnxq.bench(
+        [kit.conv(), kit.conv(zero=np.int8(3))], engine="tensorrt-rtx", compute_capability="8.9", seconds=0.1
+    )
+    assert found.untimed is Untimed.OTHER_GPU
+    assert [one.built for one in found.models] == [True, False]
+    assert [one.name for one in found.failed] == ["model 2"]
+    done = run(folder / "q.onnx", "--engine", "tensorrt-rtx", *BRIEF)
+    assert done.exit_code == 1
+    assert "error[Q705]" in done.stderr
+    assert "not timed" in done.stdout
+
+
+def test_options_that_do_not_fit(folder: Path) -> None:
+    with pytest.raises(ModelError, match="other inputs"):
+        onnxq.bench([kit.conv(), kit.graph("(float[1] a) => (float[1] y) { y = Relu(a) }")], engine="ort")
+    with pytest.raises(ConfigError, match="fixed size"):
+        onnxq.bench(kit.conv(), engine="ort", batch=8)
+    with pytest.raises(ConfigError, match="not known"):
+        onnxq.bench(kit.conv(), engine="openvino")
+    assert run().exit_code == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.trt
+def test_engines_are_timed_on_the_gpu() -> None:
+    found = onnxq.bench([network(), network("float16")], engine=None, seconds=1.0, batch=32)
+    assert found.device
+    for one in found.models:
+        assert one.eager is not None
+        assert one.graph is not None, one.reason
+        assert 0 < one.graph.median_ms < 100
+        assert one.eager.p99_ms >= one.eager.median_ms * 0.9
