@@ -68,17 +68,14 @@ def quantize(
     arrays or a `file.py:function`; None calibrates on seeded synthetic inputs and warns.
     config: preset name, YAML file or Config; the options named here override it, None leaves it as it is.
     cpu: the kind of CPU that target ort places for, "vnni" or "avx2"; "any" makes one graph for both.
-    memory_limit: bytes of tapped tensors kept of one run. holdout: samples kept back for the check.
-    threads: of the check and the timing (0: all).
-    min_sqnr: dB that every output shall keep; or metric: `file.py:function` or a function of a model (see MetricModel)
-    that gives a number, higher is better, and max_drop: its allowed drop, 0.01 or "1%" of float's. The costliest parts
-    are promoted to `promote_to`, "float" or "uint16", until that holds; `.report.promotion.met` says whether it does.
+    memory_limit: bytes of tapped tensors kept of one run. holdout: samples kept back for the check, threads: of that
+    (0: all). min_sqnr: dB that every output shall keep; or metric: `file.py:function` or a function of a model (see
+    MetricModel) that gives a number, higher is better, and max_drop: its allowed drop, 0.01 or "1%" of float's. The
+    costliest parts are promoted to `promote_to`, "float" or "uint16", until it holds; `.report.promotion.met` says so.
     weight_bits_budget: bits that weights may have on average; those get more than the configuration's that need them.
-    budget: seconds of wall-clock time; passes get less or are left out, and `.report.accounts` says which.
-    ort_library: shared libraries with the custom operators of the model, in the way of ONNX Runtime; plugin: of
-    TensorRT, for placement "measured". provider: execution provider of ONNX Runtime that calibration and checks run on,
-    "cuda", "tensorrt", "openvino" …; times are those of the CPU all the same.
-    out, plan_out: files to write; `force` overwrites them.
+    budget: seconds of wall-clock time; passes get less or are left out, and `.report.accounts` says which. ort_library,
+    plugin: shared libraries with custom operators of ONNX Runtime, with plugins of TensorRT. provider: execution
+    provider for calibration and checks, "cuda" …; times are the CPU's. out, plan_out: files; `force` overwrites them.
 
     Returns a Result with `.model`, `.plan`, `.report` and `.save()`.
     Raises a subclass of OnnxqError for whatever the caller can mend; nothing is written then.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxq.config import Config, check_number
+from onnxq.config import Config, DataConfig, check_number
 from onnxq.data import load_data
 from onnxq.engines.diff.compare import DiffRequest, DiffResult, compare_models
 from onnxq.engines.diff.model import OFF, ON, TRT, Difference, Tolerances
@@ -61,58 +61,69 @@ def diff(
 ) -> Difference:
     """Compare a quantized model with its float one: in ONNX Runtime without and with optimizations, and in TensorRT.
 
-    data: as for `quantize`; None takes the inputs saved beside the results of `load`, else synthetic ones. config:
-    only its `data` and `runtime` sections are used. ort_library: shared libraries with the models' custom operators;
-    plugin: of TensorRT. provider: execution provider of ONNX Runtime for the run with optimizations; those without, the
-    reference, are the CPU's.
-    engines: of "ort" and "trt"; empty takes ORT and, where it can run, TensorRT. layers: also every matching tensor
-    inside. bisect: find the smallest subgraph in which an engine diverges. top_k, min_agreement: share of the K largest
-    along the last axis that both name. min_engines: SQNR of every engine against ORT without optimizations. load:
-    Polygraphy results of other runs on the same samples. save: a folder for results.json and inputs.json
-    (Polygraphy's, of the first `keep` samples), diff.json and the pieces of bisection.
+    data: as for `quantize`; None takes the inputs saved beside the results of `load`, else synthetic ones. config: only
+    its `data` and `runtime` sections are used. ort_library: shared libraries with the models' custom operators; plugin:
+    of TensorRT. provider: of ONNX Runtime with optimizations; without them, the reference, it is the CPU's. engines: of
+    "ort" and "trt"; empty takes ORT and, where it can run, TensorRT. layers: also every matching tensor inside. bisect:
+    find the smallest subgraph in which an engine diverges. top_k, min_agreement: share of the K largest along the last
+    axis that both name. min_engines: SQNR of every engine against ORT without optimizations. load: Polygraphy results
+    of other runs on the same samples. save: a folder for results.json and inputs.json (Polygraphy's, of the first
+    `keep` samples), diff.json and the pieces of bisection.
 
     Returns a Difference; `.holds` is False when a tolerance is unmet or an engine asked for could not run.
     Raises a subclass of OnnxqError for models that do not belong together, data that does not fit, missing packages.
     """
-    _check_engines(engines)
     tolerances = Tolerances(
         min_sqnr=min_sqnr, min_cosine=min_cosine, max_abs=max_abs, min_agreement=min_agreement, min_engines=min_engines
     )  # fmt: skip
-    _check_numbers(tolerances, memory_limit, top_k=(top_k, 1), keep=(keep, 1), threads=(threads, 0))
+    _check_options(engines, tolerances, memory_limit, top_k=(top_k, 1), keep=(keep, 1), threads=(threads, 0))
     folder = None if save is None else Path(save)
-    chosen = make_config(
-        config, None, Options(samples=samples, seed=seed, ort_library=ort_library, plugin=plugin, provider=provider)
-    )  # fmt: skip
+    options = Options(samples=samples, seed=seed, ort_library=ort_library, plugin=plugin, provider=provider)
+    chosen = make_config(config, None, options)
     request = DiffRequest(
         engines=tuple(engines), layers=layers, bisect=bisect, top_k=top_k, keep=keep if folder is not None else 0,
         threads=threads, memory_limit=memory_limit or DiffRequest.memory_limit, tolerances=tolerances,
         provider=find_provider(chosen.runtime.provider), plugins=chosen.runtime.plugins,
     )  # fmt: skip
     with nullcontext() if folder is None else prepare_folder(folder, _list_files(folder, force)):
-        with progress("reading the models"):
-            loaded = [run for path in load for run in load_results(path)]
-            named, other = name_nodes(load_model(model).proto), load_model(quantized).proto
         data = find_inputs_beside(load[0]) if data is None and load else data
         with use_libraries(chosen.runtime.libraries):
-            dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
-            result = compare_models(named, other, dataset, request, loaded=loaded, progress=progress)
+            result = _compare((model, quantized), data, chosen.data, request, load, progress)
         found = replace(result.difference, float_model=_path(model), quantized_model=_path(quantized))
         return found if folder is None else _save(found, result, folder, progress)
 
 
-def _check_numbers(tolerances: Tolerances, memory_limit: int | None, **counts: tuple[int, int]) -> None:
-    """ConfigError for a tolerance that is no number, or a count below its least. counts: (count, least) by name."""
+def _compare(
+    models: tuple[ModelSource, ModelSource],
+    data: object,
+    config: DataConfig,
+    request: DiffRequest,
+    load: Sequence[str | Path],
+    progress: Progress,
+) -> DiffResult:
+    """Read the float and the quantized model, the samples and saved results, and compare them."""
+    with progress("reading the models"):
+        loaded = [run for path in load for run in load_results(path)]
+        named, other = name_nodes(load_model(models[0]).proto), load_model(models[1]).proto
+    dataset = load_data(data, GraphIndex(named).inputs, config, named, progress=progress)
+    return compare_models(named, other, dataset, request, loaded=loaded, progress=progress)
+
+
+def _check_options(
+    engines: Sequence[str], tolerances: Tolerances, memory_limit: int | None, **counts: tuple[int, int]
+) -> None:
+    """ConfigError for an unknown engine, a tolerance that is no number, or a count below its least.
+
+    counts: (count, least) by name.
+    """
+    for name in engines:
+        if name not in ENGINES:
+            raise ConfigError(f"engine {name!r}", "there is no such engine", suggest_names(name, ENGINES), code="Q312")
     for name, value in vars(tolerances).items():
         check_number(name, value)
     for name, (count, least) in counts.items():
         check_number(name, count, low=least, whole=True)
     check_number("memory_limit", memory_limit, low=1, whole=True)
-
-
-def _check_engines(engines: Sequence[str]) -> None:
-    for name in engines:
-        if name not in ENGINES:
-            raise ConfigError(f"engine {name!r}", "there is no such engine", suggest_names(name, ENGINES), code="Q312")
 
 
 def _path(source: ModelSource) -> str:

@@ -73,12 +73,7 @@ def prove(
     check_number("samples", samples, low=1, whole=True)
     check_number("threads", threads, low=0, whole=True)
     chosen = make_config(config, None, Options(seed=seed, ort_library=ort_library, plugin=plugin))
-    if ort_library and engine not in (ORT, None):
-        raise ConfigError(
-            "ort_library", "is for ONNX Runtime, and another engine was asked for", "leave it out", code="Q317"
-        )
-    if plugin and engine == ORT:
-        raise ConfigError("plugin", "is for TensorRT, and ONNX Runtime was asked for", "leave it out", code="Q317")
+    _check_libraries(engine, ort_library=bool(ort_library), plugin=bool(plugin))
     folder = None if save is None else Path(save)
     with open_output_folder(folder, engine, force=force), use_libraries(chosen.runtime.libraries):
         dataset = None if data is None else _load_samples(model, data, chosen, samples, progress)
@@ -89,6 +84,15 @@ def prove(
             reduce=reduce, timeout=timeout, progress=progress,
         )  # fmt: skip
         return _prove(model, request)
+
+
+def _check_libraries(engine: str | None, *, ort_library: bool, plugin: bool) -> None:
+    """ConfigError for a library of another engine than the one asked for."""
+    cause = "is for {}, and another engine was asked for"
+    if ort_library and engine not in (ORT, None):
+        raise ConfigError("ort_library", cause.format("ONNX Runtime"), "leave it out", code="Q317")
+    if plugin and engine == ORT:
+        raise ConfigError("plugin", cause.format("TensorRT"), "leave it out", code="Q317")
 
 
 def _load_samples(

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from onnxq.passes.registry import PASSES
 from onnxq.passes.rounding.samples import AUGMENTED
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-MODULES = ("measure", "corpus", "subjects", "peers", "peer_tools", "ablation")
+MODULES = ("measure", "corpus", "subjects", "peers", "peer_tools", "ablation", "gpu", "shapes")
 SCORER = """
 import json, sys
 name, *rest = sys.argv[1:]
@@ -109,6 +110,30 @@ def test_one_run_gives_a_table_of_tools(corpus: Path) -> None:
     assert "failed: OSError" in lines[4]
     assert "as the fastest peer, ort-minmax" in text
     assert "| 40 |" in text
+
+
+@pytest.mark.trt
+@pytest.mark.skipif(find_spec("tensorrt_rtx") is None, reason="no tensorrt-rtx")
+def test_one_command_gives_kernels_on_tensorrt_and_writes_them_into_a_page(corpus: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n<!-- rows: begin -->\nold\n<!-- rows: end -->\nend\n")
+    net = f"{corpus / 'models' / 'small.onnx'}={corpus / 'data.npz'}"
+    text = printed("gpu.py", net, "--files", "float32", "modelopt", "onnxq", "--peer", f"modelopt={corpus / 'none'}",
+                   "--engine", "tensorrt-rtx", "--batches", "2", "--effort", "fast", "--seconds", "0.2", "--out",
+                   corpus / "out", "--write", page)  # fmt: skip
+    assert "| small | 2 | float32 | 2 float32 |" in text
+    assert "| small | 2 | onnxq | 2 int8 |" in text or "| small | 2 | onnxq | 1 int8, 1 float32 |" in text
+    assert "| small | 2 | modelopt | " in text
+    written = page.read_text()
+    assert written.startswith("# A page\n<!-- rows: begin -->\nTensorRT for RTX ")
+    assert written.endswith("<!-- rows: end -->\nend\n")
+    assert "old" not in written
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vit_b", "bert_base"])
+def test_the_shapes_are_there(tools: SimpleNamespace, name: str) -> None:
+    assert name in tools.shapes.SHAPES
+    assert set(tools.gpu.SHAPES) == set(tools.shapes.SHAPES)
 
 
 def test_one_command_gives_a_table_of_passes_for_both_targets(corpus: Path) -> None:

@@ -123,28 +123,35 @@ def _make_feeds(
 ) -> tuple[Feeds, Dataset, tuple[Caution, ...]]:
     """The feeds of one run, the samples that they are from, and a warning where sizes were guessed."""
     inputs = index.inputs
-    warnings: tuple[Caution, ...] = ()
+    guessed: list[str] = []
     if data is None:
         sizes, note = make_profile(index.proto, index, request.shapes)
+        guessed = [name for name in sizes if note and name not in request.shapes]
         inputs = tuple(
             replace(value, shape=sizes[value.name][1]) if value.name in sizes else value for value in index.inputs
         )
-        dataset, warnings = make_synthetic(inputs, samples=1), (Caution("W112", note),) if note else ()
+        dataset = make_synthetic(inputs, samples=1)
     else:
         dataset = load_data(data, inputs, config, index.proto, progress=request.progress)
-    sample = dataset[0]
-    if request.batch == 1:
-        return sample, dataset, warnings
+    feeds = _repeat_sample(dataset[0], index, request.batch)
+    if not guessed:
+        return feeds, dataset, ()
+    listed = ", ".join(f"{name} {'x'.join(map(str, feeds[name].shape))}" for name in guessed)
+    text = f"inputs of no fixed size were timed with one size: {listed}; `shapes=…` gives others"
+    return feeds, dataset, (Caution("W112", text),)
+
+
+def _repeat_sample(sample: Feeds, index: GraphIndex, batch: int) -> Feeds:
+    """So many samples in one run. Raises ConfigError where no input has a free first axis."""
+    if batch == 1:
+        return sample
     free = [
         value.name for value in index.inputs if is_dynamic(value) and not isinstance((value.shape or ("",))[0], int)
     ]
     if not free:
-        raise ConfigError(
-            f"batch {request.batch}", "the first axis of every input has a fixed size", "export it with a free one",
-            code="Q315",
-        )  # fmt: skip
-    batched = {name: np.concatenate([sample[name]] * request.batch) for name in free}
-    return {**sample, **batched}, dataset, warnings
+        cause = "the first axis of every input has a fixed size"
+        raise ConfigError(f"batch {batch}", cause, "export the model with a free one", code="Q315")
+    return {**sample, **{name: np.concatenate([sample[name]] * batch) for name in free}}
 
 
 def _choose_engine(entries: Sequence[_Entry], request: BenchRequest) -> tuple[str, str]:

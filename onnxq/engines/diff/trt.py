@@ -108,9 +108,10 @@ def translate_errors() -> Iterator[None]:
 
 
 def _load_plugins(paths: Sequence[str]) -> None:
-    """Register plugins in this process, where engines run; those that are there already stay."""
-    if paths:
-        library = import_module(LIBRARIES[find_engine() or TENSORRT].module)
+    """Register NVIDIA's plugins and these in this process, where engines run; those that are there already stay."""
+    engine = find_engine()
+    if engine is not None and (paths or engine == TENSORRT):  # TensorRT for RTX has none of its own
+        library = import_module(LIBRARIES[engine].module)
         with open(os.devnull, "w", encoding="utf-8") as sink:
             load_plugins(library, make_logger(library, sink), [str(Path(path).resolve()) for path in paths])
 
