@@ -45,7 +45,9 @@ def read_data(
     first = next(iter(held.samples()))
     spare = len(calibration) + len(trial) > count
     ranges = calibration if trial is held or spare else calibration.joined(trial)
-    return Samples(calibration, ranges, trial, held, seen, first, dataset.describe(), dataset.synthetic, seed)
+    provider = config.runtime.provider
+    description = dataset.describe() + (f"; run on {provider}" if provider != "cpu" else "")
+    return Samples(calibration, ranges, trial, held, seen, first, description, dataset.synthetic, seed)
 
 
 def _chooses(config: Config) -> bool:

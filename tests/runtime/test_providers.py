@@ -51,6 +51,7 @@ def test_quantizing_on_another_provider_gives_the_same_ranges() -> None:
     made = [
         onnxq.quantize(residual(), images(), effort="fast", latency=False, provider=name) for name in ("cpu", OTHER)
     ]
+    assert [one.plan.data.endswith(f"; run on {OTHER}") for one in made] == [False, True]
     scales = [{site.site: site.qparams.scale for site in one.plan.sites} for one in made]
     assert scales[0].keys() == scales[1].keys()
     for site, scale in scales[0].items():
