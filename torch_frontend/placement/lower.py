@@ -21,17 +21,8 @@ from torch_frontend.placement.graph import Argument, CallGraph, CallNode, Weight
 from torch_frontend.placement.slots import Slot, find_slots
 from torch_frontend.placement.types import FUNCTION_TYPES, PLAIN_TYPES, clip_bounds, slice_type, spatial_mean
 from torch_frontend.qmodules import WeightQuantized, explain_unconvertible
-from torch_frontend.tracing import (
-    CallName,
-    compute_constant,
-    element_of,
-    is_constant,
-    is_float,
-    is_plain,
-    read_name,
-    shape_of,
-    site_of,
-)
+from torch_frontend.tracing.names import CallName, element_of, is_constant, is_plain, read_name, site_of
+from torch_frontend.tracing.values import compute_constant, is_float, shape_of
 
 
 @dataclass(frozen=True)

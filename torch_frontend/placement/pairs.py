@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from torch import fx, nn
+from torch import fx
 
 from onnxq.config import Config, MultiInput, QuantizerSpec
 from onnxq.errors import ConfigError
@@ -19,8 +18,7 @@ from onnxq.sites import Edge, Role, TensorId, Unquantized
 from onnxq.spec import ObserverSpec, PerTensor, QuantSpec
 from torch_frontend.placement.graph import Argument, CallGraph, CallNode, Weight
 from torch_frontend.placement.rules import FUSED, CallRequests, front_end_target
-from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import is_constant, read_name
+from torch_frontend.tracing.names import is_constant, read_name
 
 
 @dataclass(frozen=True)
@@ -206,14 +204,3 @@ def _disable_redundant(out: Pairs) -> None:
 def _find_op(node: fx.Node) -> str:
     name = read_name(node)
     return "" if name is None or name.entry is None else name.entry.op.name
-
-
-def bind_sums(
-    pairs: Iterable[Pair], activations: Mapping[str, Quantizer], find_weight: Callable[[Pair], nn.Module]
-) -> None:
-    """Let the quantizers of weights keep the sums of the target's kernels, while those of the data are on."""
-    for pair in pairs:
-        for sums in pair.sums:
-            weight = find_weight(pair)
-            if sums.data in activations and isinstance(weight, Quantizer):
-                weight.bind_sums(sums.order, activations[sums.data])

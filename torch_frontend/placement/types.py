@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from torch_frontend.tracing import shape_of
+from torch_frontend.tracing.values import shape_of
 
 # Functions without an operator of their own here: the planner looks through them, or stops at them.
 FUNCTION_TYPES: Mapping[str, str] = {

@@ -130,29 +130,6 @@ def run_encoder_layer(
     return m.norm2(x + m._ff_block(x))
 
 
-def run_decoder_layer(
-    m: Any,
-    tgt: Any,
-    memory: Any,
-    tgt_mask: Any = None,
-    memory_mask: Any = None,
-    tgt_key_padding_mask: Any = None,
-    memory_key_padding_mask: Any = None,
-    tgt_is_causal: bool = False,
-    memory_is_causal: bool = False,
-) -> Any:
-    """Forward of nn.TransformerDecoderLayer."""
-    own, other = (tgt_mask, tgt_key_padding_mask), (memory_mask, memory_key_padding_mask)
-    x = tgt
-    if m.norm_first:
-        x = x + m._sa_block(m.norm1(x), *own)
-        x = x + m._mha_block(m.norm2(x), memory, *other)
-        return x + m._ff_block(m.norm3(x))
-    x = m.norm1(x + m._sa_block(x, *own))
-    x = m.norm2(x + m._mha_block(x, memory, *other))
-    return m.norm3(x + m._ff_block(x))
-
-
 def run_encoder(m: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
     """Forward of nn.TransformerEncoder."""
     # torch's own forward may turn padded batches into nested tensors, which ONNX does not have.
@@ -246,7 +223,8 @@ def make_traceable(model: nn.Module) -> nn.Module:
 TRACEABLE_FORMS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.MultiheadAttention: run_multihead_attention,
     nn.TransformerEncoderLayer: run_encoder_layer,
-    nn.TransformerDecoderLayer: run_decoder_layer,
+    # Its own forward can be traced.
+    nn.TransformerDecoderLayer: nn.TransformerDecoderLayer.forward,
     nn.TransformerEncoder: run_encoder,
     nn.TransformerDecoder: run_decoder,
     nn.Transformer: run_transformer,

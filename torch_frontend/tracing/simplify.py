@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from torch_frontend.qmodules import copy_shallowly
-from torch_frontend.tracing.modules import replace_module
+from torch_frontend.tracing.modules import find_module
 from torch_frontend.tracing.names import make_unique_path, scope_of
 
 _DROPOUTS: dict[Any, type[nn.Module]] = {
@@ -39,7 +39,7 @@ def simplify_graph(model: fx.GraphModule) -> None:
 def remove_identities(model: fx.GraphModule) -> None:
     """Remove calls of nn.Identity."""
     for node in list(model.graph.nodes):
-        if node.op == "call_module" and type(model.get_submodule(str(node.target))) is nn.Identity and node.args:
+        if type(find_module(model, node)) is nn.Identity and node.args:
             node.replace_all_uses_with(node.args[0])
             model.graph.erase_node(node)
 
@@ -96,7 +96,7 @@ def _replace_in_place_module(model: fx.GraphModule, node: fx.Node) -> bool:
     made = copy_shallowly(module)
     made.inplace = False  # type: ignore[assignment]
     made.onnxq_was_inplace = True  # type: ignore[assignment]
-    replace_module(model, str(node.target), made)
+    model.set_submodule(str(node.target), made)
     return True
 
 
