@@ -6,5 +6,5 @@ types   ONNX's operators for torch's calls
 layers  modules that cannot be traced, layer by layer, as such a graph
 rules   the front end's additions to a target's rules, and how its rules name calls
 pairs   the planner's sites as quantizers to be
-slots   arguments of calls
+slots   traced calls and their arguments
 """

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from onnxq.config import Config, matches_any
 from onnxq.sites import Refusal
-from torch_frontend.placement.graph import CallGraph, CallNode, Weight
+from torch_frontend.placement.graph import CallGraph, Weight
+from torch_frontend.placement.types import find_op_type
 from torch_frontend.qmodules import Entry, WeightQuantized, explain_unconvertible, find_entry
 
 # Operators without a weight that people use as modules where a model cannot be traced. The others (activations,
@@ -59,10 +60,7 @@ def _add_layer(graph: CallGraph, module: Any, entry: Entry, place: str, path: st
         if isinstance(getattr(module, "bias", None), Tensor):
             graph.constants[f"{path}.bias"] = module.bias
             inputs.append(f"{path}.bias")
-    types = {"linear": "Gemm", "bilinear": "Einsum", "embedding": "torch.embedding"}
-    op_type = types.get(op.name) or (op.onnx[0] if op.onnx else f"torch.{op.name}")
     attrs = {"transB": 1} if op.name == "linear" else {"group": getattr(module, "groups", 1)}
-    graph.add(CallNode(name=path, op_type=op_type, domain="", inputs=tuple(inputs), outputs=(f"{path}.out",),
-                       attrs=attrs, scope="", order=graph.count, path=path, op=op))  # fmt: skip
+    graph.add(path, find_op_type(op), inputs, [f"{path}.out"], path=path, op=op, **attrs)
     if closed:
         graph.closed.add(path)

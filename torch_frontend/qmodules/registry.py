@@ -26,9 +26,13 @@ class Entry:
     """
 
     op: Op
-    params: tuple[str, ...] = ("input",)
-    data: tuple[str, ...] = ("input",)
+    params: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
     qmodule: type[nn.Module] | None = None
+
+
+# Of calls that nothing is known of.
+UNKNOWN = Entry(Op(name=""))
 
 
 # Keys are classes and functions themselves, since names would confuse users' functions with torch's; methods are names.

@@ -48,8 +48,8 @@ def make_quantizers(pairs: Iterable[Pair], config: Config) -> dict[str, Quantize
     """Site -> its quantizer."""
     made: dict[str, Quantizer] = {}
     # A follower is made from its leader.
-    for pair in sorted(pairs, key=lambda pair: pair.leader != pair.site):
-        if pair.leader != pair.site:
+    for pair in sorted(pairs, key=lambda pair: pair.leader is not None):
+        if pair.leader is not None:
             made[pair.site] = Follower(made[pair.leader], pair.site, contributes=pair.contributes)
         elif pair.site not in made:
             made[pair.site] = _make_quantizer(pair, config)
@@ -113,8 +113,9 @@ def bind_sums(
 ) -> None:
     """Let the quantizers of weights keep the sums of the target's kernels, while those of the data are on."""
     for pair in pairs:
-        for sums in pair.sums:
+        if pair.sums is not None and pair.sums.data in activations:
+            # Layers with tied weights share a quantizer, whose path is that in the first of them.
             path = f"{pair.weight.module}.{WEIGHT}" if pair.weight and pair.weight.module else paths[pair.site]
             weight = model.get_submodule(path)
-            if sums.data in activations and isinstance(weight, Quantizer):
-                weight.bind_sums(sums.order, activations[sums.data])
+            assert isinstance(weight, Quantizer)
+            weight.bind_sums(pair.sums.order, activations[pair.sums.data])

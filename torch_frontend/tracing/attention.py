@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from torch_frontend.qmodules import Call, copy_shallowly, register_qmodule
+from torch_frontend.tracing.modules import name_arguments
 
 
 class NotTraceable(Exception):
@@ -181,12 +182,13 @@ def take_apart(model: fx.GraphModule) -> None:
 
     Engines quantize attention as a whole: query, key, softmax, value and result, which are then sites of their own.
     """
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     graph = model.graph
     for node in list(graph.nodes):
         if node.target is not functional.scaled_dot_product_attention:
             continue
-        given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        given = name_arguments(
+            node, "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
+        )
         # Masked scores stay float, so the op stays whole.
         if given.get("attn_mask") is not None or any(given.get(k) for k in ("dropout_p", "is_causal", "enable_gqa")):
             continue

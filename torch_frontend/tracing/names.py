@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from torch_frontend.qmodules import Call, Entry, find_entry
+from torch_frontend.qmodules import UNKNOWN, Call, Entry, find_entry
 from torch_frontend.tracing.arguments import require_default
 
 # Keys of a node's meta.
@@ -28,11 +28,11 @@ _SEVERAL = ("split", "lstm", "gru", "rnn", "multihead_attention")
 
 @dataclass(frozen=True, eq=False)
 class CallName:
-    """One call. path: the module's qualified name. call: number of earlier calls. entry: its registration, or None."""
+    """One call. path: the module's qualified name. call: number of earlier calls. entry: its registration."""
 
     path: str
     call: int = 0
-    entry: Entry | None = None
+    entry: Entry = UNKNOWN
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ def read_name(node: fx.Node) -> CallName | None:
 def read_op(node: fx.Node) -> str:
     """Name of the operator that a node calls; "" where nothing is known of it."""
     name = read_name(node)
-    return "" if name is None or name.entry is None else name.entry.op.name
+    return "" if name is None else name.entry.op.name
 
 
 def is_plain(node: fx.Node) -> bool:
@@ -124,7 +124,7 @@ def name_calls(model: fx.GraphModule, skipped: Collection[str] = ()) -> None:
         elif node.op == "call_module":
             path = str(node.target)
             known = None if path in skipped else find_entry(type(model.get_submodule(path)))
-            node.meta[_NAMED] = CallName(path, calls[path], known)
+            node.meta[_NAMED] = CallName(path, calls[path], known or UNKNOWN)
             calls[path] += 1
         elif node.op in ("call_function", "call_method") and not _is_element(node):
             _name_call(model, node, taken)
@@ -151,11 +151,9 @@ def _is_element(node: fx.Node) -> bool:
     if element is None:
         return node.target is getattr
     source, index = element
-    above = read_name(source)
-    if above is None or not isinstance(index, int):
-        return False
     # Calls that nothing is known of may return tuples.
-    return above.entry is None or above.entry.op.name in _SEVERAL or above.entry.op.name == "float"
+    several = read_name(source) is not None and read_op(source) in ("", "float", *_SEVERAL)
+    return several and isinstance(index, int)
 
 
 def _name_call(model: fx.GraphModule, node: fx.Node, taken: set[str]) -> None:
@@ -170,7 +168,7 @@ def _name_call(model: fx.GraphModule, node: fx.Node, taken: set[str]) -> None:
         node.op, node.target = "call_module", path
         node.meta["nn_module_stack"] = {**(node.meta.get("nn_module_stack") or {}), path: (path, type(made))}
     taken.add(path)
-    node.meta[_NAMED] = CallName(path, 0, known)
+    node.meta[_NAMED] = CallName(path, 0, known or UNKNOWN)
 
 
 def make_unique_path(
