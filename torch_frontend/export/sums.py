@@ -45,4 +45,3 @@ def _explain_difference(quantizer: Quantizer, planned: SitePlan, index: GraphInd
         f"{sums} sums would overflow 16 bits on CPUs without VNNI: the file has other integers than training had; "
         "train a QuantModel made for this target, or call `bind_sums` of the quantizer"
     )
-
