@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxq.errors import ModelError
-from onnxq.evaluation.accumulator import Array
+from onnxq.evaluation.accumulator import Array, OutputAccuracy
 from onnxq.evaluation.compare import compare_models
 from onnxq.graph import GraphIndex, ModelLike
+from onnxq.passes.journal import LOST_DB
 from onnxq.plan import Plan
 from onnxq.report import Latency, OpCount, OutputCheck
 from onnxq.runtime import Session, detect_cpu, time_models
@@ -30,11 +31,13 @@ def check_model(
     after: ModelLike,
     samples: Iterable[Mapping[str, Array]],
     *,
+    few: Iterable[Mapping[str, Array]] = (),
     threads: int = 0,
     optimized: bool = True,
 ) -> ModelCheck:
     """Compare outputs with ORT's optimizations off and on; the two runs of `after` are also compared with each other.
 
+    few: other samples, where `samples` are too few to tell; they give no figures, but a note if answers are lost.
     optimized: the file is for ORT, whose optimizations must take it. Else, where they refuse it (FP8), their columns
     are NaN and the notes say so.
     Raises ModelError when ORT cannot load or run `after`.
@@ -70,7 +73,24 @@ def check_model(
         )
         for off, on, agree in zip(found["off"], found["on"], found["agree"], strict=True)
     )
-    return ModelCheck(checks, count, (*notes, *_note_unchecked(reference, checks, count)))
+    on_others = compare_models({"off": (reference, plain)}, few)["off"]
+    lost = _note_losses(checks, on_others, count)
+    return ModelCheck(checks, count, (*notes, *_note_unchecked(reference, checks, count), *lost))
+
+
+def _note_losses(checks: Sequence[OutputCheck], others: Sequence[OutputAccuracy], samples: int) -> tuple[Caution, ...]:
+    """A note for each output that is near the float model's on the samples held back and far from it on others."""
+    near = {check.name for check in checks if check.sqnr_db[0] >= LOST_DB}
+    return tuple(
+        Caution(
+            "W108",
+            f"output {found.name!r} is far from the float model's ({found.sqnr_db:.1f} dB) on samples it was "
+            f"calibrated with, though not on the {samples} held back, which are few: give more samples, or check the "
+            "task's own metric",
+        )
+        for found in others
+        if found.name in near and found.sqnr_db < LOST_DB
+    )
 
 
 def _note_unchecked(reference: Session, checks: Sequence[OutputCheck], samples: int) -> tuple[Caution, ...]:
