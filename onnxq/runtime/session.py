@@ -94,7 +94,7 @@ class Session:
             raise explain_load_failure(error, self._label) from error
         self.inputs: tuple[ValueInfo, ...] = tuple(_describe_value(arg) for arg in self._session.get_inputs())
         self.outputs: tuple[ValueInfo, ...] = tuple(_describe_value(arg) for arg in self._session.get_outputs())
-        self._types = {arg.name: arg.type for arg in self._session.get_inputs()}
+        self._types = {arg.name: (arg.type, _parse_element_type(arg.type)) for arg in self._session.get_inputs()}
 
     @property
     def native(self) -> Any:
@@ -126,13 +126,12 @@ class Session:
                 raise DataError(
                     f"input {name!r}", "the model has no such input", suggest_names(name, self._types), code="Q208"
                 )
-        for name, type_name in self._types.items():
+        for name, (type_name, want) in self._types.items():
             if name not in feeds:
                 raise DataError(f"input {name!r}", "was not given a value", suggest_names(name, feeds), code="Q207")
             value = feeds[name]
             if value.dtype.kind in "OUS" or not type_name.startswith("tensor("):
                 continue
-            want = _parse_element_type(type_name)
             got = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
             if want and got != want:
                 wanted = type_name.removeprefix("tensor(").removesuffix(")")
