@@ -118,6 +118,6 @@ def _measure_speeds(
 def _list_left_float(draft: OnnxPlacement, chosen: frozenset[str], name: str) -> tuple[LeftFloat, ...]:
     return tuple(
         LeftFloat(unit.name, f"float was faster here: placement {name!r} won the timing", "measured", "F105")
-        for unit in draft.units.units
+        for unit in draft.ops
         if unit.rule.compute and unit.name not in chosen
     )
