@@ -57,6 +57,11 @@ class NodeRef:
     scope: str
     order: int = field(compare=False)
 
+    @property
+    def result(self) -> TensorId:
+        """The tensor of the first output."""
+        return TensorId(self.outputs[0], self.scope)
+
 
 class GraphIndex:
     """Look-ups over the main graph and the subgraphs of If/Loop/Scan. Functions are opaque (see inline_functions).
@@ -124,6 +129,24 @@ class GraphIndex:
                 return TensorId(tensor, at)
             at = self._outer.get(at)
         return None
+
+    def input(self, node: NodeRef, k: int) -> TensorId | None:
+        """The tensor that a node reads at input k; None where it has none there."""
+        return self.resolve(node.inputs[k], node.scope) if k < len(node.inputs) else None
+
+    def input_value(self, node: NodeRef, k: int) -> NDArray[Any] | None:
+        """The value of a constant input k; None for another, and where there is none."""
+        tensor = self.input(node, k)
+        return None if tensor is None else self.constant(tensor)
+
+    def maker(self, node: NodeRef, k: int = 0) -> NodeRef | None:
+        """The node that makes input k; None for inputs of the model, initializers, and where there is none."""
+        tensor = self.input(node, k)
+        return None if tensor is None else self.producer(tensor)
+
+    def readers(self, t: TensorId) -> list[NodeRef]:
+        """The nodes that read the tensor, in the order the model runs in; one that reads it twice is there twice."""
+        return [self._nodes[edge.node] for edge in self.consumers(t)]
 
     def producer(self, t: TensorId) -> NodeRef | None:
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""

@@ -127,6 +127,7 @@ def _save(found: Difference, result: DiffResult, folder: Path, progress: Progres
     with progress("writing the results"):
         files = [*result.recorder.write(folder, overwrite=True)]
         bisections = []
+        # An earlier run may have found more places than this one.
         for name in _PIECES:
             (folder / name).unlink(missing_ok=True)
         for piece in result.pieces:
@@ -141,6 +142,7 @@ def _save(found: Difference, result: DiffResult, folder: Path, progress: Progres
     notes = found.notes
     if count < found.samples:
         notes = (*notes, f"the outputs of the first {count} of {found.samples} samples were saved")
+    # Last, with the list of all other files in it.
     found = replace(found, saved=tuple(files), bisections=tuple(bisections) or found.bisections, notes=notes)
     write_text(folder / REPORT, difference_json(found), overwrite=True)
     return found

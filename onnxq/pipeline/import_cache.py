@@ -25,8 +25,10 @@ from onnxq.progress import Progress, silent
 from onnxq.runtime import use_libraries
 from onnxq.sites import Caution, Refusal
 
+# Tensors that an error names; a cache of another model lacks hundreds.
 _SHOWN = 4
 _REASON = "reads or writes a tensor that the calibration cache has no scale for"
+# Passes that make tensors which neither the model nor TensorRT, fusing it, has.
 _MAKES_TENSORS = frozenset({"scalars"})
 
 
@@ -61,6 +63,7 @@ def _import(
     state = load_state(model, skip=wished.skip, target=wished.target, progress=progress)
     trial = _attempt(scales, state, read_data(state, data, wished, progress=progress), wished, name, progress)
     notes: tuple[Caution, ...] = ()
+    # The calibrator saw the tensors of the file; without the pass that makes others it may have scales for more.
     made = sorted(frozenset(trial.state.rewrites) & _MAKES_TENSORS)
     if made and _lacks_own_tensor(trial):
         state = load_state(model, skip=(*wished.skip, *made), target=wished.target, progress=progress)
@@ -83,6 +86,7 @@ def _import(
         memory_limit=options.memory_limit,
         progress=progress,
     )
+    # Of the samples only if some of the numbers come from them.
     origin = f"TensorRT calibration cache {Path(scales.source).name} ({scales.header})"
     calibrated = data is not None and absent
     return Imported(
@@ -169,6 +173,7 @@ def _leave_missing_float(
     Leaving nodes float can move pairs to other tensors, so it is repeated; every round takes nodes out.
     """
     index = GraphIndex(trial.state.model)
+    # Node -> the tensor that it lacks, over all rounds.
     left: dict[str, str] = {}
     absent: dict[str, MissingSite] = {}
     while trial.found.missing:
@@ -184,6 +189,7 @@ def _leave_missing_float(
         left |= {node: tensor for node, tensor in readers.items() if node not in left}
         trial = _attempt(cache, trial.state, trial.samples, _add_float_rule(config, left), name, progress)
     refusals = tuple(Refusal(node, _REASON, "calibrate it with samples", "no-scale", "R106") for node in left)
+    # The rule that leaves them float is ours, and gives another reason than the cache.
     others = tuple(refusal for refusal in trial.plan.refusals if refusal.subject not in left)
     floats = tuple(one for one in trial.plan.left_float if one.subject not in left)
     plan = replace(trial.plan, refusals=(*others, *refusals), left_float=floats)

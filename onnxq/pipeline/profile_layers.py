@@ -95,6 +95,7 @@ def _profile(
     return replace(
         found,
         source=str(model) if isinstance(model, (str, Path)) else "",
+        # A model given as an object would print its whole text.
         quantized=what if len(what) < 500 else "",
         data=dataset.describe(),
         synthetic=dataset.synthetic,
@@ -113,6 +114,7 @@ def _load_both(
             load_state(model, only=given.prepare, target=given.target, progress=progress), given.scalings
         )
         rebased = fit_plan(given, GraphIndex(state.model), compute_fingerprint(state.model))
+        # Without samples: activations that lack numbers are an error, weights get theirs from the model.
         renewed, _ = renew_numbers(RunContext(), state, rebased)
         return state, build_quantized(state, renewed)
     proto = name_nodes(read_model(quantized).proto)

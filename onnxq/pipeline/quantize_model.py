@@ -41,11 +41,13 @@ from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.synthetic import SYNTHETIC
 from onnxq.runtime import detect_cpu, observe_shapes, use_libraries
-from onnxq.sites import Caution, Role
+from onnxq.sites import Caution, Role, is_within
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
 _SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
+# Samples on which the rewrites are proved to have changed nothing; a wrong one shows on the first.
 _EQUALITY_SAMPLES = 2
+# Samples that a measured placement is calibrated with, which is for its speed.
 _TIMING_SAMPLES = 8
 
 
@@ -144,6 +146,7 @@ def draft_placement(
     enough = _BRANCH_SAMPLES if len(index.scopes) > 1 else _SHAPE_SAMPLES
     with progress("observing shapes", min(enough, len(samples.calibration))) as task:
         shapes = observe_shapes(state.model, count_items(islice(samples.calibration.samples(), enough), task))
+    # A body that no sample entered gave no tensors, and calibration would find none either.
     reached = {""} | {tensor.scope for tensor in shapes}
     return state_placement(
         state.model,
@@ -163,10 +166,10 @@ def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, str]:
     working = {node.scope for node in index.nodes if node.op_type in ("Conv", "Gemm", "MatMul")}
     closed = {}
     for scope in index.scopes:
-        if scope in reached or not any(one == scope or one.startswith(scope + "/") for one in working):
+        if scope in reached or not any(is_within(inner, scope) for inner in working):
             continue
-        holder = index.parent(scope)
-        op = holder.op_type if holder is not None else ""
+        parent = index.parent(scope)
+        op = parent.op_type if parent is not None else ""
         closed[scope] = (
             "calibration never ran this branch, so its ranges are unknown"
             if op == "If"
@@ -219,6 +222,7 @@ def _quantize(
     if obstacle is not None:
         return quantize_unrun(ctx, state, source=model, name=name, obstacle=obstacle)
     ctx.budget.prepared()
+    # Channels are scaled before there is a plan, since they change which tensors need what.
     state = run_stage(PASSES, Stage.EQUALIZE, ctx, state)
     with ctx.timers.run("plan", "planning"):
         state = _place(ctx, state, name)
@@ -267,6 +271,7 @@ def _demand_float(state: State, name: str) -> None:
     already, plan = count_existing(state), state.planned
     if plan.sites or not already:
         return
+    # Refusals say why the rest of it stays float; one example is enough.
     reasons = [f"{one.subject}: {one.reason}" for one in plan.refusals]
     floats = f"; what is float stays so, e.g. {reasons[0]}" if reasons else ""
     fix = "use it as it is, or quantize the float model it was made from"
@@ -302,11 +307,13 @@ def _place(ctx: RunContext, state: State, name: str) -> State:
     With `attention: auto` the plan quantizes attention and `plain` does not.
     """
     config, samples = ctx.config, ctx.data
+    # Of the equalized model, whose tensors are not those of the plan that equalization asked for.
     problem = draft_placement(state, samples, config, name, progress=ctx.progress)
     plain: Plan | None = None
     if config.placement != "measured" or config.mode != "static":
         without = problem.default()
         plan = problem.default(attention=True) if config.attention != "float" else without
+        # Where the rules for attention find none, both are the same plan and there is nothing to try.
         if config.attention == "auto" and {s.site for s in plan.sites} != {s.site for s in without.sites}:
             plain = without
     else:
@@ -343,9 +350,10 @@ def _make_plan(model: str | Path | onnx.ModelProto, data: object, config: Config
     samples = read_data(state, data, config, progress=progress)
     with progress("planning"):
         state = _place(RunContext(config=config, samples=samples, progress=progress), state, _read_name(model))
+    # Whether attention may be quantized is for samples to say, once there are scales.
     plan = state.planned if state.plain is None else state.plain
-    told = (_warn_left_out(config.effort),) if config.effort != "fast" else ()
-    warnings = (*plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *told)
+    left_out = (_warn_left_out(config.effort),) if config.effort != "fast" else ()
+    warnings = (*plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *left_out)
     return replace(plan, data=samples.description, warnings=warnings)
 
 

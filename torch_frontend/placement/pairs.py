@@ -86,7 +86,7 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     choice = choose_ops(problem, attention=config.attention == "quantized", sized=sized)
     placement = Placer(problem).place(choice.chosen)
     kernels = (problem.engine.without_kernel(node.name, node.op_type) for node in graph.nodes)
-    reasons = [*graph.reasons, *choice.reasons, *problem.units.reasons, *(one for one in kernels if one is not None)]
+    reasons = [*graph.reasons, *choice.reasons, *problem.ops.reasons, *(one for one in kernels if one is not None)]
     paths = {node.name: node.path for node in graph.nodes if isinstance(node, CallNode)}
     out = Pairs(reasons=[replace(one, subject=paths.get(one.subject, one.subject)) for one in reasons])
     order = {value: k for k, value in enumerate(graph.values)}
@@ -145,7 +145,7 @@ def _turn_axis(spec: QuantSpec, weight: Weight) -> QuantSpec:
 
 def _find_sums(graph: CallGraph, edge: Edge, weight: Weight, problem: PlacementProblem) -> tuple[Sums, ...]:
     """The 16-bit sums in which a kernel of the target adds this weight's products with quantized data."""
-    unit, shape = problem.units.by_name[edge.node], graph.constants[graph.node(edge.node).inputs[edge.index]].shape
+    unit, shape = problem.ops.by_name[edge.node], graph.constants[graph.node(edge.node).inputs[edge.index]].shape
     order = problem.engine.sum_order(unit.node, tuple(shape))
     if order is None or not unit.data or problem.config.saturation == "allow":
         return ()
@@ -156,7 +156,7 @@ def _share_numbers(pairs: list[Pair], placement: Placement, problem: PlacementPr
     """Pairs that must have one scale follow the first of them, or the one the person named."""
     groups = {site.site.name: site.group for site in placement.sites if isinstance(site.site, TensorId) and site.group}
     leads: dict[str, str] = {}
-    for unit in problem.units.units:
+    for unit in problem.ops:
         policy = _find_policy(problem.config, unit.node)
         named_lead = unit.data[policy.leader][1].name if policy is not None and policy.policy == "follow" else ""
         if named_lead in groups:
@@ -178,7 +178,7 @@ def _find_policy(config: Config, node: NodeRef) -> MultiInput | None:
 
 def _check_leaders(problem: PlacementProblem) -> None:
     """ConfigError for a `follow` that names an input which an operator does not have."""
-    for unit in problem.units.units:
+    for unit in problem.ops:
         policy = _find_policy(problem.config, unit.node)
         if policy is not None and policy.policy == "follow" and unit.data and policy.leader >= len(unit.data):
             raise ConfigError(

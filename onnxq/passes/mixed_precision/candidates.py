@@ -69,8 +69,8 @@ class Ways:
                 yield Candidate(str(site.site), frozenset(self._touching(site.site)).intersection(computing))
 
     def _touching(self, tensor: TensorId) -> list[str]:
-        maker = self.draft.units.by_out.get(tensor)
-        readers = [unit.name for _, unit in self.draft.units.consumers(tensor) if unit is not None]
+        maker = self.draft.ops.by_out.get(tensor)
+        readers = [unit.name for _, unit in self.draft.ops.consumers(tensor) if unit is not None]
         return readers + ([maker.name] if maker is not None else [])
 
     def _stretches(self) -> Iterable[Candidate]:
@@ -152,7 +152,7 @@ class Ways:
             after = set(list_quantized_ops(self.draft, plan))
             return tuple(name for name in before if name not in after)
         wide = [site for site in plan.sites if site.spec != self._spec(site.site)]
-        readers = {edge.node for site in wide for edge in _readers(self.draft.units.index, site)}
+        readers = {edge.node for site in wide for edge in _readers(self.draft.ops.index, site)}
         return tuple(name for name in before if name in readers)
 
 
@@ -162,12 +162,12 @@ def list_quantized_ops(draft: OnnxPlacement, plan: Plan) -> tuple[str, ...]:
     read: dict[str, set[int]] = {}
     for site in plan.all_sites:
         if site.role in (Role.ACTIVATION, Role.OUTPUT):
-            for edge in _readers(draft.units.index, site):
+            for edge in _readers(draft.ops.index, site):
                 read.setdefault(edge.node, set()).add(edge.index)
     found = []
-    for unit in draft.units.units:
+    for unit in draft.ops:
         whole = unit.weight is None and {edge.index for edge, _ in unit.data} <= read.get(unit.name, set())
-        if unit.name not in draft.units.complete and unit.rule.compute and (unit.name in weights or whole):
+        if unit.name not in draft.ops.complete and unit.rule.compute and (unit.name in weights or whole):
             found.append(unit.name)
     return tuple(found)
 
