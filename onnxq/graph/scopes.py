@@ -5,8 +5,8 @@ A subgraph's scope is its parent's scope, node name and attribute: "If_0.else_br
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
@@ -104,6 +104,14 @@ def rename_reads(graph: GraphProto, names: Mapping[str, str]) -> None:
             rename_reads(subgraph, outer)
             for value in subgraph.output:
                 value.name = outer.get(value.name, value.name)
+
+
+def replace_items(field: Any, items: Iterable[Any]) -> None:
+    """Put other messages into a repeated field of a message, in place; they may be some of its own."""
+    # protobuf has no assignment to a field of messages. The list keeps those alive that the field lets go of.
+    kept = list(items)
+    del field[:]
+    field.extend(kept)
 
 
 def sort_topologically(nodes: list[T], needs: list[list[str]], makes: list[list[str]], labels: list[str]) -> list[T]:
