@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
-from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxq.errors import ModelError
 from onnxq.graph.light import LightModel, ModelLike, bare_proto, store_of
@@ -59,6 +59,11 @@ class NodeRef:
     attrs: Mapping[str, Any] = field(compare=False, repr=False)
     scope: str
     order: int = field(compare=False)
+
+    @property
+    def result(self) -> TensorId:
+        """The tensor of the first output."""
+        return TensorId(self.outputs[0], self.scope)
 
 
 class GraphIndex:
@@ -304,8 +309,8 @@ def get_index(model: ModelLike) -> GraphIndex:
     return index
 
 
-def find_opset(proto: ModelLike) -> int:
-    """The version of ONNX's own operators that the model imports; 0 when it does not."""
+def find_opset(proto: ModelLike | FunctionProto) -> int:
+    """The version of ONNX's own operators that a model or function imports; 0 when it does not."""
     return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
 
 

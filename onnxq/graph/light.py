@@ -9,6 +9,7 @@ Stubs are external data to every other tool, and those here leave external data 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -200,8 +201,7 @@ def attach_weights(model: ModelLike) -> ModelProto:
     proto = bare_proto(model)
     if not isinstance(model, LightModel) or not any(is_stub(tensor) for tensor in proto.graph.initializer):
         return proto
-    whole = ModelProto()
-    whole.CopyFrom(proto)
+    whole = deepcopy(proto)
     for tensor in whole.graph.initializer:
         if is_stub(tensor):
             array = model.weights.array(tensor)
