@@ -132,9 +132,8 @@ def sort_topologically(nodes: list[T], needs: list[list[str]], makes: list[list[
                 continue
             waiting = [producer[name] for name in needs[i] if name in producer and state[producer[name]] != 2]
             if state[i] == 1 and waiting:
-                raise ModelError(
-                    labels[i], "the node depends on its own output", "break the cycle in the graph", code="Q103"
-                )
+                cause = "the node depends on its own output"
+                raise ModelError(labels[i], cause, "break the cycle in the graph", code="Q103")
             if not waiting:
                 state[i] = 2
                 order.append(i)
@@ -148,12 +147,8 @@ def sort_topologically(nodes: list[T], needs: list[list[str]], makes: list[list[
 def sort_nodes(graph: GraphProto) -> list[NodeProto]:
     """The nodes in an order they can run in, as close to the file's as possible. Raises ModelError on a cycle."""
     nodes = list(graph.node)
-    return sort_topologically(
-        nodes,
-        [list_reads(node) for node in nodes],
-        [list(node.output) for node in nodes],
-        [label_node(node) for node in nodes],
-    )
+    needs, makes = [list_reads(node) for node in nodes], [list(node.output) for node in nodes]
+    return sort_topologically(nodes, needs, makes, [label_node(node) for node in nodes])
 
 
 def label_node(node: NodeProto) -> str:
