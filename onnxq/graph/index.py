@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.graph.light import LightModel, ModelLike, bare_proto, store_of
+from onnxq.graph.light import LightModel, ModelLike, bare_proto, list_libraries, store_of
 from onnxq.graph.names import check_names
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, name_function, sort_nodes
 from onnxq.graph.values import (
@@ -75,7 +75,7 @@ class GraphIndex:
     def __init__(self, model: ModelLike) -> None:
         self.proto = proto = bare_proto(model)
         check_names(proto)
-        self._weights = store_of(model)
+        self._weights, self._libraries = store_of(model), list_libraries(model)
         self.opset: int = find_opset(proto)
         self.functions: tuple[str, ...] = tuple(name_function(function) for function in proto.functions)
         self._outer: dict[str, str] = {}
@@ -109,7 +109,7 @@ class GraphIndex:
     def model(self) -> ModelLike:
         """The model: a light one with the same arrays where a light one was indexed."""
         # Not the very object: that holds this index, and a cycle would keep the arrays until Python looks for cycles.
-        return self.proto if self._weights is None else LightModel(self.proto, self._weights)
+        return self.proto if self._weights is None else LightModel(self.proto, self._weights, self._libraries)
 
     def node(self, name: str) -> NodeRef:
         """The node of this name. Raises ModelError with the nearest names."""

@@ -13,7 +13,7 @@ from onnx import AttributeProto, NodeProto, SparseTensorProto, TensorProto, Valu
 
 from onnxq.errors import ModelError
 from onnxq.graph.light import WeightStore
-from onnxq.graph.weights import is_stub
+from onnxq.graph.weights import TENSOR_TYPES, is_stub
 
 Dims = tuple[int | str | None, ...]
 
@@ -147,6 +147,11 @@ def read_declared_type(value: ValueInfoProto) -> tuple[int, Dims | None]:
 def _read_symbol(name: str) -> str | None:
     # Paddle writes "?" for every dim it does not know: not one symbol that makes them equal.
     return None if name in ("", "?") else name
+
+
+def name_type(number: int) -> str:
+    """The name of a type of `TensorProto`, in lower case; "type99" for one that this onnx does not know."""
+    return next((name for name, known in TENSOR_TYPES.items() if known == number), f"type{number}")
 
 
 def _decode_text(raw: bytes) -> str | bytes:

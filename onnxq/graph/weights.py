@@ -28,8 +28,10 @@ STUB_LOCATION = "onnxq/held"
 # The original tensors that were left out, by place and the name of the initializer or the Constant's output: no two
 # tensors of one graph share a name.
 Omitted = dict[tuple[str, str], TensorProto]
-# By name: which of these types there are depends on the onnx release. Others fill the bytes that numpy has for them.
-_BITS = {n: ELEMENT_TYPES[k.lower()].bits for k, n in TensorProto.DataType.items() if k.lower() in ELEMENT_TYPES}
+# By their names in lower case, as in QuantSpec; which of them there are depends on the onnx release.
+TENSOR_TYPES: dict[str, int] = {name.lower(): number for name, number in TensorProto.DataType.items()}
+# Other types fill the bytes that numpy has for them.
+_BITS = {TENSOR_TYPES[name]: kind.bits for name, kind in ELEMENT_TYPES.items() if name in TENSOR_TYPES}
 
 
 def count_tensor_bytes(tensor: TensorProto) -> int:

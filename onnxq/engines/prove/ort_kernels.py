@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from onnxq.engines.prove.kernels import ORT_INT8
 from onnxq.engines.prove.proof import Kernel, Tensor
-from onnxq.graph import GraphIndex, NodeRef, name_nodes
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, name_nodes
 from onnxq.graph.scopes import walk_graphs
 from onnxq.plan.names import DEQUANTIZE
 from onnxq.sites import TensorId
@@ -22,7 +22,7 @@ from onnxq.sites import TensorId
 _WORDS = {"FLOAT": "float32", "DOUBLE": "float64", "FLOAT8E4M3FN": "float8"}
 
 
-def read_optimized(model: onnx.ModelProto, optimized: onnx.ModelProto) -> tuple[Kernel, ...]:
+def read_optimized(model: ModelLike, optimized: onnx.ModelProto) -> tuple[Kernel, ...]:
     """The optimized graph's nodes as kernels, in the order they run in; a body's belong to the kernel around it."""
     index, after = GraphIndex(model), GraphIndex(name_nodes(optimized))
     finder = _Finder(index, after)
