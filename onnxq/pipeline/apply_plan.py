@@ -28,7 +28,6 @@ from onnxq.plan import Plan, from_json
 from onnxq.plan.limits import check_specs
 from onnxq.planner import Existing, fit_plan
 from onnxq.progress import Progress, silent
-from onnxq.runtime import use_libraries
 from onnxq.sites import Role
 
 # A plan has some 500 bytes for a site; one of a million sites is no plan.
@@ -78,8 +77,7 @@ def apply(
     found = read_plan(plan)
     _check_prepare(found)
     wished = make_config(config, None, options)
-    with use_libraries(wished.runtime.libraries):
-        return _apply(model, found, data, wished, new_weights, options, progress)
+    return _apply(model, found, data, wished, new_weights, options, progress)
 
 
 def _apply(
@@ -93,7 +91,10 @@ def _apply(
 ) -> Result:
     ctx = RunContext(config=wished, timers=Timers(progress), progress=progress, memory_limit=options.memory_limit)
     with ctx.timers.run("prepare", "preparing the model"):
-        state = load_state(model, only=found.prepare, target=found.target, journal=ctx.journal, progress=progress)
+        libraries = wished.runtime.libraries
+        state = load_state(
+            model, only=found.prepare, target=found.target, libraries=libraries, journal=ctx.journal, progress=progress
+        )
         # Before the plan is fitted: its anchors are structural ids of the equalized model.
         state = replay_scalings(state, found.scalings)
         index = GraphIndex(state.model)

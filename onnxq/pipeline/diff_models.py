@@ -18,12 +18,11 @@ from onnxq.engines.diff.results import INPUTS, RESULTS, find_inputs_beside, load
 from onnxq.engines.diff.runs import ENGINES
 from onnxq.errors import ConfigError, OutputError
 from onnxq.files import prepare_folder, write_text
-from onnxq.graph import GraphIndex, load_model, name_nodes, save_model
+from onnxq.graph import GraphIndex, add_libraries, load_model, name_nodes, save_model
 from onnxq.nearest import suggest_names
 from onnxq.pipeline.quantize_model import Options, make_config
 from onnxq.progress import Progress, silent
 from onnxq.report import difference_json
-from onnxq.runtime import use_libraries
 
 ModelSource = str | Path | onnx.ModelProto
 REPORT = "diff.json"
@@ -82,13 +81,14 @@ def diff(
     )  # fmt: skip
     with nullcontext() if folder is None else prepare_folder(folder, _list_files(folder, force)):
         chosen = make_config(config, None, Options(samples=samples, seed=seed, ort_library=ort_library))
+        libraries = chosen.runtime.libraries
         with progress("reading the models"):
             loaded = [run for path in load for run in load_results(path)]
-            named, other = name_nodes(load_model(model).proto), load_model(quantized).proto
+            named, other = (add_libraries(load_model(one).proto, libraries) for one in (model, quantized))
+            named = name_nodes(named)
         data = find_inputs_beside(load[0]) if data is None and load else data
-        with use_libraries(chosen.runtime.libraries):
-            dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
-            result = compare_models(named, other, dataset, request, loaded=loaded, progress=progress)
+        dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
+        result = compare_models(named, other, dataset, request, loaded=loaded, progress=progress)
         found = replace(result.difference, float_model=_path(model), quantized_model=_path(quantized))
         return found if folder is None else _save(found, result, folder, progress)
 
@@ -134,7 +134,7 @@ def _save(found: Difference, result: DiffResult, folder: Path, progress: Progres
             stem = f"bisect-{piece.bisection.run}"
             path = folder / f"{stem}.onnx"
             save_model(piece.proto, path, overwrite=True)
-            save_feeds(folder / f"{stem}.inputs.json", [piece.feeds], overwrite=True)
+            save_feeds(folder / f"{stem}.inputs.json", piece.feeds)
             files += [str(path), str(folder / f"{stem}.inputs.json")]
             bisections.append(replace(piece.bisection, path=str(path)))
     files.append(str(folder / REPORT))

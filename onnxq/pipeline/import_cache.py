@@ -22,7 +22,6 @@ from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, draft_placem
 from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
-from onnxq.runtime import use_libraries
 from onnxq.sites import Caution, Refusal
 
 # Tensors that an error names; a cache of another model lacks hundreds.
@@ -46,8 +45,7 @@ def import_calibration(
     """Plan the model and give its activation sites the cache's scales; see `onnxq.import_calibration`."""
     scales = cache if isinstance(cache, Cache) else read_cache(cache)
     wished = _demand_symmetric(config, target, options)
-    with use_libraries(wished.runtime.libraries):
-        return _import(scales, model, data, wished, allow_missing, options, progress)
+    return _import(scales, model, data, wished, allow_missing, options, progress)
 
 
 def _import(
@@ -60,13 +58,15 @@ def _import(
     progress: Progress,
 ) -> Imported:
     name = Path(model).name if isinstance(model, (str, Path)) else "model"
-    state = load_state(model, skip=wished.skip, target=wished.target, progress=progress)
+    libraries = wished.runtime.libraries
+    state = load_state(model, skip=wished.skip, target=wished.target, libraries=libraries, progress=progress)
     trial = _attempt(scales, state, read_data(state, data, wished, progress=progress), wished, name, progress)
     notes: tuple[Caution, ...] = ()
     # The calibrator saw the tensors of the file; without the pass that makes others it may have scales for more.
     made = sorted(frozenset(trial.state.rewrites) & _MAKES_TENSORS)
     if made and _lacks_own_tensor(trial):
-        state = load_state(model, skip=(*wished.skip, *made), target=wished.target, progress=progress)
+        skip = (*wished.skip, *made)
+        state = load_state(model, skip=skip, target=wished.target, libraries=libraries, progress=progress)
         other = _attempt(scales, state, trial.samples, wished, name, progress)
         if len(other.found.missing) < len(trial.found.missing):
             trial = other

@@ -13,6 +13,7 @@ from onnxq.evaluation.compare import compare_models
 from onnxq.graph import (
     Model,
     ModelLike,
+    add_libraries,
     ensure_opset,
     find_opset,
     get_index,
@@ -53,16 +54,17 @@ def load_state(
     skip: Iterable[str] = (),
     only: Iterable[str] | None = None,
     target: str = "ort",
+    libraries: tuple[str, ...] = (),
     journal: list[PassReport] | None = None,
     progress: Progress = silent,
 ) -> State:
     """Load and rewrite for a target. `skip` leaves passes out; `only` runs no others (a plan carried out again).
 
-    journal: gets the reports of the rewrites.
+    libraries: of the model's custom operators. journal: gets the reports of the rewrites.
     """
     with progress("reading the model"):
         model = load_model(source)  # type: ignore[arg-type]
-        named = name_nodes(strip_weights(model.proto))
+        named = name_nodes(add_libraries(strip_weights(model.proto), libraries))
     with progress("simplifying the graph"):
         return _rewrite(model, named, skip, only, target, [] if journal is None else journal)
 

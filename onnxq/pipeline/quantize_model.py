@@ -40,7 +40,7 @@ from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.synthetic import SYNTHETIC
-from onnxq.runtime import detect_cpu, observe_shapes, use_libraries
+from onnxq.runtime import check_libraries, detect_cpu, observe_shapes
 from onnxq.sites import Caution, Role, is_within
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
@@ -124,9 +124,8 @@ def make_config(config: Config | str | Path | None, target: str | None, options:
     paths |= {name: f"verify.{name}" for name in ("holdout", "threads", "latency")}
     paths |= {name: name for name in ("placement", "cpu", "effort", "weight_bits_budget")}
     wished = set_options(given, {path: getattr(options, name) for name, path in paths.items()})
-    if options.libraries:
-        libraries = (*given.runtime.libraries, *options.libraries)
-        wished = wished.model_copy(update={"runtime": given.runtime.model_copy(update={"libraries": libraries})})
+    libraries = check_libraries((*given.runtime.libraries, *options.libraries))
+    wished = wished.model_copy(update={"runtime": given.runtime.model_copy(update={"libraries": libraries})})
     check_skip(wished)
     check_budget(wished)
     return check_limits(wished)
@@ -195,8 +194,7 @@ def quantize(
     Raises an OnnxqError subclass for everything the caller can mend.
     """
     wished, request = make_config(config, target, options), options.request()
-    with use_libraries(wished.runtime.libraries):
-        return _quantize(model, data, wished, request, options, progress)
+    return _quantize(model, data, wished, request, options, progress)
 
 
 def _quantize(
@@ -209,7 +207,10 @@ def _quantize(
 ) -> Result:
     ctx, name = _make_context(config, request, options, progress), _read_name(model)
     with ctx.timers.run("prepare", "preparing the model"):
-        state = load_state(model, skip=config.skip, target=config.target, journal=ctx.journal, progress=progress)
+        libraries = config.runtime.libraries
+        state = load_state(
+            model, skip=config.skip, target=config.target, libraries=libraries, journal=ctx.journal, progress=progress
+        )
         obstacle = find_obstacle(state, config, measuring=data is not None or request.asked)
         if obstacle is None:
             samples = _read_samples(state, data, ctx)
@@ -338,13 +339,12 @@ def make_plan(
     progress: Progress = silent,
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
-    wished = make_config(config, target, options)
-    with use_libraries(wished.runtime.libraries):
-        return _make_plan(model, data, wished, progress)
+    return _make_plan(model, data, make_config(config, target, options), progress)
 
 
 def _make_plan(model: str | Path | onnx.ModelProto, data: object, config: Config, progress: Progress) -> Plan:
-    state = load_state(model, skip=config.skip, target=config.target, progress=progress)
+    libraries = config.runtime.libraries
+    state = load_state(model, skip=config.skip, target=config.target, libraries=libraries, progress=progress)
     if (obstacle := find_obstacle(state, config, measuring=data is not None)) is not None:
         return plan_unrun(state, config, _read_name(model), obstacle)
     samples = read_data(state, data, config, progress=progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from statistics import median
 
 import numpy as np
 
-from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike
 from onnxq.runtime.session import Feeds, Session
 
@@ -104,22 +102,3 @@ def _time_runs(session: Session, feeds: Feeds, runs: int) -> float:
     for _ in range(runs):
         session.run(feeds)
     return (time.perf_counter() - start) / runs
-
-
-def measure_nodes(model: ModelLike | str | Path, feeds: Feeds, *, threads: int = 1, runs: int = 20) -> dict[str, float]:
-    """Median microseconds of every node of ORT's optimized graph, by the node's name (see `optimize_graph`).
-
-    Nodes that ORT made have names it chose; a node that runs several times in one run (a Loop subgraph) counts each.
-    """
-    with ScratchFolder() as folder:
-        session = Session(model, threads=threads, profile=folder / "profile")
-        for _ in range(_WARM_UP_RUNS + runs):
-            session.run(feeds)
-        events = json.loads(session.end_profiling().read_text(encoding="utf-8"))
-    found: dict[str, list[float]] = {}
-    for event in events:
-        name = str(event.get("name", ""))
-        if event.get("cat") == "Node" and name.endswith("_kernel_time"):
-            found.setdefault(name.removesuffix("_kernel_time"), []).append(float(event["dur"]))
-    warm = _WARM_UP_RUNS / (_WARM_UP_RUNS + runs)
-    return {name: median(times[int(len(times) * warm) :]) for name, times in found.items()}

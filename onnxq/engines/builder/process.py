@@ -18,11 +18,9 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-import onnx
-
 from onnxq.engines.builder.library import LIBRARIES
 from onnxq.errors import MissingDependencyError, VerificationError
-from onnxq.graph import save_model
+from onnxq.graph import ModelLike, save_model
 
 JOB, LOG, RESULT, ENGINE, MODEL = "job.json", "build.log", "result.json", "engine", "model.onnx"
 # ONNX Runtime's graph with the names of the model's tensors; TensorRT's kernels as its log or its inspector lists them.
@@ -94,12 +92,12 @@ class BuildResult:
         return (self.state, self.exit_code) == (other.state, other.exit_code) and mine == theirs
 
 
-def build_engine(proto: onnx.ModelProto, job: Job, folder: Path, *, timeout: float) -> BuildResult:
+def build_engine(model: ModelLike, job: Job, folder: Path, *, timeout: float) -> BuildResult:
     """Build in a fresh process; its files lie in `folder` afterwards. Whatever goes wrong is a result.
 
     timeout: seconds.
     """
-    save_model(proto, folder / MODEL, overwrite=True)
+    save_model(model, folder / MODEL, overwrite=True)
     (folder / RESULT).unlink(missing_ok=True)
     (folder / JOB).write_text(json.dumps(asdict(job)), encoding="utf-8")
     command = [sys.executable, "-m", "onnxq.engines.builder.child", str(folder)]
@@ -107,26 +105,17 @@ def build_engine(proto: onnx.ModelProto, job: Job, folder: Path, *, timeout: flo
     with open(folder / _STDERR, "wb") as sink:
         try:
             done = subprocess.run(
-                command,
-                stdout=sink,
-                stderr=sink,
-                stdin=subprocess.DEVNULL,
-                check=False,
-                timeout=timeout,
+                command, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL, check=False, timeout=timeout,
                 env=_child_environment(),
-            )
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             reason = f"the build did not end within {timeout:g} s"
             return BuildResult(state=BuildState.LATE, seconds=timeout, reason=reason, log=_last_lines(folder))
     result = _read_result(folder)
     if result is None:
-        return BuildResult(
-            state=BuildState.CRASHED,
-            seconds=time.perf_counter() - start,
-            reason=_describe_death(done.returncode),
-            log=_last_lines(folder),
-            exit_code=done.returncode,
-        )
+        code = done.returncode
+        crash = BuildResult(state=BuildState.CRASHED, reason=_describe_death(code), exit_code=code)
+        result = replace(crash, seconds=time.perf_counter() - start)
     if result.state is BuildState.BUILT:
         return replace(result, engine_bytes=(folder / ENGINE).stat().st_size)
     return replace(result, log=_last_lines(folder))
@@ -170,14 +159,9 @@ def check_library(result: BuildResult, engine: str) -> BuildResult:
     """The result, if the library could work at all. Raises MissingDependencyError or VerificationError if not."""
     library = LIBRARIES[engine]
     if result.state is BuildState.MISSING:
-        raise MissingDependencyError(
-            library.module, f"cannot be imported ({result.reason})", library.install, code="Q805"
-        )
+        cause = f"cannot be imported ({result.reason})"
+        raise MissingDependencyError(library.module, cause, library.install, code="Q805")
     if result.state is BuildState.UNABLE:
-        raise VerificationError(
-            library.module,
-            result.reason,
-            "run it where there is one, or use `engine='tensorrt-rtx'`, which builds without a GPU",
-            code="Q708",
-        )
+        fix = "run it where there is one, or use `engine='tensorrt-rtx'`, which builds without a GPU"
+        raise VerificationError(library.module, result.reason, fix, code="Q708")
     return result

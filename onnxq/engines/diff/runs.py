@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import onnx
 
 from onnxq.annotate import read_plan_note
 from onnxq.data import Dataset
@@ -19,11 +18,11 @@ from onnxq.engines.builder.process import Profile
 from onnxq.engines.builder.shapes import find_sample_shapes
 from onnxq.engines.diff import trt
 from onnxq.engines.diff.bisect import EngineUnderTest, run_optimized
-from onnxq.engines.diff.measure import Array
+from onnxq.engines.diff.levels import Array
 from onnxq.engines.diff.model import FLOAT, OFF, ON, TRT
 from onnxq.errors import OnnxqError
 from onnxq.files import ScratchFolder
-from onnxq.graph import GraphIndex
+from onnxq.graph import GraphIndex, ModelLike
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.sites import Refusal
@@ -94,9 +93,8 @@ class Engines:
                     runners.append(self._start(name, stack))
                     self.names.append(name)
                 except OnnxqError as error:
-                    refusal = Refusal(
-                        name, f"{error.subject}: {error.cause}".splitlines()[0], _FIX.get(name, error.fix), code="R111"
-                    )
+                    cause = f"{error.subject}: {error.cause}".splitlines()[0]
+                    refusal = Refusal(name, cause, _FIX.get(name, error.fix), code="R111")
                     self._skip(refusal, required=self._is_required(name))
                     self.failed[name] = error
             if len(runners) == 1 and self.failed and alone:
@@ -138,9 +136,9 @@ class Engines:
         if name == TRT:
             with self.progress("building the TensorRT engine"):
                 return self._open_trt("outputs", stack)
-        proto = (self.float_index if name == FLOAT else self.index).proto
+        model = (self.float_index if name == FLOAT else self.index).model
         with self.progress(f"loading {'the float' if name == FLOAT else 'the quantized'} model into ONNX Runtime"):
-            return OrtRunner(name, Session(proto, optimize=name == ON, threads=self.threads))
+            return OrtRunner(name, Session(model, optimize=name == ON, threads=self.threads))
 
     def _open_trt(self, name: str, stack: ExitStack, *, debug_tensors: bool = False) -> Runner:
         """TensorRT's runner, of an engine built in a folder of this name."""
@@ -148,7 +146,7 @@ class Engines:
             self._shapes = find_sample_shapes(self.index, self.dataset.samples())
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        engine = trt.build_trt(self.index.proto, self._shapes, folder, debug_tensors=debug_tensors)
+        engine = trt.build_trt(self.index.model, self._shapes, folder, debug_tensors=debug_tensors)
         return stack.enter_context(trt.TrtRunner(TRT, engine))
 
     def open_inner(self, stack: ExitStack) -> list[Runner]:
@@ -168,7 +166,7 @@ class Engines:
         found = {ON: run_optimized, TRT: self._run_trt}.get(run)
         return None if found is None else EngineUnderTest(run, found)
 
-    def _run_trt(self, proto: onnx.ModelProto, feeds: Feeds) -> Mapping[str, Array]:
+    def _run_trt(self, proto: ModelLike, feeds: Feeds) -> Mapping[str, Array]:
         with ScratchFolder(self.folder) as folder:
             shapes = find_sample_shapes(GraphIndex(proto), [feeds])
             with trt.TrtRunner(TRT, trt.build_trt(proto, shapes, folder)) as runner:

@@ -31,10 +31,9 @@ from onnxq.engines.saturation.measure import measure_saturation
 from onnxq.engines.saturation.model import Cost
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, prepare_folder, replace_files
-from onnxq.graph import GraphIndex, infer_shapes, inline_functions, name_nodes, save_model
+from onnxq.graph import GraphIndex, ModelLike, add_libraries, infer_shapes, inline_functions, name_nodes, save_model
 from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, silent
-from onnxq.runtime import list_open_libraries
 from onnxq.sites import Caution, Unquantized
 
 # Compute capability that engines are built for where none is asked for: GeForce 30.
@@ -51,7 +50,7 @@ REDUCED = "reduced.onnx"
 class ProveRequest:
     """The options of `pipeline.prove`. engine: None for the one that the plan in the model is for.
 
-    dataset: samples that saturation is measured on.
+    dataset: samples that saturation is measured on. libraries: of custom operators, for ONNX Runtime.
     """
 
     engine: str | None = None
@@ -66,6 +65,7 @@ class ProveRequest:
     force: bool = False
     reduce: bool = False
     timeout: float = TIMEOUT
+    libraries: tuple[str, ...] = ()
     progress: Progress = silent
 
 
@@ -78,11 +78,11 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         if not engine:
             engine, chosen = choose_engine(inspection.model, request.capability)
         capability = _read_capability(request, engine)
-        proto = infer_shapes(inspection.model)
+        proto = infer_shapes(add_libraries(inspection.model, request.libraries))
         index = GraphIndex(proto)
     required = _select_required(index, request.require_int8)
     shapes, note = ({}, "") if engine == ORT else make_profile(proto, index, request.shapes)
-    operators = list_open_libraries() if engine == ORT else ()
+    operators = request.libraries if engine == ORT else ()
     # TensorRT's timing cache grows from build to build.
     cache = "" if request.save is None else str((request.save / _CACHE).resolve())
     job = Job(engine=engine, capability=capability, shapes=shapes, cache=cache, operators=operators)
@@ -90,9 +90,8 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         with request.progress(f"building with {LIBRARIES[engine].title}, for at most {request.timeout:g} s"):
             result = check_library(build_engine(inspection.model, job, folder, timeout=request.timeout), engine)
         if result.state is BuildState.NO_CAPABILITY:
-            raise ConfigError(
-                f"compute capability {request.capability}", result.reason, "choose one of these", code="Q304"
-            )
+            subject = f"compute capability {request.capability}"
+            raise ConfigError(subject, result.reason, "choose one of these", code="Q304")
         built = result.state is BuildState.BUILT
         with request.progress("reading the engine"):
             kernels = _read_kernels(engine, proto, folder) if built else ()
@@ -115,7 +114,7 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         sites=sites,
         requirements=_check_required(required, {one.node: one.type for one in nodes}),
         weights=weights,
-        cost=_measure_cost(inspection.model, weights, request) if built else None,
+        cost=_measure_cost(add_libraries(inspection.model, request.libraries), weights, request) if built else None,
         require_exact=request.require_exact,
         warnings=tuple(warnings),
     )
@@ -124,15 +123,14 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
     return replace(proof, compared=str(request.compare), changes=tuple(find_changes(before, proof)))
 
 
-def _measure_cost(proto: onnx.ModelProto, weights: Sequence[WeightSums], request: ProveRequest) -> Cost | None:
+def _measure_cost(proto: ModelLike, weights: Sequence[WeightSums], request: ProveRequest) -> Cost | None:
     """Saturation on the samples, if there are any."""
     if request.dataset is None:
         return None
     nodes = frozenset(one.node for one in weights if one.saturates)
     with request.progress("counting sums that saturate", len(request.dataset)) as task:
-        found = measure_saturation(
-            proto, request.dataset.samples(), nodes=nodes, threads=request.threads, on_sample=task.advance
-        )
+        samples = request.dataset.samples()
+        found = measure_saturation(proto, samples, nodes=nodes, threads=request.threads, on_sample=task.advance)
     return replace(found, data=request.dataset.describe(), synthetic=request.dataset.synthetic)
 
 
@@ -142,9 +140,8 @@ def _read_capability(request: ProveRequest, engine: str) -> tuple[int, ...]:
         raise ConfigError(f"engine {engine!r}", "is not known", suggest_names(engine, ENGINES), code="Q312")
     if engine != ORT and (request.require_exact or request.dataset is not None):
         asked = "`require_exact=True`" if request.require_exact else "`data=…`"
-        raise ConfigError(
-            asked, "is about kernels of ONNX Runtime; TensorRT's sums are exact", "take `engine='ort'`", code="Q317"
-        )
+        cause = "is about kernels of ONNX Runtime; TensorRT's sums are exact"
+        raise ConfigError(asked, cause, "take `engine='ort'`", code="Q317")
     if engine != RTX:
         if request.capability is not None:
             raise ConfigError("compute capability", f"{engine} builds for this machine", "leave it out", code="Q317")
@@ -168,19 +165,15 @@ def _select_required(index: GraphIndex, patterns: Sequence[str]) -> dict[str, tu
     heavy = find_heavy_nodes(index)
     found: dict[str, tuple[str, ...]] = {}
     for pattern in patterns:
+        subject = f"require_int8: {pattern}"
         try:
             found[pattern] = tuple(n.name for n in heavy if n.op_type == pattern or matches_any(pattern, n.name))
         except re.error as error:
-            raise ConfigError(
-                f"require_int8: {pattern}", f"is not a regular expression: {error}", code="Q309"
-            ) from error
+            raise ConfigError(subject, f"is not a regular expression: {error}", code="Q309") from error
         if not found[pattern]:
-            raise ConfigError(
-                f"require_int8: {pattern}",
-                f"matches none of the {len(heavy)} nodes that are judged ({', '.join(sorted(HEAVY))})",
-                suggest_names(pattern, [node.name for node in heavy]) if heavy else "",
-                code="Q309",
-            )
+            cause = f"matches none of the {len(heavy)} nodes that are judged ({', '.join(sorted(HEAVY))})"
+            near = suggest_names(pattern, [node.name for node in heavy]) if heavy else ""
+            raise ConfigError(subject, cause, near, code="Q309")
     return found
 
 
@@ -191,13 +184,13 @@ def _check_required(required: Mapping[str, tuple[str, ...]], types: Mapping[str,
     )
 
 
-def _find_unquantized(proto: onnx.ModelProto) -> tuple[Unquantized, ...]:
+def _find_unquantized(proto: ModelLike) -> tuple[Unquantized, ...]:
     """The nodes that the plan inside the model left float; () when there is none or it cannot be read."""
     plan = read_plan_note(proto)
     return (*plan.refusals, *plan.left_float) if plan is not None else ()
 
 
-def _read_kernels(engine: str, model: onnx.ModelProto, folder: Path) -> tuple[Kernel, ...]:
+def _read_kernels(engine: str, model: ModelLike, folder: Path) -> tuple[Kernel, ...]:
     if engine == ORT:
         return read_optimized(model, onnx.load(folder / process.OPTIMIZED))
     inspection = folder / process.INSPECTION
@@ -289,7 +282,7 @@ def _reduce(index: GraphIndex, job: Job, whole: BuildResult, request: ProveReque
     """The smallest part that fails as the whole does, written to the user's folder if there is one."""
     timeout = min(request.timeout, _PART_SECONDS)
 
-    def fails(part: onnx.ModelProto) -> bool:
+    def fails(part: ModelLike) -> bool:
         try:
             part_index = GraphIndex(part)
             known = {value.name: job.shapes[value.name] for value in part_index.inputs if value.name in job.shapes}
@@ -299,6 +292,7 @@ def _reduce(index: GraphIndex, job: Job, whole: BuildResult, request: ProveReque
         finally:
             task.advance()
         with ScratchFolder() as folder:
+            # Without the user's timing cache, which such builds would fill with kernels of no use.
             result = build_engine(part, replace(job, shapes=shapes, cache=""), folder, timeout=timeout)
         return result.fails_like(whole)
 

@@ -23,33 +23,17 @@ _TENSOR = re.compile(
 # A name may hold brackets itself: the next mark or the end closes it.
 _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1d-\x1f\s]*(?:\[ONNX Layer: |$))")
 
-# TensorRT's words for types; in an older inspector they stand in the middle of a sentence. First match wins.
-_TYPES = (
-    ("uint8", "uint8"),
-    ("int8", "int8"),
-    ("uint4", "uint4"),
-    ("int4", "int4"),
-    ("fp8", "float8"),
-    ("float8", "float8"),
-    ("fp4", "float4"),
-    ("float4", "float4"),
-    ("bfloat16", "bfloat16"),
-    ("bf16", "bfloat16"),
-    ("fp16", "float16"),
-    ("half", "float16"),
-    ("float16", "float16"),
-    ("fp32", "float32"),
-    ("float", "float32"),
-    ("int32", "int32"),
-    ("int64", "int64"),
-    ("bool", "bool"),
-)
+# Types that TensorRT calls as we do, then its other words; in an older inspector they stand inside a sentence.
+# The first match wins, so "float" comes after the longer words that begin with it.
+_SAME = ("uint8", "int8", "uint4", "int4", "float8", "float4", "bfloat16", "float16", "int32", "int64", "bool")
+_OTHER = {"fp8": "float8", "fp4": "float4", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+_TYPES = {**dict(zip(_SAME, _SAME, strict=True)), **_OTHER, "float": "float32"}
 
 
 def find_dtype(words: str) -> str:
     """The type in TensorRT's words ("Int8", "Row major linear FP16 format"); "" when they name none."""
     low = words.lower()
-    return next((ours for theirs, ours in _TYPES if re.search(rf"(?<![a-z]){theirs}", low)), "")
+    return next((ours for theirs, ours in _TYPES.items() if re.search(rf"(?<![a-z]){theirs}", low)), "")
 
 
 def find_node_names(metadata: str) -> tuple[str, ...]:

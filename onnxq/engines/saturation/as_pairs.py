@@ -13,15 +13,35 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import TensorProto
 
 from onnxq.graph import Editor, GraphIndex, NodeRef, ensure_opset, name_nodes
+from onnxq.graph.light import M
 
 # DequantizeLinear has an axis from here on.
 _OPSET = 13
 
 
-def replace_integer_operators(proto: ModelProto, wanted: frozenset[str]) -> tuple[ModelProto, dict[str, str]]:
+class NodeWriter:
+    """Writes nodes of one scope, and their constants, under names that begin with a prefix."""
+
+    def __init__(self, editor: Editor[Any], scope: str, prefix: str) -> None:
+        self.editor, self.scope, self.prefix = editor, scope, prefix
+
+    def add(self, op: str, inputs: list[str], output: str = "", *, name: str = "", **attrs: Any) -> str:
+        """A node; returns its output."""
+        made = output or self.editor.fresh(f"{self.prefix}/{op}")
+        name = name or self.editor.fresh(f"{self.prefix}/{op}/node")
+        self.editor.insert_node(self.scope, op, inputs, [made], name=name, attrs=attrs)
+        return made
+
+    def constant(self, value: Any) -> str:
+        """A new constant; returns its name."""
+        name = self.editor.fresh(f"{self.prefix}/constant")
+        return self.editor.add_initializer(self.scope, name, np.asarray(value))
+
+
+def replace_integer_operators(proto: M, wanted: frozenset[str]) -> tuple[M, dict[str, str]]:
     """A copy in which the nodes named are float operators between pairs; those of other operators stay as they are.
 
     Returns it with the names of the float operators and of the nodes they stand for. Raises ModelError for a model of
@@ -40,36 +60,23 @@ def replace_integer_operators(proto: ModelProto, wanted: frozenset[str]) -> tupl
     return editor.export(), names
 
 
-class _Writer:
+class _Writer(NodeWriter):
     """Writes the replacement of one node. names: the float operator's is added."""
 
     def __init__(self, editor: Editor[Any], index: GraphIndex, node: NodeRef, names: dict[str, str]) -> None:
-        self.editor, self.index, self.node, self.names = editor, index, node, names
+        super().__init__(editor, node.scope, node.name)
+        self.index, self.node, self.names = index, node, names
 
     def input(self, position: int) -> str:
         """The name of an input, "" for one left out."""
         return self.node.inputs[position] if position < len(self.node.inputs) else ""
 
-    def add(
-        self, op: str, inputs: list[str], output: str = "", attrs: Mapping[str, Any] | None = None, **kw: str
-    ) -> str:
-        """A node; returns its output."""
-        made = output or self.editor.fresh(f"{self.node.name}/{op}")
-        name = kw.get("name") or self.editor.fresh(f"{self.node.name}/{op}/node")
-        self.editor.insert_node(self.node.scope, op, inputs, [made], name=name, attrs=attrs)
-        return made
-
     def product(self, op: str, inputs: list[str], output: str = "") -> str:
         """The float operator."""
-        kept = {key: value for key, value in self.node.attrs.items() if key != "channels_last"}
+        kept = {key: value for key, value in self.node.attrs.items() if key != "channels_last" and op != "MatMul"}
         name = self.editor.fresh(f"{self.node.name}/{op}")
         self.names[name] = self.node.name
-        return self.add(op, inputs, output, kept if op != "MatMul" else None, name=name)
-
-    def constant(self, value: Any) -> str:
-        """A new constant of the node's scope."""
-        name = self.editor.fresh(f"{self.node.name}/constant")
-        return self.editor.add_initializer(self.node.scope, name, np.asarray(value))
+        return self.add(op, inputs, output, name=name, **kept)
 
     def inputs(self, *positions: int) -> list[str]:
         """The names of several inputs."""
@@ -77,7 +84,7 @@ class _Writer:
 
     def dequantize(self, inputs: list[str], axis: int = 1) -> str:
         """A DequantizeLinear of (tensor, scale, zero point or ""). axis: where scales lie when there are several."""
-        return self.add("DequantizeLinear", [name for name in inputs if name], attrs={"axis": axis})
+        return self.add("DequantizeLinear", [name for name in inputs if name], axis=axis)
 
     def quantize(self, tensor: str, scale: str, zero: str) -> None:
         """The QuantizeLinear that makes the node's own output."""
@@ -124,7 +131,7 @@ def _write_matmul_integer(w: _Writer) -> None:
     data = w.dequantize([w.input(0), w.ones(w.input(2)), w.input(2)])
     weight = w.dequantize([w.input(1), w.ones(w.input(3)), w.input(3)])
     rounded = w.add("Round", [w.product("MatMul", [data, weight])])
-    w.add("Cast", [rounded], w.node.outputs[0], {"to": TensorProto.INT32})
+    w.add("Cast", [rounded], w.node.outputs[0], to=TensorProto.INT32)
 
 
 def _write_matmul_integer_to_float(w: _Writer) -> None:

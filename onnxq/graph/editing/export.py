@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, ValueInfoProto, helper
 
@@ -50,12 +51,9 @@ def _sort_nodes(wiring: Wiring, scope: ScopeRecord, before: Anchors, after: Anch
         stack.append((name, True))
         stack.extend((leader, False) for leader in reversed(before.get(name, [])))
     nodes = [wiring.nodes[name] for name in names if name in wiring.nodes]
-    return sort_topologically(
-        nodes,
-        [_list_needs(wiring, record, scope.name) for record in nodes],
-        [[tensor.name for tensor in record.node.outputs] for record in nodes],
-        [record.node.name for record in nodes],
-    )
+    needs = [_list_needs(wiring, record, scope.name) for record in nodes]
+    makes = [[tensor.name for tensor in record.node.outputs] for record in nodes]
+    return sort_topologically(nodes, needs, makes, [record.node.name for record in nodes])
 
 
 def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
@@ -69,12 +67,8 @@ def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
                 continue
             source = wiring.resolve(tensor.name, at.scope)
             if source is None or wiring.tensors[source] is not tensor:
-                raise ModelError(
-                    f"{at.node.name}, input {k}",
-                    f"reads {tensor.name!r}, which nothing makes",
-                    "rewire the node",
-                    code="Q103",
-                )
+                cause = f"reads {tensor.name!r}, which nothing makes"
+                raise ModelError(f"{at.node.name}, input {k}", cause, "rewire the node", code="Q103")
             if source.scope == scope:
                 found.append(source.name)
         for subgraph in at.subgraphs.values():
@@ -87,10 +81,8 @@ def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
 def _find_output(wiring: Wiring, scope: ScopeRecord, name: str) -> object:
     found = wiring.resolve(name, scope.name)
     if found is None:
-        where = f" of {scope.name}" if scope.name else ""
-        raise ModelError(
-            name, f"is an output{where} that nothing makes", "give a node or initializer this output name", code="Q103"
-        )
+        cause = f"is an output{f' of {scope.name}' if scope.name else ''} that nothing makes"
+        raise ModelError(name, cause, "give a node or initializer this output name", code="Q103")
     return wiring.tensors[found]
 
 
@@ -124,8 +116,7 @@ def _restore_graph(wiring: Wiring, scope: ScopeRecord, exported: GraphProto, tar
 
 
 def _restore_node(wiring: Wiring, record: NodeRecord, exported: NodeProto, target: NodeProto) -> None:
-    leave_out = ("input", "output", "name", "op_type", "domain", "attribute", "metadata_props")
-    copy_fields(record.source, target, leave_out)
+    copy_fields(record.source, target, ("input", "output", "name", "op_type", "domain", "attribute"))
     copy_fields(exported, target, ("attribute",))
     waiting = dict(record.attributes)
     made = {attr.name: attr.g for attr in exported.attribute}
@@ -136,9 +127,6 @@ def _restore_node(wiring: Wiring, record: NodeRecord, exported: NodeProto, targe
         elif attr.name in waiting:
             target.attribute.add().CopyFrom(waiting.pop(attr.name))
     target.attribute.extend(waiting.values())
-    kept = {entry.key: entry.value for entry in record.source.metadata_props}
-    for key, value in {**kept, **record.metadata}.items():
-        target.metadata_props.add(key=key, value=value)
 
 
 def _restore_subgraphs(
@@ -155,7 +143,6 @@ def _restore_subgraphs(
 
 def rename_value(value: ValueInfoProto, name: str) -> ValueInfoProto:
     """A copy of the value's type under another name."""
-    copy = ValueInfoProto()
-    copy.CopyFrom(value)
+    copy = deepcopy(value)
     copy.name = name
     return copy

@@ -11,7 +11,6 @@ never put in a set or removed from a list by value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +32,6 @@ class NodeRecord:
     source: NodeProto
     attributes: dict[str, AttributeProto]
     subgraphs: dict[str, str] = field(default_factory=dict)
-    metadata: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -62,18 +60,13 @@ class Wiring:
     # Tensors whose node was taken out: who read them reads the next tensor made under that name.
     orphans: dict[TensorId, Any] = field(default_factory=dict)
 
-    def outwards(self, scope: str) -> Iterator[str]:
-        """`scope` and the scopes around it, inside out."""
-        at: str | None = scope
-        while at is not None:
-            yield at
-            at = self.scopes[at].parent
-
     def resolve(self, tensor: str, scope: str) -> TensorId | None:
         """Return the tensor that a name means when read from `scope`; None for "" and for undefined names."""
-        for at in self.outwards(scope) if tensor else ():
+        at: str | None = scope
+        while tensor and at is not None:
             if TensorId(tensor, at) in self.tensors:
                 return TensorId(tensor, at)
+            at = self.scopes[at].parent
         return None
 
     def define(self, t: TensorId) -> Any:
@@ -124,7 +117,7 @@ def _record_graph(wiring: Wiring, graph: Any, source: GraphProto, name: str, par
         for label, subgraph in iterate_subgraphs(proto):
             record.subgraphs[label] = join_scope(name, proto.name, label)
             _record_graph(wiring, node.attrs[label], subgraph, record.subgraphs[label], name)
-        relink_inputs(wiring, record)
+        _relink_inputs(wiring, record)
 
 
 def _record_tensors(wiring: Wiring, graph: Any, source: GraphProto, scope: str) -> None:
@@ -134,7 +127,7 @@ def _record_tensors(wiring: Wiring, graph: Any, source: GraphProto, scope: str) 
         wiring.tensors[TensorId(name, scope)] = found[name] if name in found else gs.Variable(name)
 
 
-def relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
+def _relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
     """Make every input the very object of the tensor its name means.
 
     graphsurgeon makes a second object where a subgraph reads an outer tensor it has not met yet.
@@ -145,19 +138,14 @@ def relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
             record.node.inputs[k] = wiring.tensors[found]
 
 
-def map_producers(wiring: Wiring) -> dict[TensorId, NodeRecord]:
-    """Map each tensor to the node that makes it."""
-    records = wiring.nodes.values()
-    return {TensorId(tensor.name, record.scope): record for record in records for tensor in record.node.outputs}
-
-
 def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
     """The nodes and tensors that the model's outputs depend on. A node without outputs is there for its effect."""
-    made_by = map_producers(wiring)
+    made_by: dict[TensorId, NodeRecord] = {}
     nodes: set[str] = set()
     tensors: set[TensorId] = set()
     waiting = [wiring.resolve(value.name, "") for value in wiring.scopes[""].outputs]
     for record in wiring.nodes.values():
+        made_by.update((TensorId(tensor.name, record.scope), record) for tensor in record.node.outputs)
         if not any(tensor.name for tensor in record.node.outputs):
             nodes.add(record.node.name)
             waiting.extend(_list_needed(wiring, record))

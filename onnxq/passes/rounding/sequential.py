@@ -265,7 +265,7 @@ class _State:
             )  # fmt: skip
             levels = found.levels
             numbers = _mark_searched(numbers, numbers.scale * _shape_factors(found.factors, one, site))
-        kind = np.dtype(site.spec.storage.replace("int4", "int8"))
+        kind = np.dtype(site.spec.numpy_storage)
         origin = SEARCHED if numbers.origin == SEARCHED else "weights, swept"
         return replace(site, qparams=replace(numbers, origin=origin), values=one.stored(levels).astype(kind))
 
