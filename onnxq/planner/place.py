@@ -80,6 +80,9 @@ class Placer:
         maker = self.units.by_out.get(tensor)
         if maker is not None and maker.name in chosen and maker.rule.output is not Output.FLOAT:
             return None
+        return self._find_quantized_readers(tensor, chosen)
+
+    def _find_quantized_readers(self, tensor: TensorId, chosen: frozenset[str]) -> tuple[Edge, ...]:
         readers = self.units.consumers(tensor)
         return tuple(edge for edge, unit in readers if unit is not None and unit.name in chosen)
 
@@ -89,7 +92,7 @@ class Placer:
         inputs: list[SitePlan] = []
         if self.config.mode != "weight-only":
             wanted = [pair for pair in unit.data if pair[1] in activations]
-            inputs = [self._activation(unit, edge, tensor, activations[tensor]) for edge, tensor in wanted]
+            inputs = [self._activation(unit, edge, tensor, activations[tensor], chosen) for edge, tensor in wanted]
             yield from inputs
         weight = None
         if unit.weight is not None:
@@ -98,10 +101,15 @@ class Placer:
         if unit.bias is not None and weight is not None and inputs and self.config.bias == "int32":
             yield self._bias(unit, unit.bias, inputs[0], weight)
         if unit.out in activations and activations[unit.out] is None:
-            yield self._activation(unit, None, unit.out, None)
+            yield self._activation(unit, None, unit.out, None, chosen)
 
     def _activation(
-        self, unit: QuantizableOp, edge: Edge | None, tensor: TensorId, readers: tuple[Edge, ...] | None
+        self,
+        unit: QuantizableOp,
+        edge: Edge | None,
+        tensor: TensorId,
+        readers: tuple[Edge, ...] | None,
+        chosen: frozenset[str],
     ) -> SitePlan:
         """The pair of a tensor; inside a body that captures it, a pair of its own for each reader."""
         maker = self.units.by_out.get(tensor)
@@ -109,7 +117,8 @@ class Placer:
         if pair is not None:
             return self._share(pair, tensor, readers)
         nodes = [unit.node] + ([maker.node] if maker is not None and maker is not unit else [])
-        nodes += [self.index.node(reader.node) for reader in readers or ()]
+        # A pair that its maker's kernel writes is read like any other, so rules for its readers hold too.
+        nodes += [self.index.node(reader.node) for reader in self._find_quantized_readers(tensor, chosen)]
         match = self.requests.match(Role.ACTIVATION, tensor, nodes)
         spec = self.requests.make_spec(match, Role.ACTIVATION, unit.node)
         self._note(spec, Role.ACTIVATION, unit.node)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxq.planner.place import intersect_bounds
+from onnxq.planner.place import Placer, intersect_bounds
 from onnxq.sites import TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 from tests.planner.kit import FORCE, draft, groups, network, table
@@ -238,6 +238,17 @@ def test_the_rule_that_asked_is_told_with_the_spec() -> None:
     assert plan.site(TensorId("x")).rule == "gemm"
     problem = draft(network(GEMM, w=(8, 8), b=(8,), v=(8, 8)))
     assert problem.default().sites == ()  # eight columns do not pay
+
+
+def test_rules_select_a_tensor_by_what_makes_it_and_by_what_reads_it() -> None:
+    proto = network(GEMM, w=(8, 8), b=(8,), v=(8, 8))
+    for node in ("a", "y"):
+        problem = draft(proto, {"node": node, "role": "activation", "set": {"bits": 5, "quantize": True}}, FORCE)
+        assert problem.default().site(TensorId("a")).spec.bits == 5
+        behind = Placer(problem).place(frozenset({"a", "y"})).rules
+        assert {str(site): rule.set.bits for site, rule in behind.items()} == {
+            "x": 5 if node == "a" else None, "w": None, "a": 5, "v": None, "y": 5 if node == "y" else None,
+        }  # fmt: skip
 
 
 def test_weights_alone_have_no_pairs_around_them() -> None:
