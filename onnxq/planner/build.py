@@ -56,7 +56,9 @@ class OnnxPlacement(PlacementProblem):
         floats = (
             find_float_nodes(self.index, (*existing.constants, *placement.sites)) if self.engine.quantizes_alone else ()
         )
-        floats = tuple(name for name in floats if not is_between_pairs(self.units.index, existing, name))
+        # The graph without its pairs lacks what nobody reads, and that needs no guard.
+        live = {node.name for node in self.units.index.nodes}
+        floats = tuple(n for n in floats if n in live and not is_between_pairs(self.units.index, existing, n))
         sites, nodes = anchor_sites(self.index, (*placement.existing, *placement.sites), floats, ids)
         kept, sites = sites[: len(placement.existing)], sites[len(placement.existing) :]
         refusals, left_float = split_unquantized((*choice.reasons, *self.base.refusals, *self.base.left_float))
@@ -144,8 +146,9 @@ def _find_unreadable(existing: Existing, engine: Target, index: GraphIndex) -> t
     if not engine.strict:
         return ()
     found = []
+    nodes = {node.name: node for node in index.nodes}
     for site in existing.sites:
-        readers = [index.node(edge.node) for edge in site.consumers or ()][:1]
+        readers = [nodes[edge.node] for edge in site.consumers or () if edge.node in nodes][:1]
         zero = site.qparams is not None and bool(site.qparams.zero_point.any()) and not engine.zero_points
         role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role
         wrong = any(engine.refuse(site.spec, role, node) is not None for node in readers)

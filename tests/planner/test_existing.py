@@ -135,3 +135,11 @@ def test_those_are_not_guarded_against_it() -> None:
     proto = network(MOVED)
     plan = state_placement(proto, load_config("ort-int8"), existing=find_existing(proto)).default()
     assert plan.float_nodes == ("b", "h")
+
+
+@pytest.mark.parametrize("preset", ["ort-int8", "trt-int8"])
+def test_pairs_in_a_branch_that_nobody_reads_do_no_harm(preset: str) -> None:
+    proto = network(MOVED.replace(f", {MAP} k)", ")"))
+    plan = state_placement(proto, load_config(preset), existing=find_existing(proto)).default()
+    assert "h" not in plan.float_nodes
+    assert {"hq", "hd"} <= set(plan.kept)
