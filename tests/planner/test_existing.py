@@ -143,3 +143,21 @@ def test_pairs_in_a_branch_that_nobody_reads_do_no_harm(preset: str) -> None:
     plan = state_placement(proto, load_config(preset), existing=find_existing(proto)).default()
     assert "h" not in plan.float_nodes
     assert {"hq", "hd"} <= set(plan.kept)
+
+
+HALF = f"""g ({MAP} x) => ({MAP} y, {MAP} h) <float s = {{0.1}}, uint8 z = {{128}}> {{
+    wd = DequantizeLinear<axis=0>(wq, ws) a = Conv(x, wd) r = Relu(a)
+    h = Conv(r, v) q = QuantizeLinear(h, s, z) d = DequantizeLinear(q, s, z) y = Neg(d)
+}}"""
+
+
+def test_operators_whose_pairs_are_not_all_there_stay_as_they_are() -> None:
+    proto = network(HALF, v=(8, 8, 1, 1))
+    stored = {"wq": np.ones((8, 8, 1, 1), np.int8), "ws": np.full(8, 0.01, np.float32)}
+    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
+    plan = state_placement(proto, load_config("ort-int8", {"rules": [FORCE]}), existing=find_existing(proto)).default()
+    assert plan.sites == ()
+    assert {one.subject: (one.rule, one.code, one.reason.partition(":")[0]) for one in plan.left_float} == {
+        "a": ("kept", "F107", "its weight is already quantized in the model, and its other tensors are not"),
+        "h": ("kept", "F107", "the model gives its result out in float beside a pair that is kept"),
+    }
