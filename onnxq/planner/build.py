@@ -54,8 +54,10 @@ class OnnxPlacement(PlacementProblem):
         floats: tuple[str, ...] = ()
         if self.engine.quantizes_alone:
             floats = find_float_nodes(self.index, (*existing.constants, *placement.sites))
-            # These the engine quantizes as the model came, and goes on to.
-            floats = tuple(name for name in floats if not is_between_pairs(self.ops.index, existing, name))
+            # The graph without its pairs lacks what nobody reads, and that needs no guard; between pairs the engine
+            # quantizes as the model came, and goes on to.
+            live = {node.name for node in self.ops.index.nodes}
+            floats = tuple(n for n in floats if n in live and not is_between_pairs(self.ops.index, existing, n))
         sites, nodes = anchor_sites(self.index, (*placement.existing, *placement.sites), floats, self.ids)
         kept, sites = sites[: len(placement.existing)], sites[len(placement.existing) :]
         refusals, left_float = split_unquantized((*choice.reasons, *self.base.refusals, *self.base.left_float))
@@ -141,11 +143,12 @@ def _find_unreadable(existing: Existing, engine: Target, index: GraphIndex) -> t
     if not engine.strict:
         return ()
     found = []
+    nodes = {node.name: node for node in index.nodes}
     for site in existing.sites:
+        readers = [nodes[edge.node] for edge in site.consumers or () if edge.node in nodes][:1]
         zero = site.qparams is not None and bool(site.qparams.zero_point.any()) and not engine.zero_points
         # Capabilities have rows for activations; an output is one that leaves the model.
         role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role
-        readers = [index.node(edge.node) for edge in site.consumers or ()][:1]
         wrong = any(engine.refuse(site.spec, role, node) is not None for node in readers)
         if zero or (wrong if role is not Role.BIAS else not engine.int32_bias):
             found.append(f"{site.site} ({describe_spec(site.spec)})")

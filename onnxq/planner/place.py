@@ -79,6 +79,9 @@ class Placer:
         maker = self.ops.by_out.get(tensor)
         if maker is not None and maker.name in chosen and maker.rule.output is not Output.FLOAT:
             return None
+        return self._find_quantized_readers(tensor, chosen)
+
+    def _find_quantized_readers(self, tensor: TensorId, chosen: frozenset[str]) -> tuple[Edge, ...]:
         readers = self.ops.consumers(tensor)
         return tuple(edge for edge, op in readers if op is not None and op.name in chosen)
 
@@ -86,7 +89,7 @@ class Placer:
         self, op: QuantizableOp, chosen: frozenset[str], activations: dict[TensorId, Readers]
     ) -> Iterator[SitePlan]:
         wanted = [(edge, tensor) for edge, tensor in op.data if tensor in activations]
-        inputs = [self._activation(op, edge, tensor, activations[tensor]) for edge, tensor in wanted]
+        inputs = [self._activation(op, edge, tensor, activations[tensor], chosen) for edge, tensor in wanted]
         yield from inputs
         weight = None if op.weight is None else self._weight(op, op.weight, chosen)
         if weight is not None:
@@ -95,17 +98,20 @@ class Placer:
             if op.bias is not None and inputs and self.config.bias == "int32":
                 yield self._bias(op, op.bias, inputs[0], weight)
         if op.out in activations and activations[op.out] is None:
-            yield self._activation(op, None, op.out, None)
+            yield self._activation(op, None, op.out, None, chosen)
 
-    def _activation(self, op: QuantizableOp, edge: Edge | None, tensor: TensorId, readers: Readers) -> SitePlan:
+    def _activation(
+        self, op: QuantizableOp, edge: Edge | None, tensor: TensorId, readers: Readers, chosen: frozenset[str]
+    ) -> SitePlan:
         """The pair of a tensor; inside a body that captures it, a pair of its own for each reader."""
         maker = self.ops.by_out.get(tensor)
         pair = self.existing.pair_for(edge, tensor)
         if pair is not None:
             return self._share(pair, tensor, readers)
-        # A rule may name any node at the tensor: the one that asks comes first, then its maker, then the other readers.
+        # A rule may name any node at the tensor: the one that asks comes first, then its maker, then the other readers;
+        # a pair that its maker's kernel writes is read like any other.
         nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
-        nodes += [self.index.node(reader.node) for reader in readers or ()]
+        nodes += [self.index.node(reader.node) for reader in self._find_quantized_readers(tensor, chosen)]
         match = self.requests.match(Role.ACTIVATION, tensor, nodes)
         spec = self.requests.make_spec(match, Role.ACTIVATION, op.node)
         site: Site = tensor
