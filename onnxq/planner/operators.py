@@ -171,11 +171,11 @@ def _find_fused_activation(candidate: Candidate, rule: PlacementRule, out: Tenso
     node = index.node(consumers[0].node)
     if node.op_type not in rule.fuses or node.domain not in ("", "ai.onnx"):
         return None, (None, None)
-    bound = read_clip_bound(Candidate(node, index, candidate.shapes))
+    bound = _read_clip_bound(Candidate(node, index, candidate.shapes))
     return (node, bound) if bound is not None else (None, (None, None))
 
 
-def read_clip_bound(candidate: Candidate) -> Bound | None:
+def _read_clip_bound(candidate: Candidate) -> Bound | None:
     """Bounds of a Relu or Clip that an asymmetric range holding zero can express; None if it cannot."""
     if candidate.node.op_type == "Relu":
         return (0.0, None)

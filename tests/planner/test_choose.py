@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from onnxq.planner.choose import choose_by_cost, choose_ops, decide_sides
+from onnxq.planner.choose import choose_ops, decide_sides
 from onnxq.sites import LeftFloat
 from tests.planner.kit import FORCE, draft, network, reasons, table
 
@@ -100,16 +100,16 @@ def test_the_persons_rules_come_before_size_and_exclusions() -> None:
 
 @pytest.mark.parametrize("sized", [True, False])
 def test_without_the_sizes_of_the_deployment_every_product_is_worth_its_integers(sized: bool) -> None:
-    found = choose_by_cost(draft(network(BOTH, w=POINT, v=POINT)), sized=sized)
+    found = choose_ops(draft(network(BOTH, w=POINT, v=POINT)), sized=sized)
     assert {"a", "y"} & found.chosen == (set() if sized else {"a", "y"})
 
 
 def test_a_reason_by_size_says_what_costs_more() -> None:
-    small = choose_by_cost(draft(network(BOTH, w=POINT, v=POINT)), sized=True).reasons
+    small = choose_ops(draft(network(BOTH, w=POINT, v=POINT))).reasons
     assert all(one.reason.endswith("its int8 kernel is predicted no faster than the float one") for one in small)
     # One wide convolution between float neighbours: its kernel is faster, and its pairs cost more than that.
     text = "g (float[1,64,14,14] x) => (float[1,64,14,14] y) { h = Tanh(x) a = Conv(h, w) y = Tanh(a) }"
-    (lonely,) = choose_by_cost(draft(network(text, w=(64, 64, 1, 1)), cpu="avx2"), sized=True).reasons
+    (lonely,) = choose_ops(draft(network(text, w=(64, 64, 1, 1)), cpu="avx2")).reasons
     assert lonely.reason.endswith("dequantizing what it writes costs more than it saves")
 
 

@@ -56,9 +56,12 @@ def test_a_bias_goes_with_what_its_scale_follows_from(
 
 
 def test_weights_get_the_readers_that_nobody_named() -> None:
-    sites = (site("w", Role.WEIGHT), site(Edge("y", 2), Role.BIAS), site("x"))
-    found = [check_site(one, index()) for one in sites]
-    assert [one.consumers for one in found] == [(Edge("y", 1), Edge("u", 1)), (Edge("y", 2),), None]
+    found = [site("w", Role.WEIGHT), site(Edge("y", 2), Role.BIAS), site("x")]
+    assert [check_site(one, index()).consumers for one in found] == [
+        (Edge("y", 1), Edge("u", 1)),
+        (Edge("y", 2),),
+        None,
+    ]
     named = site("w", Role.WEIGHT, consumers=(Edge("u", 1),))
     assert check_site(named, index()) == named
 

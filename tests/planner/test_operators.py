@@ -6,9 +6,9 @@ import onnx
 import pytest
 
 from onnxq.graph import GraphIndex
-from onnxq.planner.operators import QuantizableOps, find_quantizable_ops, read_clip_bound
+from onnxq.planner.operators import QuantizableOps, find_quantizable_ops
 from onnxq.sites import Edge, Role, TensorId
-from onnxq.targets import Candidate, find_target
+from onnxq.targets import find_target
 from tests.planner.kit import network
 
 MAP = "float[1,8,6,6]"
@@ -19,34 +19,34 @@ def found(proto: onnx.ModelProto, target: str = "ort", **options: object) -> Qua
     return find_quantizable_ops(GraphIndex(proto), find_target(target), {}, **options)  # type: ignore[arg-type]
 
 
-CLIPS = "g (float[4] x, float given) => (float[4] y) <{}> {{ y = {} }}"
+CLIPS = f"g ({MAP} x, float given) => ({MAP} y) <{{}}> {{{{ a = Conv(x, w) y = {{}} }}}}"
 
 
 @pytest.mark.parametrize(
     ("constants", "node", "bound"),
     [
-        ("", "Relu(x)", (0.0, None)),
-        ("", "Clip(x)", (None, None)),
-        ("float low = {0.0}, float high = {6.0}", "Clip(x, low, high)", (0.0, 6.0)),
-        ("float low = {-1.0}", "Clip(x, low)", (-1.0, None)),
-        ("float[1] high = {1.0}", "Clip(x, , high)", (None, 1.0)),
-        ("float high = {0.0}", "Clip(x, , high)", (None, 0.0)),
+        ("", "Relu(a)", (0.0, None)),
+        ("", "Clip(a)", (None, None)),
+        ("float low = {0.0}, float high = {6.0}", "Clip(a, low, high)", (0.0, 6.0)),
+        ("float low = {-1.0}", "Clip(a, low)", (-1.0, None)),
+        ("float[1] high = {1.0}", "Clip(a, , high)", (None, 1.0)),
+        ("float high = {0.0}", "Clip(a, , high)", (None, 0.0)),
         # Asymmetric ranges hold 0, so these cannot be expressed.
-        ("float low = {0.5}", "Clip(x, low)", None),
-        ("float high = {-0.5}", "Clip(x, , high)", None),
+        ("float low = {0.5}", "Clip(a, low)", None),
+        ("float high = {-0.5}", "Clip(a, , high)", None),
         # Known at run time only.
-        ("", "Clip(x, given)", None),
-        ("float low = {0.0}", "Clip(x, low, given)", None),
+        ("", "Clip(a, given)", None),
+        ("float low = {0.0}", "Clip(a, low, given)", None),
     ],
 )
 def test_bounds_of_activations(constants: str, node: str, bound: object) -> None:
-    index = GraphIndex(network(CLIPS.format(constants, node).replace(" <>", "")))
-    assert read_clip_bound(Candidate(index.node("y"), index, {})) == bound
+    op = found(network(CLIPS.format(constants, node).replace(" <>", ""), w=POINT)).by_name["a"]
+    assert (op.activation is None, op.bound) == ((True, (None, None)) if bound is None else (False, bound))
 
 
 def test_bounds_of_old_opsets_are_attributes() -> None:
-    index = GraphIndex(network("g (float[4] x) => (float[4] y) { y = Clip<min=-1.0, max=2.0>(x) }", opset=10))
-    assert read_clip_bound(Candidate(index.node("y"), index, {})) == (-1.0, 2.0)
+    old = network(CLIPS.format("", "Clip<min=-1.0, max=2.0>(a)").replace(" <>", ""), opset=10, w=POINT)
+    assert found(old).by_name["a"].bound == (-1.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_bounds_of_old_opsets_are_attributes() -> None:
 )
 def test_the_activation_that_a_kernel_computes(behind: str, activation: str | None, out: str) -> None:
     proto = network(f"g ({MAP} x) => ({MAP} y) <float low = {{0.5}}> {{ a = Conv(x, w) {behind} }}", w=POINT)
-    units = found(proto)
-    unit = units.by_name["a"]
-    assert (None if unit.activation is None else unit.activation.name, unit.out) == (activation, TensorId(out))
-    assert units.by_out[unit.out] is unit
+    ops = found(proto)
+    op = ops.by_name["a"]
+    assert (None if op.activation is None else op.activation.name, op.out) == (activation, TensorId(out))
+    assert ops.by_out[op.out] is op
 
 
 def test_an_output_of_the_model_and_a_reader_in_a_body_end_an_operator() -> None:
@@ -82,19 +82,19 @@ def test_an_output_of_the_model_and_a_reader_in_a_body_end_an_operator() -> None
 
 def test_weights_biases_and_data_are_named_by_their_edges() -> None:
     text = f"g ({MAP} x) => ({MAP} y) {{ a = Conv(x, w, b) s = Add(a, x) y = Conv(s, w) }}"
-    units = found(network(text, w=POINT, b=(8,)))
-    first, add, last = units.all
+    ops = found(network(text, w=POINT, b=(8,)))
+    first, add, last = ops
     assert (first.weight, first.bias, last.bias) == (Edge("a", 1), Edge("a", 2), None)
     assert add.data == ((Edge("s", 0), TensorId("a")), (Edge("s", 1), TensorId("x")))
     assert (add.weight, add.bias) == (None, None)
-    assert units.list_roles(first) == [(Role.ACTIVATION, TensorId("x")), (Role.WEIGHT, TensorId("w"))]
-    assert units.list_roles(add) == [(Role.ACTIVATION, TensorId("a")), (Role.ACTIVATION, TensorId("x"))]
+    assert ops.list_roles(first) == [(Role.ACTIVATION, TensorId("x")), (Role.WEIGHT, TensorId("w"))]
+    assert ops.list_roles(add) == [(Role.ACTIVATION, TensorId("a")), (Role.ACTIVATION, TensorId("x"))]
     # x is data of the first and of the Add; w is nobody's activation.
-    assert [(edge.node, unit and unit.name) for edge, unit in units.consumers(TensorId("x"))] == [
+    assert [(edge.node, op and op.name) for edge, op in ops.consumers(TensorId("x"))] == [
         ("a", "a"),
         ("s", "s"),
     ]
-    assert [unit for _, unit in units.consumers(TensorId("w"))] == [None, None]
+    assert [op for _, op in ops.consumers(TensorId("w"))] == [None, None]
 
 
 def test_rules_may_choose_the_inputs_and_the_end() -> None:
@@ -117,8 +117,8 @@ def test_closed_nodes_and_those_at_pairs_that_cannot_be_shared_are_left_alone() 
 
 def test_nodes_that_no_rule_takes_come_back_with_the_reason() -> None:
     text = f"g ({MAP} x, float[8,8,1,1] k) => ({MAP} y) {{ a = Conv(x, k) b = ConvTranspose(a, w) y = Conv(b, w) }}"
-    units = found(network(text, w=POINT))
-    assert list(units.by_name) == ["y"]
-    assert [(one.subject, one.reason) for one in units.reasons] == [
+    ops = found(network(text, w=POINT))
+    assert list(ops.by_name) == ["y"]
+    assert [(one.subject, one.reason) for one in ops.reasons] == [
         ("a", "its weight is computed at run time: no quantized kernel takes it")
     ]

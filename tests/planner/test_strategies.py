@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import onnx
 
-from onnxq.planner.strategies import STRATEGIES
 from tests.planner.kit import draft, network
 
 # A stem, a depthwise and a pointwise convolution, a squeeze-excite gate, a grouped convolution and a linear layer.
@@ -48,7 +47,7 @@ def test_each_strategy_takes_the_products_it_names() -> None:
         "large-pointwise-and-linear": {"stem", "depthwise", "squeeze", "excite", "grouped"},
         "linear-only": CONVS,
     }
-    assert set(STRATEGIES) == {"all", *left}
+    assert found.keys() <= {"none", "rules", "all", *left}
     for name in found.keys() - {"none", "all", "rules"}:
         assert found[name] == (CONVS | {"y"}) - left[name], name
     assert len(found) >= 7
