@@ -177,18 +177,3 @@ def test_a_rewrite_that_changes_the_function_is_rolled_back(monkeypatch: pytest.
     done = onnxq.quantize(imbalanced(), images(), BALANCED, latency=False)
     assert not done.plan.scalings
     assert "cross_layer_equalization: rolled back: it changed the float outputs, max" in done.report.accounts[0]
-
-
-def test_masked_positions_do_not_count() -> None:
-    from onnxq.data import read_mask
-
-    mask = np.array([[1, 1, 0]])
-    feeds = {"x": np.ones((1, 3, 2), F), "attention_mask": mask}
-    found = read_mask(feeds, (1, 3, 2))
-    assert found is not None
-    assert found.tolist() == [[True, True, False]]
-    assert read_mask(feeds, (1, 4, 2)) is None
-    assert read_mask(feeds, (1, 3)) is None
-    assert read_mask({"x": feeds["x"]}, (1, 3, 2)) is None
-    assert read_mask(feeds | {"attention_mask": mask * 7}, (1, 3, 2)) is None
-    assert read_mask(feeds | {"attention_mask": mask * 0}, (1, 3, 2)) is None

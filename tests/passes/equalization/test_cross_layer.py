@@ -12,7 +12,6 @@ from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes
 from onnxq.passes.equalization.channels import find_channels
 from onnxq.passes.equalization.cross_layer import channel_axes, compute_factors, write_scales
-from onnxq.passes.equalization.cross_layer_core import by_values, by_weights, merge_labels, scale_weight
 from onnxq.passes.view import View
 from onnxq.sites import TensorId
 from tests.passes.kit import assert_same, constant, in_branch, parse
@@ -165,27 +164,3 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         write_scales(model, {TensorId("nobody"): np.ones(6, F) * 2})
     with pytest.raises(PlanError, match="cannot take"):
         write_scales(model, {TensorId("a"): np.full(6, 2, F), TensorId("b"): np.full(6, 3, F)})
-
-
-def test_dead_channels_keep_their_size() -> None:
-    groups = np.zeros(4, np.intp)
-    s = by_weights(np.array([1.0, 0.0, 4.0, 1.0]), np.array([4.0, 1.0, 1.0, 0.0]), groups)
-    assert s[1] == s[3] == 1.0
-    np.testing.assert_allclose(s[[0, 2]], [2.0, 0.5])
-    s = by_values(np.array([1.0, 16.0, 0.0, np.inf]), np.array([0, 0, 1, 1]))
-    np.testing.assert_allclose(s, [2.0, 0.5, 1.0, 1.0])
-
-
-@given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=20))
-def test_labels_that_meet_are_one(pairs: list[tuple[int, int]]) -> None:
-    labels = merge_labels(12, [(np.array([a]), np.array([b])) for a, b in pairs])
-    parent = list(range(12))
-    for _ in range(12):
-        for a, b in pairs:
-            parent[a] = parent[b] = min(parent[a], parent[b])
-    assert labels.tolist() == parent
-
-
-def test_float16_weights_that_would_overflow_are_refused() -> None:
-    weight = np.full((2, 2, 1, 1), 60000, np.float16)
-    assert scale_weight(weight, 1, True, np.array([2.0, 1.0]), np.ones(2)) is None
