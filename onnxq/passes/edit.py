@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.errors import PlanError
 from onnxq.graph import Editor, ModelLike, NodeRef
 from onnxq.graph.scopes import walk_graphs
+from onnxq.passes.affine_core import Array64, round_to_type
 from onnxq.passes.journal import PassReport
 from onnxq.passes.view import View
 from onnxq.sites import Edge, Refusal, TensorId
@@ -110,3 +113,11 @@ class Edit:
             return
         base = f"{node.name}/{'weight' if edge.index == 1 else 'bias'}" if held is None else f"{held.name}/{node.name}"
         self._editor.replace_input(edge, self.constant(edge.scope, base, value))
+
+    def set_rounded(self, view: View, edge: Edge, value: Array64, dtype: np.dtype[Any]) -> None:
+        """`set_constant` with the value rounded to a float type. Raises PlanError where that overflows."""
+        narrow = round_to_type(value, dtype)
+        if narrow is None:
+            cause = f"the factors or shifts that the plan gives it overflow {dtype}"
+            raise PlanError(str(edge), cause, "plan the model again", code="Q404")
+        self.set_constant(view, edge, narrow)
