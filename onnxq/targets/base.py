@@ -57,7 +57,7 @@ class Candidate:
 
     def output_shape(self) -> Shape | None:
         """The shape of output 0."""
-        return self.shape_of(TensorId(self.node.outputs[0], self.node.scope))
+        return self.shape_of(self.node.result)
 
     def shape_of(self, tensor: TensorId) -> Shape | None:
         """The shape of any tensor: observed, else declared; None where a dim is unknown."""

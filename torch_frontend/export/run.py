@@ -23,7 +23,7 @@ from torch_frontend.export.marking import active_quantizers, prepare_markers
 from torch_frontend.export.sums import warn_of_moved_weights
 from torch_frontend.quant_model import QuantModel, State
 from torch_frontend.quantizers import Quantizer
-from torch_frontend.tracing import as_inputs
+from torch_frontend.tracing.values import as_inputs
 
 # First opset with float16, 4-bit, 16-bit and blocked QuantizeLinear.
 _WIDE_OPSET = 21

@@ -11,7 +11,7 @@ from onnxq.graph import NodeRef
 from onnxq.planner.requests import Requests
 from onnxq.sites import Unquantized
 from onnxq.targets import Candidate, Output, PlacementRule, Target, find_target
-from torch_frontend.placement.graph import CallNode
+from torch_frontend.placement.graph import read_call
 from torch_frontend.qmodules import list_op_names
 
 _READS = "a pair on what it reads"
@@ -64,9 +64,9 @@ class FrontEndTarget(Target):
     def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Unquantized | None]:
         """The rule that quantizes this node, as `torch.multi_input` changes it; or why none does."""
         rule, reason = super().rule_for(candidate)
-        op = candidate.node.op if isinstance(candidate.node, CallNode) else None
-        policy = None if op is None else self.policies.get(op.name)
-        if policy is None or op is None:
+        op = read_call(candidate.node).op
+        policy = self.policies.get(op.name)
+        if policy is None:
             return rule, reason
         if policy.policy == "none":
             weight = None if rule is None else rule.weight
@@ -94,18 +94,18 @@ class CallRequests(Requests):
 
     def words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
         """The module's path; the operator in both."""
-        if not isinstance(node, CallNode):
-            return super().words(node)
-        return node.path, ("",) if node.op is None else (node.op.name, *node.op.onnx)
+        call = read_call(node)
+        return call.path, (call.op.name, *call.op.onnx)
 
     def channel_axis(self, node: NodeRef) -> int | None:
         """The axis that the operator takes as channels."""
-        return node.op.channel if isinstance(node, CallNode) and node.op is not None else None
+        return read_call(node).op.channel
 
     def weight_axis(self, node: NodeRef, *, blocked: bool) -> int:
         """As in ONNX; operators that have no weight in ONNX name it themselves."""
-        if isinstance(node, CallNode) and node.op is not None and node.op_type in ("Einsum", "torch.embedding"):
-            return node.op.block_axis if blocked else node.op.weight_axis
+        if node.op_type in ("Einsum", "torch.embedding"):
+            op = read_call(node).op
+            return op.block_axis if blocked else op.weight_axis
         return super().weight_axis(node, blocked=blocked)
 
 

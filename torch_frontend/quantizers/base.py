@@ -78,6 +78,8 @@ class Quantizer(nn.Module):
         self.enabled, self.observing, self.frozen = True, False, False
         self.disabled_reason: str | None = None
         self.disabled_by = DisabledBy.PASS
+        # (lowest, highest) value of the activation in front, where an engine may drop that if scales stay inside.
+        self.bound: tuple[float | None, float | None] = (None, None)
         self.origin = ""
         self._statistics: Statistics | None = None
         self._sums: tuple[tuple[SumOrder, Quantizer], ...] = ()

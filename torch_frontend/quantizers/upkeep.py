@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +17,19 @@ from torch_frontend.quantizers.base import Quantizer
 def quantizers_of(module: nn.Module) -> list[Quantizer]:
     """All quantizers inside a module, each once, in module order."""
     return [found for found in module.modules() if isinstance(found, Quantizer)]
+
+
+@contextmanager
+def override_switches(quantizers: Iterable[Quantizer], on: bool) -> Iterator[None]:
+    """Run a block with these quantizers on or off and not observing; disabled ones stay off."""
+    before = [(found, found.enabled, found.observing) for found in quantizers]
+    for found, _, _ in before:
+        found.enabled, found.observing = on, False
+    try:
+        yield
+    finally:
+        for found, enabled, observing in before:
+            found.enabled, found.observing = enabled, observing
 
 
 def penalty(module: nn.Module) -> Tensor | None:

@@ -16,10 +16,10 @@ from torch import fx
 from onnxq.errors import ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.sites import Role
-from torch_frontend.qmodules import find_function_entry, find_method_entry, find_module_entry
+from torch_frontend.qmodules import find_entry
 from torch_frontend.quantizers import Quantizer, quantizers_of
-from torch_frontend.reconstruct.units import find_constants
-from torch_frontend.tracing import find_module, is_plain, read_name, split_path
+from torch_frontend.tracing.modules import find_module
+from torch_frontend.tracing.names import find_constants, is_plain, read_name, read_op
 
 # Operators that belong to the unit in front of them: engines compute them together with its product.
 _FOLLOW = frozenset(
@@ -87,7 +87,7 @@ class Regions:
             own = {n for n, path in paths.items() if path.split(".")[:depth] == name.split(".") and n in self.reads}
             own = {n for n in own if n.op != "placeholder" and not self._is_quantizer(n)}
             if not own:
-                parts = {split_path(path)[0] or path for path in paths.values()} | set(paths.values())
+                parts = {path.rpartition(".")[0] or path for path in paths.values()} | set(paths.values())
                 raise ConfigError(
                     f"block {name!r}", "is no module of the model", suggest_names(name, parts), code="Q309"
                 )
@@ -118,24 +118,18 @@ class Regions:
         return isinstance(found, Quantizer) and found.disabled_reason is not None
 
     def _reads_weight(self, node: fx.Node) -> bool:
-        if node.op == "call_module" and not self._is_quantizer(node):
-            inside = quantizers_of(self.model.get_submodule(str(node.target)))
-            if any(found.role is Role.WEIGHT for found in inside):
-                return True
-        sources = (find_module(self.model, s) for s in node.all_input_nodes)
-        return any(isinstance(found, Quantizer) and found.role is Role.WEIGHT for found in sources)
+        module = find_module(self.model, node)
+        inside = [] if module is None or isinstance(module, Quantizer) else quantizers_of(module)
+        sources = [find_module(self.model, source) for source in node.all_input_nodes]
+        return any(isinstance(found, Quantizer) and found.role is Role.WEIGHT for found in (*inside, *sources))
 
     def _op_name(self, node: fx.Node) -> str:
         """Name of the node's operator; "" if it is unknown."""
-        entry = None
-        if (found := read_name(node)) is not None:
-            entry = found.entry
-        elif node.op == "call_module":
-            entry = find_module_entry(self.model.get_submodule(str(node.target)))
-        elif node.op == "call_function":
-            entry = find_function_entry(node.target)
-        elif node.op == "call_method":
-            entry = find_method_entry(str(node.target))
+        if read_name(node) is not None:
+            return read_op(node)
+        # Graphs that were made without QuantModel have no names.
+        module = find_module(self.model, node)
+        entry = find_entry(node.target if module is None else type(module))
         return "" if entry is None else entry.op.name
 
     def _make_region(self, name: str, inside: set[fx.Node], exit_: fx.Node) -> Region:

@@ -11,13 +11,13 @@ from onnxq.errors import CalibrationError, ConfigError, DataError, PlanError
 from onnxq.nearest import suggest_names
 from onnxq.sites import Refusal, Role
 from torch_frontend.quant_model import QuantModel, State
-from torch_frontend.quantizers import LSQ, AdaRound, LSQPlus, Quantizer, Uniform, quantizers_of
+from torch_frontend.quantizers import LSQ, AdaRound, LSQPlus, Quantizer, Uniform, override_switches, quantizers_of
 from torch_frontend.reconstruct.blocks import Regions
 from torch_frontend.reconstruct.cache import Cache, Record
 from torch_frontend.reconstruct.learn import learn_unit
 from torch_frontend.reconstruct.settings import METHODS, Progress, Reconstruction, Report, Settings, UnitResult
-from torch_frontend.reconstruct.units import Unit, graph_unit, module_unit, override_switches
-from torch_frontend.tracing import as_inputs, use_eval_mode
+from torch_frontend.reconstruct.units import Unit, graph_unit, module_unit
+from torch_frontend.tracing.values import as_inputs, use_eval_mode
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 # Quantizers whose forward rounds to nearest with a scale that AdaRound can take over.

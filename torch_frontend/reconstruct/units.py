@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch.utils import _pytree as tree
 from onnxq.errors import ModelError
 from onnxq.sites import Role
 from torch_frontend.quantizers import Quantizer, quantizers_of
-from torch_frontend.tracing import bind_inputs
+from torch_frontend.tracing.names import find_constants
+from torch_frontend.tracing.values import bind_inputs
 
 Caught = list[tuple[tuple[Any, ...], Tensor]]
 
@@ -40,19 +41,6 @@ class Unit:
     def weights(self) -> list[Quantizer]:
         """Quantizers of weights that are not disabled."""
         return [found for found in self.quantizers if found.role is Role.WEIGHT and found.disabled_reason is None]
-
-
-@contextmanager
-def override_switches(quantizers: list[Quantizer], on: bool) -> Iterator[None]:
-    """Run a block with these quantizers on or off and not observing; disabled ones stay off."""
-    before = [(found, found.enabled, found.observing) for found in quantizers]
-    for found in quantizers:
-        found.enabled, found.observing = on, False
-    try:
-        yield
-    finally:
-        for found, enabled, observing in before:
-            found.enabled, found.observing = enabled, observing
 
 
 class _Caught(Exception):
@@ -139,16 +127,6 @@ def graph_unit(model: fx.GraphModule, name: str, region: list[fx.Node], exit_: f
 
 def _copy_value(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def find_constants(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes of parameters, buffers, and values computed from them alone."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        sources = node.all_input_nodes
-        if node.op == "get_attr" or (sources and all(source in found for source in sources)):
-            found.add(node)
-    return found
 
 
 def _extract_part(model: fx.GraphModule, region: set[fx.Node], exit_: fx.Node) -> tuple[fx.GraphModule, list[fx.Node]]:
