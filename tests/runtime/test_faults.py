@@ -34,6 +34,10 @@ def test_codes_and_source_files_go(text: str, clean: str) -> None:
 REFUSED = {
     "unknown": ('In Node, ("g", Gelu, "", -1) : ("x": tensor(float),) -> ("y",) , Error No Op registered', "g", "Gelu"),
     "a type": ("Type 'tensor(bool)' of input parameter (x) of operator (Relu) in node (r) is invalid.", "r", "Relu"),
+    "types that differ": (
+        "Type parameter (T) of Optype (Add) bound to different types (tensor(float) and tensor(int64) in node (sum).",
+        "sum", "Add",
+    ),
     "no kernel": ("Could not find an implementation for Conv(22) node with name 'c0'", "c0", "Conv"),
     "no kernel, older": ("Could not find an implementation for the node Conv(11) node with name 'c'", "c", "Conv"),
     "shapes": ("Node (mm) Op (MatMul) [ShapeInferenceError] Incompatible dimensions", "mm", "MatMul"),
