@@ -15,6 +15,7 @@ _LOADING = (
     re.compile(r"Node ?\((?P<name>[^)]*)\) Op \((?P<op>[^)]*)\)"),
     re.compile(r"(?:for the|for) (?:node )?(?P<op>\w+)\(\d+\) node with name '(?P<name>[^']*)'"),
     re.compile(r"operator \((?P<op>\w+)\) in node \((?P<name>[^)]*)\)"),
+    re.compile(r"Optype \((?P<op>\w+)\) bound to .* in node \((?P<name>[^)]*)\)"),
 )
 _UNKNOWN = re.compile(r"Fatal error: (?P<domain>\S+?):(?P<op>[^\s:]+)\(-?\d+\) is not a registered function/op")
 # Of ONNX and of ONNX Runtime itself: an operator unknown there comes from no library.

@@ -14,8 +14,8 @@ import onnxq
 from onnxq.config import load_config
 from onnxq.plan import AttentionKind
 from onnxq.sites import Role
-from onnxq.targets.trt import RULES
-from tests.targets.graphs import model
+from onnxq.targets.trt import RULES, TRT
+from tests.targets.graphs import judge, model
 from tests.targets.rtx import Kernel, kernels, kernels_by_name, needs_rtx
 from tests.targets.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, C3, CASES, QKV, QKV_WEIGHTS
 
@@ -301,3 +301,35 @@ def test_int4_needs_whole_blocks() -> None:
     assert not result.plan.sites
     assert "whole blocks of 128" in result.report.refusals[0].reason
     assert "block_size 32" in result.report.refusals[0].fix
+
+
+ROWS = "float[4,8]"
+RULED: dict[str, tuple[str, str | None, str]] = {
+    "conv": ("g (float[2,8,6,6] x) => (float[2,8,6,6] y) { [n] y = Conv(x, w) }", "conv", ""),
+    "a computed kernel": (
+        "g (float[2,8,6,6] x, float[8,8,1,1] k) => (float[2,8,6,6] y) { [n] y = Conv(x, k) }", None, "at run time",
+    ),
+    "gemm": (f"g ({ROWS} x) => ({ROWS} y) {{ [n] y = Gemm(x, m) }}", "gemm", ""),
+    "turned data": ("g (float[8,4] x) => (float[4,8] y) { [n] y = Gemm<transA=1>(x, m) }", None, "transA=1"),
+    "computed weights": (f"g ({ROWS} x, float[8,8] k) => ({ROWS} y) {{ [n] y = Gemm(x, k) }}", None, "left float"),
+    "one column": (f"g ({ROWS} x) => (float[4,1] y) {{ [n] y = Gemm(x, column) }}", None, "with one column"),
+    "one column turned": (
+        "g (float[4,1] x) => (float[4,8] y) { [n] y = Gemm<transB=1>(x, column) }", "gemm", "",
+    ),
+    "matmul": (f"g ({ROWS} x) => ({ROWS} y) {{ [n] y = MatMul(x, m) }}", "matmul", ""),
+    "weights on the left": ("g (float[8,4] x) => (float[8,4] y) { [n] y = MatMul(m, x) }", None, "stands on the left"),
+    "two activations": ("g (float[4,4] x) => (float[4,4] y) { [n] y = MatMul(x, x) }", "product", ""),
+    "a Concat": (f"g ({ROWS} x) => (float[8,8] y) {{ [n] y = Concat<axis=0>(x, x) }}", "concat", ""),
+    "an Add": (f"g ({ROWS} x, {ROWS} z) => ({ROWS} y) {{ [n] y = Add(x, z) }}", None, ""),
+    "pooling a constant": (
+        "g (float[8] x) => (float[8,8,1,1] y) { [n] y = MaxPool<kernel_shape=[1,1]>(w) }", None, "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "rule", "reason"), RULED.values(), ids=RULED)
+def test_which_rule_takes_a_node_and_why_none_does(text: str, rule: str | None, reason: str) -> None:
+    found, told = judge(TRT, text)
+    assert found == rule
+    assert reason in told
+    assert bool(told) is bool(reason)
