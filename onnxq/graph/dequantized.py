@@ -32,6 +32,7 @@ def dequantize_weights(model: M) -> M:
     light, weights = omit_weights(bare_proto(model))
     graph = light.graph
     replace_items(graph.node, [node for node in graph.node if node.name not in found])
+    # Integers, scales and zero points that no other node reads; tied weights may have more readers.
     gone = {name for node in index.nodes if node.name in found for name in node.inputs} - collect_reads(graph)
     replace_items(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in gone])
     done = restore_weights(light, weights)
@@ -42,6 +43,7 @@ def dequantize_weights(model: M) -> M:
 def _dequantize_node(index: GraphIndex, node: NodeRef) -> NDArray[np.float32] | None:
     if node.op_type != "DequantizeLinear" or node.domain or node.scope or node.attrs.get("block_size", 0):
         return None
+    # An output keeps its node: an initializer of its name would make the graph give out a constant.
     tensors = [index.resolve(name, "") for name in node.inputs]
     if not all(t is None or index.is_constant(t) for t in tensors) or index.is_output(node.result):
         return None
@@ -56,5 +58,6 @@ def _dequantize_node(index: GraphIndex, node: NodeRef) -> NDArray[np.float32] | 
         if scale.ndim != 1 or scale.size != q.shape[axis]:
             return None
         shape[axis] = scale.size
+    # In int32, as ORT subtracts: int8 less uint8 does not fit either of them.
     levels = q if zero is None else q.astype(np.int32) - zero.astype(np.int32).reshape(shape if zero.size > 1 else ())
     return np.asarray(levels.astype(np.float32) * scale.reshape(shape if scale.size > 1 else ()))

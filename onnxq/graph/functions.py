@@ -26,6 +26,7 @@ def inline_functions(proto: ModelProto) -> ModelProto:
     """
     if not proto.functions:
         return deepcopy(proto)
+    # Functions keep their weights: inlining makes new tensors of them, which nothing could be put back into.
     light, omitted = omit_weights(proto, functions=False)
     _write_defaults(light)
     own = find_opset(proto)
@@ -45,6 +46,7 @@ def inline_functions(proto: ModelProto) -> ModelProto:
     if foreign:
         # Types that the conversion needed; of tensors of other versions' operators they may be wrong afterwards.
         replace_items(inlined.graph.value_info, [v for v in inlined.graph.value_info if v.name in declared])
+    # Nodes of a function need no names.
     if not has_unique_names(inlined):
         assign_names(inlined)
     return restore_weights(inlined, omitted)

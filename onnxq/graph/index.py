@@ -36,28 +36,29 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class ValueInfo:
-    """A tensor's name and declared type: an onnx.TensorProto dtype (0 unknown), shape None if the rank is unknown."""
+    """A tensor's name and declared type."""
 
     name: str
+    # Of onnx.TensorProto, 0 unknown.
     dtype: int
+    # None if the rank is unknown.
     shape: tuple[int | str | None, ...] | None
 
 
 @dataclass(frozen=True)
 class NodeRef:
-    """One node. inputs and outputs keep "" where an optional one is left out.
-
-    attrs: int, float, str, tuples of these, or read-only arrays, decoded when asked for; subgraphs are not among them.
-    order: position in the order the model runs in, all scopes together (a subgraph's nodes come before its parent).
-    """
+    """One node."""
 
     name: str
     op_type: str
     domain: str
+    # "" where an optional one is left out, as in the file.
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    # int, float, str, tuples of these, or read-only arrays, decoded when asked for; subgraphs are not among them.
     attrs: Mapping[str, Any] = field(compare=False, repr=False)
     scope: str
+    # Position in the order the model runs in, all scopes together: a subgraph's nodes come before its parent.
     order: int = field(compare=False)
 
     @property
@@ -78,6 +79,7 @@ class GraphIndex:
         self._weights, self._libraries = store_of(model), list_libraries(model)
         self.opset: int = find_opset(proto)
         self.functions: tuple[str, ...] = tuple(name_function(function) for function in proto.functions)
+        # By scope: the scope around it.
         self._outer: dict[str, str] = {}
         self._parent_node: dict[str, str] = {}
         self._subgraphs: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -89,15 +91,18 @@ class GraphIndex:
         self._producer: dict[TensorId, str] = {}
         self._consumers: defaultdict[TensorId, list[Edge]] = defaultdict(list)
         self._outputs: set[TensorId] = set()
+        # Read from inner scopes.
         self._captured: set[TensorId] = set()
         self._initializers: dict[TensorId, Stored] = {}
         self._types: dict[TensorId, tuple[int, Dims | None]] = {}
         # Set by identity.py: structural ids, which cost several passes over the graph.
         self.colours: dict[TensorId, str] | None = None
+        # By the tensor that stores it: all that Identity makes of one share its array.
         self._decoded: dict[TensorId, NDArray[Any]] = {}
         self._visit(proto.graph, "")
         self.nodes: tuple[NodeRef, ...] = tuple(self._nodes.values())
         self.scopes: tuple[str, ...] = tuple(self._graphs)
+        # Files before IR version 4 list initializers as inputs too; nobody has to feed them.
         stored = {tensor.name for tensor in proto.graph.initializer}
         stored.update(sparse.values.name for sparse in proto.graph.sparse_initializer)
         self.inputs: tuple[ValueInfo, ...] = tuple(
@@ -214,6 +219,7 @@ class GraphIndex:
         self._graphs[scope] = graph
         self._define(graph, scope)
         for node in sort_nodes(graph):
+            # Before the node itself: its subgraphs run first, and a node's order says so.
             for label, subgraph in iterate_subgraphs(node):
                 inner = join_scope(scope, node.name, label)
                 self._outer[inner] = scope
@@ -255,6 +261,7 @@ class GraphIndex:
             self._initializers[key] = stored
 
     def _learn(self, key: TensorId, dtype: int, shape: Dims | None) -> None:
+        # A tensor may be declared twice, as an output and in value_info: each may know dims that the other does not.
         old_dtype, old_shape = self._types.get(key, (0, None))
         if shape is not None and old_shape is not None and len(shape) == len(old_shape):
             shape = tuple(

@@ -34,6 +34,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     if not opset or opset >= minimum:
         return named
     light, omitted = omit_weights(named)
+    # Functions stay as they are, for the opset that they import themselves.
     bare = ModelProto()
     copy_fields(light, bare, ("functions",))
     try:
@@ -96,6 +97,7 @@ def _reattach_graph(source: GraphProto, graph: GraphProto, *, main: bool) -> Non
     for name in (*cleared, *(interface if main else ())):
         graph.ClearField(name)
     copy_fields(source, graph, ("node", "initializer", *(() if main else interface)))
+    # The converter rewrites initializers field by field; those that it made itself stay.
     originals = {tensor.name: tensor for tensor in source.initializer}
     for tensor in graph.initializer:
         if tensor.name in originals:

@@ -61,6 +61,7 @@ def list_defined(graph: GraphProto) -> set[str]:
     names.update(tensor.name for tensor in graph.initializer)
     names.update(sparse.values.name for sparse in graph.sparse_initializer)
     names.update(output for node in graph.node for output in node.output)
+    # Outputs that are left out.
     names.discard("")
     return names
 
@@ -100,6 +101,7 @@ def rename_reads(graph: GraphProto, names: Mapping[str, str]) -> None:
         node.input[:] = [names.get(name, name) for name in node.input]
         for _, subgraph in iterate_subgraphs(node):
             own = list_defined(subgraph)
+            # A tensor of the subgraph's own hides the outer one of the same name.
             outer = {old: new for old, new in names.items() if old not in own}
             rename_reads(subgraph, outer)
             for value in subgraph.output:
@@ -131,6 +133,7 @@ def sort_topologically(nodes: list[T], needs: list[list[str]], makes: list[list[
                 stack.pop()
                 continue
             waiting = [producer[name] for name in needs[i] if name in producer and state[producer[name]] != 2]
+            # Back at a node whose producers were all put above it: one of them waits for the node.
             if state[i] == 1 and waiting:
                 cause = "the node depends on its own output"
                 raise ModelError(labels[i], cause, "break the cycle in the graph", code="Q103")

@@ -20,19 +20,19 @@ from onnxq.graph.scopes import iterate_subgraphs, list_reads, replace_items, sor
 class Cutter(Generic[M]):
     """Cuts parts out of the main graph of one model whose nodes are named.
 
-    nodes: by name, in an order that runs. constants: names of the nodes that go along with their readers: those of
-    operator Constant, and with `computed` all that depend on stored tensors alone (weights behind DequantizeLinear).
+    computed: nodes that depend on stored tensors alone (weights behind DequantizeLinear) go along with their readers.
     """
 
     def __init__(self, model: M, *, computed: bool = False) -> None:
         self._model, self._proto = model, bare_proto(model)
         graph = self._proto.graph
-        # Sorted: a file need not list its nodes in an order that runs.
+        # By name. Sorted: a file need not list its nodes in an order that runs.
         self.nodes: dict[str, NodeProto] = {node.name: node for node in sort_nodes(graph)}
         self._stored: dict[str, Stored] = {tensor.name: tensor for tensor in graph.initializer}
         self._stored.update((sparse.values.name, sparse) for sparse in graph.sparse_initializer)
         self._producer = {tensor: name for name, node in self.nodes.items() for tensor in node.output if tensor}
         self._types = {value.name: (k, value) for k, value in enumerate(graph.value_info)}
+        # Names of the nodes that go along with their readers, those of operator Constant among them.
         self.constants: set[str] = set()
         for name, node in self.nodes.items():
             if node.op_type == "Constant" or (
@@ -57,10 +57,10 @@ class Cutter(Generic[M]):
         """Those of the nodes `among` that these tensors are computed from without leaving them, as they run."""
         found: set[str] = set()
         waiting = [self.producer(tensor) for tensor in outputs]
-        allowed = {None, *among}
+        allowed = set(among)
         while waiting:
             name = waiting.pop()
-            if name in allowed and name is not None and name not in found:
+            if name in allowed and name not in found:
                 found.add(name)
                 waiting.extend(self.list_sources(name))
         return self.sort_names(found)

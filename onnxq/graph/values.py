@@ -45,6 +45,7 @@ def decode_tensor(tensor: TensorProto, store: WeightStore | None = None) -> NDAr
         cause = f"its values cannot be read ({error})"
         raise ModelError(tensor.name or "a tensor", cause, "export it again", code="Q105") from error
     array = np.asarray(array)
+    # It may be the very memory of the message, or be shared by all that ask the index for it.
     array.setflags(write=False)
     return array
 
@@ -69,6 +70,7 @@ def encode_tensor(
 
 def _cast_exactly(name: str, array: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
     stored = array.astype(target)
+    # Casting wraps around or cuts off in silence; there and back again shows it.
     if not np.array_equal(stored.astype(array.dtype), array, equal_nan=array.dtype.kind == "f"):
         raise ModelError(name, f"its values do not fit {target.name}", "saturate or round them first", code="Q117")
     return stored
@@ -155,6 +157,7 @@ def name_type(number: int) -> str:
 
 
 def _decode_text(raw: bytes) -> str | bytes:
+    # ONNX asks for UTF-8, but custom operators keep binary data in strings.
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -184,6 +187,7 @@ class Attributes(Mapping[str, Any]):
             for attr in node.attribute
             if attr.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS) and not attr.ref_attr_name
         }
+        # Most attributes are never asked for, and some hold large tensors.
         self._known: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:

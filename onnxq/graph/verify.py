@@ -47,6 +47,7 @@ def _check_order(proto: ModelProto) -> None:
     known: dict[str, set[str]] = {}
     for scope, graph in walk_graphs(proto.graph):
         outer = known.get(scope, set())
+        # Inputs and initializers: they are there before any node runs.
         own = list_defined(graph) - {name for node in graph.node for name in node.output}
         seen = outer | own
         for node in graph.node:
@@ -56,6 +57,7 @@ def _check_order(proto: ModelProto) -> None:
             for name in filter(None, node.output):
                 if name in seen:
                     raise _fault(label_node(node), f"makes {name!r}, which is there already", "use a fresh name")
+            # A body sees what is made before its node, not what follows it.
             for inner, _ in iterate_subgraphs(node):
                 known[join_scope(scope, node.name, inner)] = set(seen)
             seen.update(filter(None, node.output))
@@ -108,6 +110,7 @@ def _is_same_input(index: GraphIndex, a: NodeRef, b: NodeRef, k: int) -> bool:
     filled = [np.zeros(()) if value is None and t is None else value for value, t in zip(values, ids, strict=True)]
     if filled[0] is None or filled[1] is None:
         return False
+    # In float64, which holds every value that a scale or zero point can have, whatever their types are.
     left, right = (np.asarray(value, dtype=np.float64) for value in filled)
     if left.shape != right.shape and k == 2 and None in ids:
         return bool(np.all(left == right))
@@ -121,6 +124,7 @@ def _read_dims(index: GraphIndex, node: NodeRef, k: int) -> tuple[int | str | No
 
 def _check_qparams(index: GraphIndex, node: NodeRef) -> None:
     scale = index.input_value(node, 1)
+    # Computed in the graph, by DynamicQuantizeLinear for one.
     if scale is None:
         return
     numbers = scale.astype(np.float64)

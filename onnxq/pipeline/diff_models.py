@@ -84,8 +84,7 @@ def diff(
         libraries = chosen.runtime.libraries
         with progress("reading the models"):
             loaded = [run for path in load for run in load_results(path)]
-            named, other = (add_libraries(load_model(one).proto, libraries) for one in (model, quantized))
-            named = name_nodes(named)
+            named, other = (name_nodes(add_libraries(load_model(one).proto, libraries)) for one in (model, quantized))
         data = find_inputs_beside(load[0]) if data is None and load else data
         dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
         result = compare_models(named, other, dataset, request, loaded=loaded, progress=progress)

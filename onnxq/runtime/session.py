@@ -102,6 +102,7 @@ class Session:
             if name not in feeds:
                 raise DataError(f"input {name!r}", "was not given a value", suggest_names(name, feeds), code="Q207")
             value = feeds[name]
+            # Text has several dtypes in numpy, and sequences and maps have none that could be compared.
             if value.dtype.kind in "OUS" or not type_name.startswith("tensor("):
                 continue
             got = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)

@@ -28,23 +28,25 @@ _SCAN_LISTS = ("scan_output_axes", "scan_output_directions")
 
 
 class Tapped(NamedTuple):
-    """proto: for ORT only (its new outputs have no declared type). outputs: the output that carries each tensor."""
+    """A model with taps."""
 
+    # For ORT only: its new outputs have no declared type.
     proto: ModelLike
+    # The output that carries each tensor.
     outputs: dict[TensorId, str]
     refusals: tuple[Refusal, ...]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The value given for a tapped tensor: itself, or the result of the operator `op_type` on it.
-
-    dtype: of the result, 0 for the tensor's own. absent: the dummy of a branch that does not run.
-    """
+    """The value given for a tapped tensor: itself, or the result of the operator `op_type` on it."""
 
     op_type: str = "Identity"
+    # Of the result, 0 for the tensor's own.
     dtype: int = 0
+    # The dummy of a branch that does not run.
     absent: tuple[int, ...] = ()
+    # False refuses tensors of bodies that iterate, whose results would have to be of one shape to be stacked.
     loops: bool = True
 
 

@@ -87,12 +87,14 @@ def _is_finished(times: Mapping[str, list[float]], done: int, rounds: int | None
 
 def _estimate_spread(times: list[float]) -> float:
     """Standard error of the median relative to it, from the interquartile range."""
+    # Of a normal distribution: 1.35 deviations lie between the quartiles, and 1.25 / sqrt(n) is the median's error.
     low, middle, high = np.percentile(times, (25, 50, 75))
     return float(1.25 * (high - low) / 1.35 / np.sqrt(len(times)) / middle)
 
 
 def _warm_up_session(session: Session, feeds: Feeds) -> int:
     """Run until caches are warm; returns how many runs make one measurement."""
+    # The fastest: the first run also allocates and fills caches.
     fastest = min(_time_runs(session, feeds, 1) for _ in range(_WARM_UP_RUNS))
     return int(np.clip(np.ceil(_BLOCK_SECONDS / max(fastest, 1e-7)), 1, _MOST_RUNS))
 

@@ -55,35 +55,37 @@ class BuildState(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Orders for a child. engine: of ENGINES. capability: e.g. (8, 6), () for the GPU in this machine.
+    """Orders for a child."""
 
-    shapes: (min, opt, max) of the inputs whose shape is not fixed. cache: a timing cache to read and write, "" none.
-    operators: paths of libraries with custom operators, for ONNX Runtime. debug_tensors: TensorRT also gives the
-    tensors that survive fusion, which prevents none, as outputs would. tf32: TensorRT may round float32 factors to it.
-    """
-
+    # Of ENGINES.
     engine: str
+    # E.g. (8, 6), () for the GPU in this machine.
     capability: tuple[int, ...] = ()
+    # (min, opt, max) of the inputs whose shape is not fixed.
     shapes: Profile = field(default_factory=dict)
+    # A timing cache to read and write, "" none.
     cache: str = ""
+    # Paths of libraries with custom operators, for ONNX Runtime.
     operators: tuple[str, ...] = ()
+    # TensorRT also gives the tensors that survive fusion; this prevents none, as outputs would.
     debug_tensors: bool = False
+    # TensorRT may round float32 factors to it.
     tf32: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """How a child ended. reason: why there is no engine, in the library's words. node: the one the library blames.
-
-    log: its last lines, when it did not end well. exit_code: of a process that crashed.
-    """
+    """How a child ended."""
 
     state: BuildState
     seconds: float = 0.0
+    # Why there is no engine, in the library's words, and the node that it blames.
     reason: str = ""
     node: str = ""
+    # Its last lines, when it did not end well.
     log: tuple[str, ...] = ()
     engine_bytes: int = 0
+    # Of a process that crashed.
     exit_code: int = 0
 
     def fails_like(self, other: BuildResult) -> bool:

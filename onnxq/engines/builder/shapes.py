@@ -25,6 +25,7 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, Sizes]:
     """`name:1x3x32x32` or `name:1x3x32x32,4x3x32x32,8x3x32x32` -> (min, opt, max). Raises ConfigError."""
     found: dict[str, Sizes] = {}
     for text in texts:
+        # From the right: exporters put colons into names, like "serving_default:0".
         name, _, sizes = text.rpartition(":")
         parts = [part.strip() for part in sizes.split(",")]
         if not name or len(parts) not in (1, 3) or not all(re.fullmatch(r"\d+(x\d+)*", part) for part in parts):
@@ -84,6 +85,7 @@ def _guess_sizes(
             if not isinstance(dim, int):
                 dims[dim if dim is not None else f"{value.name}:{axis}"] = size
     try:
+        # Sizes that the model runs with are looked for first; it may hold operators that ONNX Runtime lacks.
         try:
             sample = make_synthetic(inputs, samples=1, dims=dims, model=proto)[0]
         except OnnxqError:

@@ -49,17 +49,18 @@ from onnxq.sites import Refusal, TensorId
 
 @dataclass(frozen=True, kw_only=True)
 class DiffRequest:
-    """The comparisons to make. engines: of ENGINES, () takes ORT and, where it can run, TensorRT.
+    """The comparisons to make."""
 
-    keep: samples to record. memory_limit: bytes of inner tensors held at a time. threads: of ORT; 0 takes all.
-    """
-
+    # Of ENGINES; () takes ORT and, where it can run, TensorRT.
     engines: tuple[str, ...] = ()
     layers: bool = False
     bisect: bool = False
     top_k: int = 1
+    # Samples to record.
     keep: int = 0
+    # Of ORT; 0 takes all.
     threads: int = 0
+    # Bytes of inner tensors held at a time.
     memory_limit: int = 2**30
     tolerances: Tolerances = field(default_factory=Tolerances)
 
@@ -102,6 +103,7 @@ def compare_models(
         outputs = work.compare_outputs(loaded)
         layers = work.compare_layers() if request.inside else LayerResults()
         points = _find_first_points(work, layers, outputs)
+        # Kernels alone are looked at first: bisection needs a tensor to start from, and they may give one.
         if request.bisect:
             points = (*points, *work.check_kernels(points))
         points = tuple(work.explain(point) for point in points)
@@ -167,12 +169,14 @@ class _Comparison:
         steps = {name: find_output_step(self.index, name) for name in names}
         self.sums = sums = OutputSums(names, steps, Tallies(self.request.top_k, sliced=True))
         with self.engines.open_runners(alone=not loaded) as runners:
+            # Only now is it known which engines run, and so which names are taken.
             self.loaded = _label_loaded(loaded, self.engines.names)
             with self.engines.progress("comparing outputs", len(self.dataset)) as task:
                 for at, feeds in enumerate(self.dataset.samples()):
                     values = {runner.name: runner.infer(feeds) for runner in runners}
                     if self.recorder.wants(at):
                         self.recorder.add(feeds, values, {runner.name: runner.seconds for runner in runners})
+                    # A file may hold fewer samples than were run here.
                     values |= {run: one.samples[at] for run, one in self.loaded.items() if at < len(one.samples)}
                     sums.add(values)
                     task.advance()
@@ -243,6 +247,7 @@ class _Comparison:
 
     def explain(self, point: DivergencePoint) -> DivergencePoint:
         """The point with the weights that saturate, where these make a run with optimizations diverge."""
+        # ORT's fusions bring in the integer kernels whose sums saturate; TensorRT's sums are exact.
         if point.divergence.run != ON:
             return point
         feeds = self.dataset[point.sample]
@@ -259,6 +264,7 @@ class _Comparison:
         for point in points:
             run = point.divergence.run
             engine = self.engines.find_under_test(run)
+            # A run from a file cannot run a piece.
             if engine is None or run not in self.engines.names:
                 continue
             with self.engines.progress(f"bisecting ({label_run(run)})") as task:
@@ -295,6 +301,7 @@ def find_named_tensors(index: GraphIndex, error: OnnxqError) -> list[str]:
     """Tensors to search from: the outputs of the nodes that an engine's error names, and those of their quantizers."""
     node_name = [error.node] if isinstance(error, NodeError) else []
     found: list[str] = []
+    # Names of nodes have no common form: every word of the message may be one.
     for name in [*node_name, *re.findall(r"[^\s'\"(),;]+", error.cause)]:
         made = [tensor for node in index.nodes if node.name == name and not node.scope for tensor in node.outputs]
         readers = [reader for tensor in made for reader in index.readers(TensorId(tensor)) if not reader.scope]

@@ -25,14 +25,16 @@ from onnxq.runtime import Feeds, Session
 
 @dataclass(frozen=True)
 class KernelCheck:
-    """kernels: how many were tried. levels: most steps any quantized value is off by; share: of values that are off
-    in the worst kernel. sqnr_db: of the worst float result. point: the first kernel that diverges.
-    """
+    """The agreement of kernels, each by itself."""
 
+    # How many were tried.
     kernels: int
+    # Most steps that any quantized value is off by, and the share of values that are off in the worst kernel.
     levels: float = 0.0
     share: float = 0.0
+    # Of the worst float result.
     sqnr_db: float = math.inf
+    # The first kernel that diverges.
     point: DivergencePoint | None = None
 
     def describe(self) -> str:
@@ -55,6 +57,7 @@ def check_kernels(
     reference = Reference(inner.index, feeds, threads=threads)
     cutter = Parts(inner.index, reference)
     pieces = {one.tensor: _find_kernel(cutter, one.tensor, survivors) for _, one in wanted}
+    # All at once: one run of the model in place of one for every piece.
     reference([*pieces, *(tensor for piece in pieces.values() for tensor in cutter.list_inputs(piece))])
     kernels, levels, share, worst = 0, 0.0, 0.0, math.inf
     point: DivergencePoint | None = None
@@ -105,6 +108,7 @@ def _measure(row: MatchedTensor, counterpart: Counterpart, mine: Array, theirs: 
     if own is None or other is None:
         return None
     level = counterpart.level
+    # Steps are only counted between integers; a float result has none.
     tally = Tally(row.name, step=level.scale if level is not None and mine.dtype.kind in "iu" else 0.0)
     tally.update(own, other)
     same = mine.shape == theirs.shape

@@ -28,19 +28,22 @@ _EQUAL_DB = 80.0
 
 @dataclass(frozen=True)
 class DivergencePoint:
-    """Where an engine first diverges, for bisection. step: of the tensor's quantizer. sample: the worst one."""
+    """Where an engine first diverges, for bisection."""
 
     divergence: Divergence
     counterpart: Counterpart
+    # Of the tensor's quantizer, 0 without one.
     step: float
+    # The worst one: bisection runs a single sample.
     sample: int
 
 
 @dataclass(frozen=True)
 class LayerResults:
-    """Layers in the order of the network; worst: their names by SQNR drop."""
+    """Layers in the order of the network."""
 
     layers: tuple[LayerDiff, ...] = ()
+    # Their names by SQNR drop, the largest first.
     worst: tuple[str, ...] = ()
     points: tuple[DivergencePoint, ...] = ()
     skipped: tuple[Refusal, ...] = ()
@@ -49,10 +52,11 @@ class LayerResults:
 
 @dataclass(eq=False)
 class Inner:
-    """The models whose inner tensors are read. fused: ORT's graph of the quantized one; None when it is not read."""
+    """The models whose inner tensors are read."""
 
     float_index: GraphIndex
     index: GraphIndex
+    # ORT's graph of the quantized one; None when it is not read.
     fused: GraphIndex | None
     notes: list[str] = field(default_factory=list)
     skipped: list[Refusal] = field(default_factory=list)
@@ -85,6 +89,7 @@ def open_inner(float_index: GraphIndex, index: GraphIndex, feeds: Feeds, *, fuse
 
 
 def _find_layout_notes(quantized: ModelLike, fused: ModelLike, feeds: Feeds, threads: int) -> Iterator[str]:
+    # Proof that the graph read back stands for ORT's own run: its outputs must be those of that run.
     actual: dict[str, Any] = dict(Session(quantized, threads=threads).run(feeds))
     read = Session(fused, optimize=False, threads=threads).run(feeds)
     for name, value in actual.items():
@@ -145,6 +150,7 @@ def group_by_size(
     group: list[MatchedTensor] = []
     used = 0
     for row in made:
+        # An estimate: four bytes, as most of them are float32.
         size = sum(4 * math.prod(shapes.get(TensorId(one.tensor), ())) for one in row.counterparts)
         if group and used + size > limit:
             yield group
@@ -207,6 +213,7 @@ def _compare_tensor(
 ) -> None:
     plain = values.get(OFF, {})
     reference = values.get(FLOAT, {}).get(row.reference) if row.reference else None
+    # The file's own run is read where the engines were, so that their errors against float can be set side by side.
     at: Counterpart | None = None
     for run, found in values.items():
         if run in (FLOAT, OFF):
@@ -221,6 +228,7 @@ def _compare_tensor(
             sums.tallies.add(row.name, run, OFF, own, value, row.step)
             if reference is not None:
                 sums.tallies.add(row.name, run, FLOAT, reference, value, row.step)
+            # The first that the run holds: the tensor itself before its quantizers' outputs.
             break
     if at is None:
         at = next((one for one in row.counterparts if one.read(plain) is not None), None)

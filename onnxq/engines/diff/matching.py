@@ -51,14 +51,13 @@ class Counterpart:
 
 @dataclass(frozen=True)
 class MatchedTensor:
-    """A tensor of the quantized file's main graph. reference: the float model's name for it, "" when it has none.
-
-    counterparts: itself, then its quantizers' outputs.
-    """
+    """A tensor of the quantized file's main graph."""
 
     name: str
     node: NodeRef
+    # The float model's name for it, "" when it has none.
     reference: str
+    # Itself, then its quantizers' outputs: these survive when a fused kernel swallows the tensor.
     counterparts: tuple[Counterpart, ...]
 
     @property

@@ -26,19 +26,21 @@ _TWICE_DB = 10.0 * math.log10(2.0)
 
 @dataclass
 class Tally:
-    """Error sums of one tensor, its largest relative error, worst sample and agreement in the top k.
-
-    step: of the tensor's quantizer, 0 without one. sliced: judge slices of other scales too.
-    """
+    """Error sums of one tensor, its largest relative error, worst sample and agreement in the top k."""
 
     name: str
+    # 0: no agreement is measured.
     top_k: int = 0
+    # Of the tensor's quantizer, 0 without one.
     step: float = 0.0
+    # Judge slices of other scales too.
     sliced: bool = False
     samples: int = 0
     max_rel: float = 0.0
     worst_sample: int = 0
+    # Noise over signal of the worst sample; below any real one at first, so that the first sample counts.
     _worst: float = -1.0
+    # Shares of the top k that agree, summed over the rows along the last axis.
     _hits: float = 0.0
     _rows: int = 0
     _sums: ErrorAccumulator = field(init=False)

@@ -18,12 +18,14 @@ from onnxq.sites import TensorId
 
 @dataclass(eq=False)
 class OutputSums:
-    """Errors of the outputs. not_numeric: kinds of the outputs that cannot be compared. seen: samples of each run."""
+    """Errors of the outputs."""
 
     names: Sequence[str]
     steps: Mapping[str, float]
     tallies: Tallies
+    # Samples of each run: a file may hold fewer than were run here.
     seen: dict[str, int] = field(default_factory=dict)
+    # By output that cannot be compared: its kind.
     not_numeric: dict[str, str] = field(default_factory=dict)
 
     def add(self, values: Mapping[str, Mapping[str, Any]]) -> None:
@@ -35,6 +37,7 @@ class OutputSums:
             self.seen[run] = self.seen.get(run, 0) + 1
             for name, against in product(self.names, (FLOAT, OFF)):
                 mine, other = found.get(name), values.get(against, {}).get(name)
+                # Float is nobody's quantized run, and no run is compared with itself.
                 if run not in (FLOAT, against) and _is_numeric(mine) and _is_numeric(other):
                     self.tallies.add(name, run, against, other, mine, self.steps[name])
 

@@ -59,25 +59,24 @@ class OrtRunner:
 
 @dataclass(eq=False)
 class Engines:
-    """Both models in the engines asked for.
-
-    wanted: of ENGINES; () takes ORT and, where it can run, TensorRT. names: the runs that work, float first.
-    skipped: engines that do not run, with the reason; missing: those of them that had to run; failed: errors of those
-    that were tried.
-    """
+    """Both models in the engines asked for."""
 
     float_index: GraphIndex
     index: GraphIndex
     dataset: Dataset
+    # Of ENGINES; () takes ORT and, where it can run, TensorRT.
     wanted: tuple[str, ...]
     threads: int
     folder: Path
     progress: Progress
+    # The runs that work, float first.
     names: list[str] = field(default_factory=list)
+    # Engines that do not run, with the reason; those of them that had to run; and errors of those that were tried.
     skipped: list[Refusal] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    _shapes: Profile = field(default_factory=dict)
     failed: dict[str, OnnxqError] = field(default_factory=dict)
+    # Found when first needed: it takes a pass over all samples.
+    _shapes: Profile = field(default_factory=dict)
 
     @contextmanager
     def open_runners(self, *, alone: bool) -> Iterator[list[Runner]]:
@@ -86,6 +85,7 @@ class Engines:
         alone: raise the first engine's error when none does.
         """
         with ExitStack() as stack:
+            # Outside the try: without the float model there is nothing to compare with.
             runners = [self._start(FLOAT, stack)]
             self.names.append(FLOAT)
             for name in self._find_candidates():
@@ -126,6 +126,7 @@ class Engines:
 
     def _start(self, name: str, stack: ExitStack) -> Runner:
         """A runner that got through the first sample; open until the stack is closed."""
+        # A runner that fails its first sample is closed at once: an engine holds the GPU's memory.
         with ExitStack() as trial:
             runner = self._open(name, trial)
             runner.infer(self.dataset[0])
@@ -142,6 +143,7 @@ class Engines:
 
     def _open_trt(self, name: str, stack: ExitStack, *, debug_tensors: bool = False) -> Runner:
         """TensorRT's runner, of an engine built in a folder of this name."""
+        # One engine for all samples, so it must take the smallest and the largest.
         if not self._shapes:
             self._shapes = find_sample_shapes(self.index, self.dataset.samples())
         folder = self.folder / name
@@ -155,6 +157,7 @@ class Engines:
             return []
         try:
             with self.progress("building the TensorRT engine for its layers"):
+                # Another engine than the outputs': inner tensors must be asked for when it is built.
                 return [self._open_trt("layers", stack, debug_tensors=True)]
         except OnnxqError as error:
             fix = "the outputs are compared all the same"
@@ -170,6 +173,7 @@ class Engines:
         with ScratchFolder(self.folder) as folder:
             shapes = find_sample_shapes(GraphIndex(proto), [feeds])
             with trt.TrtRunner(TRT, trt.build_trt(proto, shapes, folder)) as runner:
+                # Copies: the runner's buffers are gone when it is closed.
                 return {name: np.array(value) for name, value in runner.infer(feeds).items()}
 
 

@@ -45,6 +45,7 @@ def judge_sums(index: GraphIndex, kernels: Sequence[Kernel]) -> tuple[WeightSums
         if index.node(weight.node).op_type in PRODUCTS:
             working = find_workers(weight.op, by_node.get(weight.node, ()))
             kind = find_computed_type(weight.op, working)
+            # A kernel that computes in float, or takes signed data, has no sum that could overflow.
             if kind != UNSEEN:
                 weight = replace(weight, exact=_describe_exact(kind, working[0] if working else None))
         found.append(weight)
@@ -64,6 +65,7 @@ def judge_optimizer_sums(
     for weight in find_saturating(optimized):
         kernel = by_name.get(weight.node)
         names = [name for name in (kernel.nodes if kernel is not None else ()) if index.node(name).op_type in PRODUCTS]
+        # A fused kernel with several products: nobody knows whose weight it is.
         if weight.saturates and len(names) == 1 and names[0] not in seen:
             found.append(replace(weight, node=names[0], op=index.node(names[0]).op_type))
     return tuple(found)
@@ -153,6 +155,7 @@ def _takes_integers(
             return None
         stored = pair.role is Role.WEIGHT and proof.stored == pair.storage
         return proof.type in (INT8, FLOAT8) or stored
+    # A kernel that does nothing but dequantize says nothing about the reader, unless there is no other.
     own = by_node.get(pair.dequantize, ())
     mine = [kernel for kernel in own if not _only_dequantizes(kernel, pair)] or list(own)
     near = [kernel for kernel in by_node.get(reader, ()) if kernel in mine]

@@ -50,6 +50,7 @@ class _Finder:
             for name in filter(None, node.outputs):
                 self._scopes.setdefault(name, set()).add(node.scope)
         self._named = {node.name: node for node in index.nodes}
+        # Tensors of the model that the optimized graph still computes.
         self._live: set[TensorId] = set()
         for node in after.nodes:
             self._live.update(self._find_made(node))

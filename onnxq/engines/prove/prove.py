@@ -48,15 +48,14 @@ REDUCED = "reduced.onnx"
 
 @dataclass(frozen=True, kw_only=True)
 class ProveRequest:
-    """The options of `pipeline.prove`. engine: None for the one that the plan in the model is for.
+    """The options of `pipeline.prove`."""
 
-    dataset: samples that saturation is measured on. libraries: of custom operators, for ONNX Runtime.
-    """
-
+    # None for the one that the plan in the model is for.
     engine: str | None = None
     capability: str | None = None
     require_int8: Sequence[str] = ()
     require_exact: bool = False
+    # Samples that saturation is measured on.
     dataset: Dataset | None = None
     threads: int = 0
     shapes: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
@@ -64,13 +63,16 @@ class ProveRequest:
     save: Path | None = None
     force: bool = False
     reduce: bool = False
+    # Seconds.
     timeout: float = TIMEOUT
+    # Of custom operators, for ONNX Runtime.
     libraries: tuple[str, ...] = ()
     progress: Progress = silent
 
 
 def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> Proof:
     """Build and judge. Raises OnnxqError for options that do not fit; a build that fails is a Proof all the same."""
+    # First, so that a file that cannot be read is not found out only after minutes of building.
     before = None if request.compare is None else read_proof(request.compare)
     with request.progress("reading the model"):
         inspection = _inspect_all_nodes(source)
@@ -81,6 +83,7 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         proto = infer_shapes(add_libraries(inspection.model, request.libraries))
         index = GraphIndex(proto)
     required = _select_required(index, request.require_int8)
+    # ONNX Runtime builds for any size.
     shapes, note = ({}, "") if engine == ORT else make_profile(proto, index, request.shapes)
     operators = request.libraries if engine == ORT else ()
     # TensorRT's timing cache grows from build to build.
@@ -271,6 +274,7 @@ def _copy_files(folder: Path, result: BuildResult, engine: str, save: Path | Non
         return ()
     found = []
     for name, kept in find_saved_names(engine).items():
+        # Of a build that failed only the log says anything.
         if (folder / name).exists() and (result.state is BuildState.BUILT or name == process.LOG):
             with (folder / name).open("rb") as made, replace_files([save / kept], overwrite=True) as files:
                 shutil.copyfileobj(made, files[0])

@@ -39,12 +39,14 @@ _CHANNELS = {"Conv": 0, "MatMul": -1}
 
 @dataclass(frozen=True)
 class Reasons:
-    """The model with its pairs, and the nodes its plan left float. capability: of the GPU built for, () unknown."""
+    """Explains one model's nodes and pairs."""
 
     engine: str
     index: GraphIndex
     pairs: Sequence[PairInfo]
+    # The nodes that the model's plan left float.
     left: Sequence[Unquantized] = ()
+    # Of the GPU that was built for, () unknown.
     capability: tuple[int, ...] = ()
     _by_dequantize: dict[str, PairInfo] = field(default_factory=dict, init=False)
 
@@ -53,6 +55,7 @@ class Reasons:
 
     def explain_node(self, node: NodeRef, kind: str, types: str) -> str:
         """Why a heavy node does not run in int8; "" when the model does not show it."""
+        # From the surest to the least sure: the plan's own word, a missing kernel, then faults of the pairs.
         left = next((one for one in self.left if one.subject == node.name), None)
         if left is not None:
             return f"the plan left it float: {left.reason}"
@@ -72,6 +75,7 @@ class Reasons:
         """Why a pair's integers do not reach its readers. rule: the one that placed it, "" when unknown."""
         if self.engine != ORT and rule in _PURPOSE:
             return _PURPOSE[rule]
+        # A pair fails with its reader, whose reason says more than anything about the pair.
         causes = [f"{name} runs in {proven[name].type}: {proven[name].reason}" for name in unfused if name in proven]
         if causes:
             return "; ".join(dict.fromkeys(causes))
@@ -117,6 +121,7 @@ class Reasons:
 
     def _find_result_fault(self, node: NodeRef) -> str:
         """ONNX Runtime fuses most operators only when their result is quantized too."""
+        # A MatMul becomes MatMulIntegerToFloat instead, which writes floats.
         if node.op_type == "MatMul":
             return ""
         between: list[str] = []

@@ -56,6 +56,7 @@ def find_smallest_failure(
     search = _Search(Parts(index), fails, time.perf_counter() + seconds)
     start = time.perf_counter()
     best = list(search.parts.names)
+    # The node to blame with a few before it is often enough, and spares the bisection its builds of half a model.
     if hint in best:
         best = next((tried for tried in search.grow_around(hint, best) if search.fails(tried)), best)
     if len(best) == len(search.parts.names):
@@ -81,9 +82,11 @@ class _Search:
         """Does this part end as the whole did?"""
         key = frozenset(names)
         if key not in self._known:
+            # Once the time is up every part counts as fine, so the search ends with the best so far.
             late = time.perf_counter() > self._end
             model = None if late or not names else self.parts.cut_part(names)
             self.builds += model is not None
+            # A part that cannot be cut counts as fine too.
             self._known[key] = model is not None and self._fails(model)
         return self._known[key]
 
@@ -101,6 +104,7 @@ class _Search:
     def find_suffix(self, names: list[str]) -> list[str]:
         """The shortest suffix that fails, by bisection."""
         short = names[-self._find_least(len(names), lambda size: names[-size:]) :]
+        # Bisection takes for granted that larger parts fail too, which need not be so: ask again.
         return short if self.fails(short) else names
 
     def _find_least(self, most: int, take: Callable[[int], list[str]]) -> int:
@@ -130,4 +134,5 @@ def leave_out_nodes(
                 position += size
         if size == 1 and len(names) == before:
             return names
+        # Once more with single nodes until nothing goes: leaving one out can make another dispensable.
         size = max(size // 2, 1)

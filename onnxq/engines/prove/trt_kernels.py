@@ -15,6 +15,7 @@ _LINE = re.compile(
     r"(?:, Constants: \[(?P<weights>.*?)\])?, Outputs: \[(?P<outputs>.*?)\](?=, TacticName|, StreamId|, Metadata|$)"
     r"(?:, TacticName: (?P<tactic>[^,]*))?.*?(?:, Metadata: ?(?P<metadata>.*))?$"
 )
+# Dynamic axes are -1.
 _SIZE = re.compile(r"-?[0-9]+")
 _TENSOR = re.compile(
     r"\{ Name: (?P<name>.*?), Dimensions: \[(?P<shape>[^\]]*)\].*?"
@@ -83,6 +84,7 @@ def read_inspector(text: str) -> tuple[Kernel, ...]:
 
 def _read_layer(layer: Mapping[str, Any]) -> Kernel:
     weights = [_read_tensor(entry) for entry in layer.get("Constants") or ()]
+    # A convolution's weight may stand apart from the constants, with a count in place of a shape.
     weight = layer.get("Weights")
     if isinstance(weight, Mapping) and weight.get("Count"):
         dtype = find_dtype(str(weight.get("Type", "")))

@@ -54,6 +54,7 @@ def replace_integer_operators(proto: M, wanted: frozenset[str]) -> tuple[M, dict
     index, editor = GraphIndex(proto), Editor(proto)
     names: dict[str, str] = {}
     for node in index.nodes:
+        # No float operator of ONNX takes channels last.
         if node.name in wanted and node.op_type in _WRITERS and not node.attrs.get("channels_last", 0):
             editor.remove_node(node.name)
             _WRITERS[node.op_type](_Writer(editor, index, node, names))
@@ -92,6 +93,7 @@ class _Writer(NodeWriter):
 
     def ones(self, zero: str) -> str:
         """A scale of 1 in the shape of a zero point."""
+        # DequantizeLinear wants both of one shape, and MatMulInteger may have a zero point for each column.
         found = self.index.resolve(zero, self.node.scope)
         shape = (self.index.shape(found) or ()) if found is not None else ()
         return self.constant(np.ones([dim if isinstance(dim, int) else 1 for dim in shape], np.float32))
@@ -119,6 +121,7 @@ def _write_gemm(w: _Writer) -> None:
     weight = w.dequantize(w.inputs(3, 4, 5), axis=0 if w.node.attrs.get("transB", 0) else 1)
     bias = []
     if w.input(6):
+        # The bias counts in steps of the product times alpha, and Gemm's alpha does not reach it.
         alpha = w.constant(np.float32(w.node.attrs.get("alpha", 1.0)))
         scale = w.add("Mul", [w.add("Mul", w.inputs(1, 4)), alpha])
         bias = [w.dequantize([w.input(6), scale], axis=w.last_axis(w.input(6)))]

@@ -184,6 +184,7 @@ class _Writer(NodeWriter):
         which = np.maximum(sums, 0)
         weights = self.operand.sums[rows[:, None], which].astype(np.float32) * (sums >= 0)[:, :, None]
         products = []
+        # A 16-bit sum is of two neighbours: kernels multiply bytes and add the products in pairs.
         for side in (0, 1):
             # The last of an odd number has no neighbour, and never overflows.
             at = self._find_gather_indices(np.repeat(rows, sums.shape[1]), 2 * which.reshape(-1) + side)

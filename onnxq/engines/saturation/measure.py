@@ -55,14 +55,13 @@ def measure_saturation(
 
 @dataclass(eq=False)
 class SaturatingRun:
-    """The saturating model as a session that also counts.
-
-    tensor: one of the main graph to give instead of the outputs. exact: run the exact model, which counts nothing.
-    """
+    """The saturating model as a session that also counts."""
 
     emulation: Emulation
     threads: int = 0
+    # One of the main graph to give instead of the outputs.
     tensor: str = ""
+    # Run the exact model, which counts nothing.
     exact: bool = False
     refusals: tuple[Refusal, ...] = ()
     # Of each node, by its counters' tensors.

@@ -39,6 +39,7 @@ class Editor(Generic[M]):
         self._store = copy_store(model)
         self._wiring = import_wiring(proto)
         self._names = list_names(proto)
+        # New nodes by the node they are anchored to, in the order in which they were inserted.
         self._before: defaultdict[str, list[str]] = defaultdict(list)
         self._after: defaultdict[str, list[str]] = defaultdict(list)
         self._metadata: dict[str, str] = {}
@@ -150,8 +151,10 @@ class Editor(Generic[M]):
             del self._wiring.scopes[subgraph]
         for tensor in record.node.outputs:
             key = TensorId(tensor.name, record.scope)
+            # Its readers keep the object, and read whatever is made under this name next.
             if tensor.name:
                 self._wiring.orphans[key] = self._wiring.tensors.pop(key)
+        # graphsurgeon unlinks the other ends then.
         record.node.inputs.clear()
         record.node.outputs.clear()
         del self._wiring.nodes[name]
@@ -224,9 +227,11 @@ class Editor(Generic[M]):
                 inner.outputs = [rename_value(v, new) if f else v for v, f in zip(inner.outputs, follows, strict=True)]
         self._wiring.tensors[TensorId(new, t.scope)] = self._wiring.tensors.pop(t)
         tensor.name = new
+        # Of a body, whose inputs are known to its parent by position.
         scope.inputs = [rename_value(v, new) if v.name == t.name else v for v in scope.inputs]
         record = scope.initializers.pop(t.name, None)
         if record is not None:
+            # A copy: the message may still belong to the model that was given.
             copy = deepcopy(record)
             (copy.values if hasattr(copy, "values") else copy).name = new
             scope.initializers[new] = copy
@@ -258,6 +263,7 @@ class Editor(Generic[M]):
         """Take out nodes and initializers, in every scope, that no output of the model depends on."""
         nodes, tensors = find_used(self._wiring)
         for name in [name for name in self._wiring.nodes if name not in nodes]:
+            # It may have gone with the node whose body it was in.
             if name in self._wiring.nodes:
                 self.remove_node(name)
         for scope in self._wiring.scopes.values():

@@ -28,6 +28,7 @@ def export_wiring(
     exported = gs.export_onnx(
         wiring.scopes[""].graph, do_type_check=False, opset_imports=source.opset_import, ir_version=source.ir_version
     )
+    # graphsurgeon's own model is only asked for the nodes and their order.
     model = ModelProto()
     copy_fields(source, model, ("graph", "functions", "opset_import", "metadata_props"))
     model.opset_import.extend(source.opset_import)
@@ -66,6 +67,7 @@ def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
             if not tensor.name:
                 continue
             source = wiring.resolve(tensor.name, at.scope)
+            # The object that it reads was taken out; a tensor of that name further out is another one.
             if source is None or wiring.tensors[source] is not tensor:
                 cause = f"reads {tensor.name!r}, which nothing makes"
                 raise ModelError(f"{at.node.name}, input {k}", cause, "rewire the node", code="Q103")
@@ -87,6 +89,7 @@ def _find_output(wiring: Wiring, scope: ScopeRecord, name: str) -> object:
 
 
 def _list_missing_domains(wiring: Wiring, source: ModelProto) -> list[object]:
+    # Both are names of ONNX's own domain.
     known = {"" if entry.domain == "ai.onnx" else entry.domain for entry in source.opset_import}
     used = {record.node.domain or "" for record in wiring.nodes.values()}
     return [helper.make_opsetid(domain, 1) for domain in sorted(used - known - {"ai.onnx"})]
@@ -104,6 +107,7 @@ def _restore_graph(wiring: Wiring, scope: ScopeRecord, exported: GraphProto, tar
     target.output.extend(scope.outputs)
     for tensor in scope.initializers.values():
         (target.sparse_initializer if isinstance(tensor, SparseTensorProto) else target.initializer).append(tensor)
+    # Inputs and outputs carry their types themselves.
     declared = {value.name for value in (*scope.inputs, *scope.outputs)}
     for name, value in scope.value_info.items():
         if name not in declared and wiring.resolve(name, scope.name) is not None:

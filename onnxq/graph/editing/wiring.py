@@ -25,28 +25,33 @@ BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 
 @dataclass(eq=False)
 class NodeRecord:
-    """One node: its graphsurgeon twin, and the parts that graphsurgeon does not carry. subgraphs: label -> scope."""
+    """One node: its graphsurgeon twin, and the parts that graphsurgeon does not carry."""
 
     node: Any
     scope: str
+    # As it was in the file: doc string, metadata and the order of its attributes come from there.
     source: NodeProto
+    # Bodies left out.
     attributes: dict[str, AttributeProto]
+    # By label: the scope.
     subgraphs: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class ScopeRecord:
-    """One graph: its graphsurgeon twin and its records. order: base order of node names, removed ones included."""
+    """One graph: its graphsurgeon twin and its records."""
 
     name: str
     parent: str | None
     graph: Any
     source: GraphProto
+    # Base order of node names, removed ones included: new nodes may be anchored to them.
     order: list[str] = field(default_factory=list)
     inputs: list[ValueInfoProto] = field(default_factory=list)
     outputs: list[ValueInfoProto] = field(default_factory=list)
     initializers: dict[str, TensorProto | SparseTensorProto] = field(default_factory=dict)
     value_info: dict[str, ValueInfoProto] = field(default_factory=dict)
+    # Tensors with a quantization annotation: the name in the file -> the name now.
     annotated: dict[str, str] = field(default_factory=dict)
 
 
@@ -79,6 +84,7 @@ class Wiring:
 def import_wiring(proto: ModelProto) -> Wiring:
     """graphsurgeon's view of the model (names only) with the records. The proto is only referred to, never changed."""
     skeleton = ModelProto(ir_version=proto.ir_version)
+    # Without weights and attributes, of which graphsurgeon would make copies.
     skeleton.opset_import.extend(proto.opset_import)
     _copy_names(proto.graph, skeleton.graph)
     wiring = Wiring()
@@ -154,6 +160,7 @@ def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
         if t is None or t in tensors:
             continue
         tensors.add(t)
+        # An initializer or an input has none.
         maker = made_by.get(t)
         if maker is not None and maker.node.name not in nodes:
             nodes.add(maker.node.name)
@@ -172,6 +179,7 @@ def find_nodes_between(wiring: Wiring, target: TensorId, source: TensorId) -> se
     """The nodes that compute `target` (subgraphs included), without those that only come before `source`."""
     found: set[str] = set()
     waiting = [wiring.tensors[target]]
+    # By id: graphsurgeon's tensors have no hash. The source counts as seen, so the walk ends there.
     seen: set[int] = {id(wiring.tensors[source])}
     while waiting:
         tensor = waiting.pop()

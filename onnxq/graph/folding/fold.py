@@ -63,14 +63,18 @@ def fold_constants(model: M) -> M:
 
 @dataclass(eq=False)
 class _Plan:
-    """nodes: to remove. tensors: initializers that are still read. same: Identity outputs and their sources."""
+    """The changes of one round."""
 
+    # To remove.
     nodes: dict[str, NodeRef]
+    # Initializers that are still read.
     tensors: dict[TensorId, TensorProto]
+    # Identity outputs and their sources.
     same: dict[TensorId, TensorId]
 
 
 def _infer_types(proto: ModelProto) -> ModelProto:
+    # Without weights: inference looks at small tensors only, and would copy the large ones.
     light, _ = omit_weights(proto)
     for _, graph in walk_graphs(light.graph):
         del graph.value_info[:]
@@ -89,12 +93,14 @@ class _Folding:
         self.protos = {node.name: node for _, graph in walk_graphs(proto.graph) for node in graph.node}
         given_out = (self.index.resolve(name, s) for s in self.index.scopes for name in self.index.scope_outputs(s))
         self.protected = {t for t in given_out if t is not None}
+        # Of the constants that a tensor is computed from, which its own size is weighed against.
         self.bytes: dict[TensorId, int] = {}
 
     def plan(self) -> _Plan:
         """Find what can be folded now; nodes that fail or grow too much are left out with all that depends on them."""
         refused: set[str] = set()
         computed: dict[TensorId, TensorProto] = {}
+        # Again without those that were refused: what depends on them cannot be folded either.
         while True:
             nodes = self._foldable(refused)
             same, wanted = self._wanted(nodes)
@@ -160,6 +166,7 @@ class _Folding:
         for node in nodes.values():
             for name in filter(None, node.outputs):
                 t = TensorId(name, node.scope)
+                # Read by folded nodes alone it need not exist.
                 if any(edge.node not in nodes for edge in self.index.consumers(t)):
                     source = self._unwrapped(t, nodes)
                     if source != t:
@@ -180,6 +187,7 @@ class _Folding:
 
     def _compute(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> dict[TensorId, TensorProto]:
         """The values of the tensors asked for, as far as there are any."""
+        # Without ORT, which would copy a weight in and out.
         moved = {t: array for t in wanted if (array := self._moved(t)) is not None}
         done = {t: encode_tensor(t.name, array) for t, array in moved.items()}
         rest = [t for t in wanted if t not in moved]
@@ -316,6 +324,7 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
     for group in equal.values():
         if len(group) == 1:
             continue
+        # Only what nothing reads can be taken out, and its name is needed for the shared one.
         edges = [edge for t in group for edge in editor.consumers(t)]
         for edge in edges:
             editor.replace_input(edge, "")

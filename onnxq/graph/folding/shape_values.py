@@ -43,6 +43,7 @@ def infer_shape_values(index: GraphIndex) -> dict[TensorId, NDArray[Any]]:
         if rule is None or len(node.outputs) != 1:
             continue
         found = rule(index, node, known)
+        # Unknown entries are kept too: Gather and Slice may leave only known ones.
         if found is not None and len(found.items) <= _LONGEST:
             known[node.result] = found
     return {
@@ -58,6 +59,7 @@ def _read_known(index: GraphIndex, node: NodeRef, k: int, known: dict[TensorId, 
     t = index.input(node, k)
     if t is None or t in known:
         return None if t is None else known[t]
+    # A constant then, such as the index of a Gather.
     shape = index.shape(t)
     if index.dtype(t) not in _INTEGERS or shape is None or len(shape) > 1 or not index.is_constant(t):
         return None
@@ -101,6 +103,7 @@ def _infer_gather(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known
     data, at = _read_known(index, node, 0, known), _read_known(index, node, 1, known)
     if data is None or at is None or data.scalar or node.attrs.get("axis", 0) not in (0, -1):
         return None
+    # The places must be known, the entries there need not be.
     places = [k for k in at.items if k is not None]
     size = len(data.items)
     if len(places) != len(at.items) or not all(-size <= k < size for k in places):
@@ -134,6 +137,7 @@ def _infer_concat(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known
 
 def _infer_cast(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
     found = _read_known(index, node, 0, known)
+    # Past 2^31 a cast to int32 wraps around.
     if found is None or node.attrs.get("to") not in _INTEGERS or any(abs(v) >= 2**31 for v in found.items if v):
         return None
     return found
