@@ -31,7 +31,7 @@ def fit_plan(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bo
     Raises PlanError naming the first site that is not there, stands twice, or does not fit its tensor; or when the
     weights changed unasked.
     """
-    anchors = _Anchors(index, plan)
+    anchors = Anchors(index, plan.nodes, lasting=plan.lasting)
     # Pairs that the model came with are called as in it.
     moved = {**_find_sites(plan, index, anchors), **{site.site: site.site for site in plan.existing}}
     existing = tuple(_move_site(site, moved, anchors) for site in plan.existing)
@@ -62,7 +62,7 @@ def fit_plan(plan: Plan, index: GraphIndex, now: Fingerprint, *, new_weights: bo
     return replace(done, warnings=tuple(dict.fromkeys((*done.warnings, *orphans, *lines))))
 
 
-def _find_sites(plan: Plan, index: GraphIndex, anchors: _Anchors) -> dict[Site, Site]:
+def _find_sites(plan: Plan, index: GraphIndex, anchors: Anchors) -> dict[Site, Site]:
     """The name in this model of every site of the plan. PlanError for a repeated one."""
     moved: dict[Site, Site] = {}
     taken: dict[Site, SitePlan] = {}
@@ -86,11 +86,14 @@ def _find_sites(plan: Plan, index: GraphIndex, anchors: _Anchors) -> dict[Site, 
     return moved
 
 
-class _Anchors:
-    """Tensors and nodes of this model by structural id, in the names of the plan: a node's is that of its output 0."""
+class Anchors:
+    """Tensors and nodes of a model, found by the names and structural ids of a plan: a node's is that of its output 0.
 
-    def __init__(self, index: GraphIndex, plan: Plan) -> None:
-        self.index, self.plan = index, plan
+    known: node name of the plan -> structural id. lasting: names hold also where no structural id agrees.
+    """
+
+    def __init__(self, index: GraphIndex, known: Mapping[str, str], *, lasting: bool) -> None:
+        self.index, self.known, self.lasting = index, known, lasting
         self.ids = compute_structural_ids(index)
         self.by_id: dict[str, list[TensorId]] = {}
         for tensor, anchor in self.ids.items():
@@ -108,11 +111,11 @@ class _Anchors:
             if (node := self.index.producer(tensor)) is not None and node.result == tensor
         }
         # Of two alike nothing says which is meant.
-        return next(iter(makers.values())) if len(makers) == 1 else own if self.plan.lasting else None
+        return next(iter(makers.values())) if len(makers) == 1 else own if self.lasting else None
 
     def node(self, name: str) -> NodeRef:
         """The node that the plan calls so. Raises PlanError where there is none."""
-        node = self.find_node(name, self.plan.nodes.get(name, ""))
+        node = self.find_node(name, self.known.get(name, ""))
         if node is None:
             raise PlanError(
                 name or "a node without a name",
@@ -133,19 +136,23 @@ class _Anchors:
         if isinstance(site.site, Edge):
             node = self.find_node(site.site.node, anchor)
             return None if node is None else Edge(node.name, site.site.index, node.scope)
-        there = self.index.resolve(site.site.name, site.site.scope) == site.site
         if site.role in (Role.WEIGHT, Role.BIAS) and site.consumers:
             # Constants are known by who reads them: those of one value have one structural id.
             reader = self.find_node(site.consumers[0].node, anchor)
             position = int(k) if k.isdecimal() and len(k) < _DIGITS else site.consumers[0].index
             return None if reader is None else self.index.input(reader, position)
-        if there and site.anchor in ("", self.ids.get(site.site, "")):
-            return site.site
-        found = self.by_id.get(site.anchor, [])
-        return found[0] if len(found) == 1 else site.site if self.plan.lasting and there else None
+        return self.find_tensor(site.site, site.anchor)
+
+    def find_tensor(self, tensor: TensorId, anchor: str) -> TensorId | None:
+        """The tensor of this name if its anchor agrees (or is not known), else the only one with the anchor."""
+        there = self.index.resolve(tensor.name, tensor.scope) == tensor
+        if there and anchor in ("", self.ids.get(tensor, "")):
+            return tensor
+        found = self.by_id.get(anchor, [])
+        return found[0] if len(found) == 1 else tensor if self.lasting and there else None
 
 
-def _move_site(site: SitePlan, moved: Mapping[Site, Site], anchors: _Anchors) -> SitePlan:
+def _move_site(site: SitePlan, moved: Mapping[Site, Site], anchors: Anchors) -> SitePlan:
     """The site in this model's names. moved: of its sites; one that a bias derives from may have its name already."""
     derived = site.derived
     return replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from onnxq.plan import AttentionKind
 from onnxq.sites import Role
 from onnxq.targets.trt import RULES, TRT
 from tests.targets.graphs import judge, model
-from tests.targets.rtx import kernels, needs_rtx
+from tests.targets.rtx import Kernel, kernels, kernels_by_name, needs_rtx
 from tests.targets.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, C3, CASES, QKV, QKV_WEIGHTS
 
 CONFIG = load_config("trt-int8", {"activations.observer": "minmax", "attention": "float"})
@@ -43,9 +44,11 @@ def float_model(name: str) -> onnx.ModelProto:
     return proto
 
 
+@cache
 def quantized(name: str) -> onnxq.Result:
+    """One result for all tests of a case, which change nothing in it."""
     proto = float_model(name)
-    return onnxq.quantize(proto, samples(proto), CONFIG)
+    return onnxq.quantize(proto, samples(proto), CONFIG, latency=False)
 
 
 def attention(config: onnxq.Config = CONFIG) -> onnxq.Result:
@@ -108,12 +111,18 @@ def test_the_file_says_only_what_tensorrt_reads(name: str) -> None:
             assert held[node.input[0]].dims[axis] == scale.dims[0]
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Kernel]]:
+    return kernels_by_name({name: quantized(name).model for name in CASES}, tmp_path_factory.mktemp("rtx"))
+
+
 @needs_rtx
 @pytest.mark.trt
 @pytest.mark.parametrize("name", CASES)
-def test_tensorrt_makes_int8_kernels(name: str, tmp_path: Path) -> None:
+def test_tensorrt_makes_int8_kernels(name: str, built: dict[str, list[Kernel]], tmp_path: Path) -> None:
     case = CASES[name]
-    heavy = [kernel for kernel in kernels(quantized(name).model, tmp_path) if kernel.heavy]
+    made = built.get(name) or kernels(quantized(name).model, tmp_path)
+    heavy = [kernel for kernel in made if kernel.heavy]
     assert sum(kernel.int8 for kernel in heavy) == case.int8, heavy
     assert sum(not kernel.int8 for kernel in heavy) == case.floats, heavy
 
@@ -121,9 +130,11 @@ def test_tensorrt_makes_int8_kernels(name: str, tmp_path: Path) -> None:
 @needs_rtx
 @pytest.mark.trt
 @pytest.mark.parametrize("name", ["residual-identity", "residual-downsample", "residual-linear"])
-def test_a_residual_add_costs_no_kernel_and_reads_int8(name: str, tmp_path: Path) -> None:
+def test_a_residual_add_costs_no_kernel_and_reads_int8(
+    name: str, built: dict[str, list[Kernel]], tmp_path: Path
+) -> None:
     """The convolution's own epilogue adds: one kernel between two convolutions, as without a residual."""
-    made = kernels(quantized(name).model, tmp_path)
+    made = built.get(name) or kernels(quantized(name).model, tmp_path)
     adding = [kernel for kernel in made if any(node.startswith("add") for node in kernel.nodes)]
     sums = {node for kernel in adding for node in kernel.nodes if node.startswith("add")}
     assert len(adding) == len(sums)

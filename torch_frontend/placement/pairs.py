@@ -146,7 +146,7 @@ def _find_sums(graph: CallGraph, edge: Edge, weight: Weight, problem: PlacementP
 def _find_leaders(problem: PlacementProblem) -> list[str]:
     """Sites that the person named as leaders by `follow`. Raises ConfigError where an operator has no such input."""
     found = []
-    for unit in problem.ops.units:
+    for unit in problem.ops:
         policy = problem.config.torch.policy(read_call(unit.node).op.name)
         if policy is None or policy.policy != "follow" or not unit.data:
             continue

@@ -22,7 +22,7 @@ from torch_frontend.quantizers.dorefa import DoReFa
 from torch_frontend.quantizers.lsq import LSQ
 from torch_frontend.quantizers.lsq_plus import LSQPlus
 from torch_frontend.quantizers.pact import PACT
-from torch_frontend.quantizers.registry import available_quantizers, create_quantizer, register_quantizer
+from torch_frontend.quantizers.registry import create_quantizer, register_quantizer
 from torch_frontend.quantizers.uniform import Uniform
 from torch_frontend.quantizers.upkeep import PostStep, override_switches, penalty, quantizers_of
 
@@ -37,7 +37,6 @@ __all__ = [
     "Quantizer",
     "Rounding",
     "Uniform",
-    "available_quantizers",
     "create_quantizer",
     "override_switches",
     "penalty",

@@ -16,6 +16,7 @@ from onnxq.numerics import SumOrder, needs_bound, qparams_from_range, scale_floo
 from onnxq.sites import Role
 from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
+from torch_frontend.fake_quant.grid import explain_misfit
 from torch_frontend.quantizers import groups, limits
 from torch_frontend.quantizers.marker import mark_tensor
 from torch_frontend.quantizers.statistics import Statistics, range_statistics
@@ -259,7 +260,8 @@ class Quantizer(nn.Module):
             self.observe(x)
         if not (self.active and self.calibrated):
             return x
-        if (wrong := groups.explain_misfit(x.shape, self.spec, getattr(self, self.slots[0]).shape)) is not None:
+        shape, size = getattr(self, self.slots[0]).shape, groups.block_size_of(self.spec)
+        if (wrong := explain_misfit(x.shape, shape, self.axis, size)) is not None:
             raise PlanError(
                 self.site, wrong, "calibrate again with tensors of this shape, or change the granularity", code="Q407"
             )

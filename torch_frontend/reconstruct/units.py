@@ -11,8 +11,9 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as tree
 
 from onnxq.errors import ModelError
-from onnxq.sites import Role
-from torch_frontend.quantizers import Quantizer, quantizers_of
+from torch_frontend.quant_model import Follower
+from torch_frontend.quantizers import AdaRound, Quantizer, quantizers_of
+from torch_frontend.tracing.modules import find_module
 from torch_frontend.tracing.names import find_constants
 from torch_frontend.tracing.values import bind_inputs
 
@@ -33,14 +34,9 @@ class Unit:
     owned: list[Quantizer] = field(default_factory=list)
 
     @property
-    def quantizers(self) -> list[Quantizer]:
-        """All quantizers inside."""
-        return quantizers_of(self.module)
-
-    @property
-    def weights(self) -> list[Quantizer]:
-        """Quantizers of weights that are not disabled."""
-        return [found for found in self.quantizers if found.role is Role.WEIGHT and found.disabled_reason is None]
+    def weights(self) -> list[AdaRound]:
+        """Quantizers of weights that learn to round and are not disabled."""
+        return [q for q in quantizers_of(self.module) if isinstance(q, AdaRound) and q.disabled_reason is None]
 
 
 class _Caught(Exception):
@@ -159,9 +155,9 @@ def _extract_part(model: fx.GraphModule, region: set[fx.Node], exit_: fx.Node) -
 def _find_owned(model: fx.GraphModule, part: fx.GraphModule, region: set[fx.Node]) -> list[Quantizer]:
     """Quantizers inside whose readers are all inside, and that nothing outside calls or follows."""
     # A leader's qparams are also its followers'; learning them here would change other units.
-    # Leaders are shared with the sites that follow them.
-    shared = {id(leader) for found in quantizers_of(model) if (leader := getattr(found, "leader", None)) is not None}
+    shared = {id(found.leader) for found in quantizers_of(model) if isinstance(found, Follower)}
     for node in model.graph.nodes:
-        if node.op == "call_module" and not (node in region and all(user in region for user in node.users)):
-            shared.update(id(found) for found in quantizers_of(model.get_submodule(str(node.target))))
-    return [found for found in quantizers_of(part) if id(found) not in shared and not hasattr(found, "leader")]
+        module = find_module(model, node)
+        if module is not None and not (node in region and all(user in region for user in node.users)):
+            shared.update(id(found) for found in quantizers_of(module))
+    return [found for found in quantizers_of(part) if id(found) not in shared and not isinstance(found, Follower)]

@@ -12,54 +12,24 @@ from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, Rule, TensorConfig
-from onnxq.data import Dataset, load_data
+from onnxq.config import Config, TensorConfig
+from onnxq.data import load_data
 from onnxq.errors import PlanError
-from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.graph import GraphIndex
 from onnxq.passes.assembly.model import build_quantized
-from onnxq.passes.base import RunContext, Stage, State
-from onnxq.passes.journal import Outcome
-from onnxq.passes.judging import Evaluator
-from onnxq.passes.rounding import passes
-from onnxq.passes.rounding import samples as sampling
 from onnxq.passes.rounding.sequential import round_sequentially
-from onnxq.passes.runner import run_stage
 from onnxq.pipeline.prepared import load_state
-from onnxq.plan import Plan, from_json, to_json
-from onnxq.progress import Progress, silent
+from onnxq.plan import from_json, to_json
+from onnxq.progress import silent
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from tests.passes.context import make_context
+from tests.passes.rounding.kit import ALL, FOUR, calibrated
 from tests.pipeline.models import images, residual
-
-ALL = (Rule(op="*", set={"quantize": True}),)  # type: ignore[arg-type]
-FOUR = Config(
-    rules=ALL,
-    effort="balanced",
-    skip=("cross_layer_equalization", "smoothquant"),
-    weights=TensorConfig(granularity="channel", bits=4, narrow_range=True),
-)
 
 
 def error(model: onnx.ModelProto, wanted: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> float:
     got, ref = (Session(one, optimize=False).run(feeds) for one in (model, wanted))
     return float(sum(((got[name] - ref[name]) ** 2).sum() for name in ref))
-
-
-def calibrated(
-    proto: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config
-) -> tuple[State, Plan, list[dict[str, np.ndarray]]]:
-    prepared = load_state(proto)
-    data = load_data(feeds, GraphIndex(prepared.model).inputs)
-    plan = onnxq.make_plan(proto, feeds, config)
-    return prepared, calibrate(prepared.model, plan, data), list(data.samples())
-
-
-def round_in_a_run(state: State, plan: Plan, data: Dataset, effort: str = "balanced") -> tuple[State, RunContext]:
-    """The rounding passes by the runner, judged on the samples they see."""
-    ctx = make_context(data, effort=effort)
-    return run_stage(passes.ROUNDING, Stage.REFINE, ctx, replace(state, plan=plan)), ctx
 
 
 @pytest.fixture(scope="module")
@@ -114,86 +84,6 @@ def test_fast_skip_and_made_up_samples_leave_the_plan(done: onnxq.Result) -> Non
         found = onnxq.quantize(residual(), data, config, latency=False)
         assert all(site.values is None for site in found.plan.sites)
         assert not any(line.startswith("rounding: ") for line in found.report.accounts)
-
-
-def test_what_makes_it_worse_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared, plan, _ = calibrated(residual(), images(16), FOUR)
-    data = load_data(images(16), GraphIndex(prepared.model).inputs)
-
-    def harmful(proto: onnx.ModelProto, plan: Plan, samples: object, **given: object) -> object:
-        found = round_sequentially(proto, plan, samples, **given)  # type: ignore[arg-type]
-        sites = tuple(
-            replace(s, values=-s.values) if s.values is not None and s.role is Role.WEIGHT else s
-            for s in found.plan.sites
-        )
-        return replace(found, plan=replace(found.plan, sites=sites))
-
-    monkeypatch.setattr(passes, "round_sequentially", harmful)
-    after, ctx = round_in_a_run(prepared, plan, data)
-    assert after.plan is plan
-    assert [report.outcome for report in ctx.journal] == [Outcome.WORSE, Outcome.NO_GAIN]
-
-
-def test_parts_that_help_are_kept_when_the_whole_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared, plan, _ = calibrated(residual(), images(16), FOUR)
-    data = load_data(images(16), GraphIndex(prepared.model).inputs)
-
-    def harmful_gemm(proto: onnx.ModelProto, plan: Plan, samples: object, **given: object) -> object:
-        found = round_sequentially(proto, plan, samples, **given)  # type: ignore[arg-type]
-        sites = tuple(
-            replace(s, values=-s.values) if s.values is not None and str(s.site) == "w3" else s
-            for s in found.plan.sites
-        )
-        return replace(found, plan=replace(found.plan, sites=sites))
-
-    monkeypatch.setattr(passes, "round_sequentially", harmful_gemm)
-    after, ctx = round_in_a_run(prepared, plan, data)
-    rounded = {str(s.site) for s in after.planned.sites if s.values is not None and s.role is Role.WEIGHT}
-    assert rounded == {"w0", "w1", "w2"}
-    assert [report.outcome for report in ctx.journal] == [Outcome.WORSE, Outcome.KEPT]
-
-
-@pytest.mark.parametrize(
-    ("before", "effort", "sweeps"), [(45.0, "balanced", 1), (45.0, "high", 3), (35.0, "balanced", 3)]
-)
-def test_no_stretches_are_looked_for_where_no_answer_hangs_on_it(
-    monkeypatch: pytest.MonkeyPatch, before: float, effort: str, sweeps: int
-) -> None:
-    prepared, plan, _ = calibrated(residual(), images(16), FOUR)
-    data = load_data(images(16), GraphIndex(prepared.model).inputs)
-    counts: list[int] = []
-    monkeypatch.setattr(
-        passes, "round_sequentially", lambda *args, **given: counts.append(1) or round_sequentially(*args, **given)
-    )
-    monkeypatch.setattr(Evaluator, "score", lambda _, state, judged, **__: before if judged is plan else before - 1.0)
-    monkeypatch.setattr(Evaluator, "is_worse", lambda *_, **__: True)
-    after, ctx = round_in_a_run(prepared, plan, data, effort=effort)
-    assert after.plan is plan
-    assert len(counts) == sweeps
-    assert ctx.journal[0].outcome is Outcome.WORSE
-    assert ctx.journal[0].trial_db == (before, before - 1.0)
-
-
-def test_one_sample_that_says_worse_is_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All together lose by one sample what the others gain: the sweep stays; where most lose, it goes."""
-    prepared, plan, _ = calibrated(residual(), images(16), FOUR)
-    data = load_data(images(16), GraphIndex(prepared.model).inputs)
-    swept = round_sequentially(prepared.model, plan, data.samples(), progress=silent).plan
-    judge = Evaluator(data)
-    assert not judge.is_worse(prepared, swept, plan)
-    assert judge.is_worse(prepared, plan, swept)
-    assert not judge.is_worse(prepared, plan, plan)
-    real = Evaluator.measure_each
-
-    def one_lost(
-        self: Evaluator, state: State, judged: Plan, *, progress: Progress = silent
-    ) -> list[tuple[OutputAccuracy, ...]]:
-        found = real(self, state, judged, progress=progress)
-        lost = tuple(replace(one, sqnr_db=-10.0) for one in found[3])
-        return [*found[:3], lost, *found[4:]] if judged is swept else found
-
-    monkeypatch.setattr(Evaluator, "measure_each", one_lost)
-    assert not judge.is_worse(prepared, swept, plan)
 
 
 MATMULS = """g (float[N,6,32] x) => (float[N,6,16] y) {
@@ -301,32 +191,3 @@ def test_inside_a_branch() -> None:
     unreached = round_sequentially(prepared.model, plan, flags[1::2], progress=silent)
     assert len(unreached.skipped) == 2
     assert unreached.plan.sites == plan.sites
-
-
-def test_weights_of_few_bits_get_more_of_large_samples() -> None:
-    proto = residual()
-    data = load_data(images(40), GraphIndex(load_state(proto).model).inputs)
-    counts = {}
-    for bits in (8, 4):
-        wish = Config(rules=ALL, weights=TensorConfig(granularity="channel", bits=bits, narrow_range=True))
-        plan = onnxq.make_plan(proto, images(8), wish)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sampling, "_TOO_MANY", 16 * data[0]["x"].size)
-            patch.setattr(sampling, "_TOO_MANY_NARROW", 24 * data[0]["x"].size)
-            counts[bits] = len(sampling.take_enough(data, plan, "balanced", 0))
-    assert counts == {8: 16, 4: 24}
-
-
-def test_pictures_are_shown_in_other_ways_for_few_bits_only() -> None:
-    proto = residual()
-    samples = [{"x": np.random.default_rng(k).random((1, 3, 16, 16), np.float32)} for k in range(4)]
-    counts = {}
-    for bits in (8, 4):
-        wish = Config(rules=ALL, weights=TensorConfig(granularity="channel", bits=bits, narrow_range=True))
-        plan = onnxq.make_plan(proto, images(8), wish)
-        counts[bits] = [len(sampling.augment_samples(samples, plan, skip)) for skip in ((), ("augmented_samples",))]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sampling, "_MOST_AUGMENTED", 13 * samples[0]["x"].size)
-            counts[bits].append(len(sampling.augment_samples(samples, plan, ())))
-    assert counts == {8: [0, 0, 0], 4: [20, 0, 8]}
-    assert sampling.augment_samples([], plan, ()) == []

@@ -50,25 +50,23 @@ def test_the_matmul_stays_an_integer_matmul(name: str, flip: bool) -> None:
     if "dynamic" not in name or name.startswith("2"):
         assert "MatMulIntegerToFloat" not in ops(optimize_graph(model))  # why the rewrite is there
         assert ops(optimize_graph(model))["Gemm"] == 1
-    result, report = unfuse_matmul_bias(model, ["m/MatMul"])
+    result = unfuse_matmul_bias(model, ["m/MatMul"])
     assert ops(optimize_graph(result))["MatMulIntegerToFloat"] == 1
     assert "Gemm" not in ops(optimize_graph(result))
-    assert len(report.changed) == 1
-    assert not report.skipped
     assert_same(model, result, rtol=0)
 
 
 def test_the_forms() -> None:
-    deep, _ = unfuse_matmul_bias(quantized(SHAPES["4-D"]), ["m/MatMul"])
+    deep = unfuse_matmul_bias(quantized(SHAPES["4-D"]), ["m/MatMul"])
     assert constant(deep, "y/Add", 1).shape == (1, 1, 1, 48)
-    flat, _ = unfuse_matmul_bias(quantized(SHAPES["2-D"]), ["m/MatMul"])
+    flat = unfuse_matmul_bias(quantized(SHAPES["2-D"]), ["m/MatMul"])
     assert [(node.name, node.op_type) for node in flat.graph.node][-1] == ("y/Add", "Sub")
     np.testing.assert_array_equal(constant(flat, "y/Add", 1), -BIAS)
 
 
 def test_other_readers_of_the_bias_see_no_change() -> None:
     model = quantized(SHAPES["3-D"], "a = Add(m, b) y = Mul(a, b)")
-    result, _ = unfuse_matmul_bias(model, ["m/MatMul"])
+    result = unfuse_matmul_bias(model, ["m/MatMul"])
     assert constant(result, "y/Mul", 1).shape == (48,)
     assert_same(model, result, rtol=0)
 
@@ -76,25 +74,21 @@ def test_other_readers_of_the_bias_see_no_change() -> None:
 def test_two_matmuls_may_share_a_bias() -> None:
     tail = "k = MatMul(d, v) c = Add(k, b)"
     model = quantized(SHAPES["3-D"], "a = Add(m, b) y = Mul(a, c)", tail)
-    result, report = unfuse_matmul_bias(model, ["m/MatMul", "k/MatMul", "m/MatMul"])
-    assert len(report.changed) == 2
+    result = unfuse_matmul_bias(model, ["m/MatMul", "k/MatMul", "m/MatMul"])
     assert ops(optimize_graph(result))["MatMulIntegerToFloat"] == 2
     assert_same(model, result, rtol=0)
 
 
 def test_twice_changes_nothing_more() -> None:
     for shape in (SHAPES["3-D"], SHAPES["2-D"]):
-        once, _ = unfuse_matmul_bias(quantized(shape), ["m/MatMul"])
-        twice, report = unfuse_matmul_bias(once, ["m/MatMul"])
-        assert not report.changed
-        assert len(report.skipped) == 1
-        assert twice.SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
+        once = unfuse_matmul_bias(quantized(shape), ["m/MatMul"])
+        assert unfuse_matmul_bias(once, ["m/MatMul"]) is once
 
 
 def test_inside_a_branch() -> None:
     model = in_branch(quantized(SHAPES["3-D"]))
-    result, report = unfuse_matmul_bias(model, ["m/MatMul"])
-    assert len(report.changed) == 1
+    result = unfuse_matmul_bias(model, ["m/MatMul"])
+    assert result is not model
     assert_same(model, result, rtol=0)
 
 
@@ -108,12 +102,9 @@ def test_inside_a_branch() -> None:
     ],
     ids=["no bias", "another reader", "itself", "has the form"],
 )
-def test_nothing_to_do_is_said(add: str, other: dict[str, np.ndarray]) -> None:
+def test_nothing_to_do_changes_nothing(add: str, other: dict[str, np.ndarray]) -> None:
     model = quantized(SHAPES["3-D"], add, **other)
-    result, report = unfuse_matmul_bias(model, ["m/MatMul"])
-    assert not report.changed
-    assert [refusal.rule for refusal in report.skipped] == ["matmul_bias"]
-    assert result.SerializeToString() == model.SerializeToString()
+    assert unfuse_matmul_bias(model, ["m/MatMul"]) is model
 
 
 def test_an_unknown_node_is_an_error() -> None:
@@ -123,7 +114,7 @@ def test_an_unknown_node_is_an_error() -> None:
 
 def test_optimized_and_not_agree() -> None:
     """MatMulIntegerToFloat multiplies integers and scales once; only the last bits differ."""
-    model, _ = unfuse_matmul_bias(quantized(SHAPES["3-D"]), ["m/MatMul"])
+    model = unfuse_matmul_bias(quantized(SHAPES["3-D"]), ["m/MatMul"])
     feeds = {"x": RNG.standard_normal((2, 7, 64)).astype(F)}
     (off,), (on,) = infer(model, feeds), infer(model, feeds, optimize=True)
     np.testing.assert_allclose(on, off, rtol=0, atol=3e-7 * np.abs(off).max())

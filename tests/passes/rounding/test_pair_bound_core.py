@@ -17,7 +17,7 @@ from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.pair_bound_core import partner_columns, round_within_sums
 from onnxq.pipeline import quantize
 from onnxq.targets.ort import find_sum_order
-from tests.passes.test_sweep_ops import one_node
+from tests.passes.rounding.kit import one_node
 
 Array = np.ndarray[Any, Any]
 LIMITS = (-128, 127)

@@ -9,7 +9,6 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper, numpy_helper
 
 import onnxq
 from onnxq.config import Config, Rule, TensorConfig
@@ -18,18 +17,9 @@ from onnxq.passes.rounding.im2col import compute_gather_indices, gather_position
 from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.runtime import Session
 from onnxq.sites import Role
+from tests.passes.rounding.kit import one_node
 
 SKIP = ("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "promotion")
-
-
-def one_node(
-    op: str, w: np.ndarray, x: tuple[Any, ...], bias: np.ndarray | None = None, **attrs: Any
-) -> onnx.ModelProto:
-    held = [numpy_helper.from_array(w, "w")] + ([] if bias is None else [numpy_helper.from_array(bias, "b")])
-    node = helper.make_node(op, ["x", "w"] + ([] if bias is None else ["b"]), ["y"], name="op", **attrs)
-    info = helper.make_tensor_value_info
-    graph = helper.make_graph([node], "g", [info("x", 1, x)], [info("y", 1, [None] * len(x))], held)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
 def planned(proto: onnx.ModelProto, data: dict[str, np.ndarray], **raw: Any) -> onnxq.Result:

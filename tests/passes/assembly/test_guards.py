@@ -90,8 +90,8 @@ def test_what_ort_would_quantize_stays_float(name: str) -> None:
         assert alone["DequantizeLinear"] > ops(model)["DequantizeLinear"]
     else:
         assert alone[by_itself or wanted] == 1
-    guarded, report = guard_float(model, named(model, *FLOAT))
-    assert len(report.changed) == 1
+    guarded = guard_float(model, named(model, *FLOAT))
+    assert ops(guarded)["Clip"] == ops(model)["Clip"] + 1
     left = ops(optimize_graph(guarded))
     assert left[wanted] == 1
     assert not left[by_itself] or by_itself == "DequantizeLinear"
@@ -110,8 +110,8 @@ def test_ort_reaches_through_nodes_that_pass_integers_on(via: str) -> None:
     lines, constants, _, _ = NODES["conv"]
     model = between_pairs(lines, constants, VIA[via])
     assert ops(optimize_graph(model))["QLinearConv"] == 1
-    guarded, report = guard_float(model, named(model, "Conv"))
-    assert len(report.changed) == 1
+    guarded = guard_float(model, named(model, "Conv"))
+    assert ops(guarded)["Clip"] == ops(model)["Clip"] + 1
     assert ops(optimize_graph(guarded))["Conv"] == 1
     assert_same(model, guarded, rtol=0)
 
@@ -121,7 +121,7 @@ def test_every_opset(opset: int) -> None:
     lines, constants, _, _ = NODES["conv"]
     model = between_pairs(lines, constants)
     model.opset_import[0].version = opset
-    guarded, _ = guard_float(model, named(model, "Conv"))
+    guarded = guard_float(model, named(model, "Conv"))
     assert ops(optimize_graph(guarded))["Conv"] == 1
 
 
@@ -129,9 +129,8 @@ def test_one_guard_for_the_readers_of_one_tensor() -> None:
     lines, constants, _, _ = NODES["conv"]
     twice = lines.replace("v =", "c1 =") + " " + lines.replace("v =", "c2 =") + " v = Add(c1, c2)"
     model = between_pairs(twice, constants)
-    guarded, report = guard_float(model, named(model, "Conv"))
+    guarded = guard_float(model, named(model, "Conv"))
     assert ops(guarded)["Clip"] == 1
-    assert len(report.changed) == 2
     assert "QLinearConv" not in ops(optimize_graph(guarded))
     assert_same(model, guarded, rtol=0)
 
@@ -141,7 +140,7 @@ def test_only_the_named_reader_is_guarded() -> None:
     model = between_pairs(lines + " u = Neg(d)", constants)
     model.graph.output.add().CopyFrom(model.graph.output[0])
     model.graph.output[1].name = "u"
-    guarded, _ = guard_float(model, named(model, "Conv"))
+    guarded = guard_float(model, named(model, "Conv"))
     index = GraphIndex(guarded)
     assert index.node("u/Neg").inputs == ("d",)
     assert index.node("v/Conv").inputs[0] == "d/guard"
@@ -150,17 +149,12 @@ def test_only_the_named_reader_is_guarded() -> None:
 def test_what_needs_no_guard_gets_none() -> None:
     weight = NODES["conv"][1]
     attrs = "<kernel_shape = [3,3], pads = [1,1,1,1]>"
-    cases = {
-        "no pair in front": f"v = Conv {attrs} (x, w, b) o = QuantizeLinear(v, s, z) y = DequantizeLinear(o, s, z)",
-        "no pair behind": f"q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Conv {attrs} (d, w, b)",
-    }
-    for reason, lines in cases.items():
+    no_pair_in_front = f"v = Conv {attrs} (x, w, b) o = QuantizeLinear(v, s, z) y = DequantizeLinear(o, s, z)"
+    no_pair_behind = f"q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Conv {attrs} (d, w, b)"
+    for lines in (no_pair_in_front, no_pair_behind):
         text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {lines} }}"
         model = parse(text, s=np.asarray(F(0.04)), z=np.uint8(110), **weight)
-        result, report = guard_float(model, named(model, "Conv"))
-        assert not report.changed
-        assert reason in report.skipped[0].reason
-        assert result.SerializeToString() == model.SerializeToString()
+        assert guard_float(model, named(model, "Conv")) is model
         assert "QLinearConv" not in ops(optimize_graph(model))  # and rightly so
 
 
@@ -169,15 +163,14 @@ def test_quantized_weights_are_no_reason() -> None:
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {lines} o = QuantizeLinear(v, s, z)"
     text += " y = DequantizeLinear(o, s, z) }"
     held = {"w": np.ones((8, 8, 1, 1), np.int8), "sw": np.full(8, 0.1, F), "s": np.asarray(F(0.04)), "z": np.uint8(9)}
-    _, report = guard_float(parse(text, **held), ["v/Conv"])
-    assert not report.changed
+    model = parse(text, **held)
+    assert guard_float(model, ["v/Conv"]) is model
 
 
 def test_inside_a_branch() -> None:
     lines, constants, _, _ = NODES["conv"]
     model = in_branch(between_pairs(lines, constants))
-    guarded, report = guard_float(model, named(model, "Conv"))
-    assert len(report.changed) == 1
+    guarded = guard_float(model, named(model, "Conv"))
     before, after = ops(optimize_graph(model)), ops(optimize_graph(guarded))
     assert before["QLinearConv"] == 1
     assert after["Conv"] == 1

@@ -223,7 +223,11 @@ def configured(target: str) -> Config:
 
 
 @pytest.mark.parametrize("target", ["ort", "trt"])
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+# Each example runs the whole engine: three in ten of what the profile has.
+@settings(
+    max_examples=settings().max_examples * 3 // 10,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(proto=graphs())
 def test_any_graph_is_quantized_soundly(target: str, proto: onnx.ModelProto) -> None:
     config = configured(target)
