@@ -9,6 +9,7 @@ Stubs are external data to every other tool, and those here leave external data 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -80,11 +81,13 @@ def _key(stub: TensorProto) -> str:
 class LightModel:
     """A model with stubs for its large initializers, and their arrays. It is not changed once others have seen it.
 
-    facts: derived knowledge of this very model, by kind: its index and digests.
+    libraries: paths of shared libraries with its custom operators; models made from it have them too. facts: derived
+    knowledge of this very model, by kind: its index and digests.
     """
 
     proto: ModelProto
     weights: WeightStore
+    libraries: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -121,7 +124,9 @@ class LightModel:
 
     def replace(self, proto: ModelProto, store: WeightStore | None = None) -> LightModel:
         """The light model of a graph made from this one; itself for its own. store: has the arrays of new stubs too."""
-        return self if proto is self.proto else LightModel(proto, (store or self.weights).copy_for(proto))
+        if proto is self.proto:
+            return self
+        return LightModel(proto, (store or self.weights).copy_for(proto), self.libraries)
 
 
 ModelLike = ModelProto | LightModel
@@ -158,6 +163,18 @@ def store_of(model: ModelLike) -> WeightStore | None:
     return model.weights if isinstance(model, LightModel) else None
 
 
+def list_libraries(model: ModelLike) -> tuple[str, ...]:
+    """Paths of the libraries with a model's custom operators; () where nobody has named any."""
+    return model.libraries if isinstance(model, LightModel) else ()
+
+
+def add_libraries(model: ModelLike, libraries: tuple[str, ...]) -> ModelLike:
+    """The model with libraries of custom operators for its sessions, those of models made from it included."""
+    if not libraries:
+        return model
+    return LightModel(bare_proto(model), store_of(model) or WeightStore(), (*list_libraries(model), *libraries))
+
+
 def rebuild(model: M, proto: ModelProto, store: WeightStore | None = None) -> M:
     """`proto`, made from `model`, as a model of the same kind. store: has the arrays of new stubs too."""
     return model.replace(proto, store) if isinstance(model, LightModel) else proto  # type: ignore[return-value]
@@ -187,7 +204,7 @@ def strip_weights(model: ModelLike) -> LightModel:
         kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).newbyteorder("<")
         array = np.frombuffer(tensor.raw_data, kind).astype(kind.newbyteorder("="), copy=False)
         store.put(target, array.reshape(tensor.dims))
-    return LightModel(light, store)
+    return LightModel(light, store, list_libraries(model))
 
 
 def _can_be_stub(tensor: TensorProto) -> bool:
@@ -200,8 +217,7 @@ def attach_weights(model: ModelLike) -> ModelProto:
     proto = bare_proto(model)
     if not isinstance(model, LightModel) or not any(is_stub(tensor) for tensor in proto.graph.initializer):
         return proto
-    whole = ModelProto()
-    whole.CopyFrom(proto)
+    whole = deepcopy(proto)
     for tensor in whole.graph.initializer:
         if is_stub(tensor):
             array = model.weights.array(tensor)

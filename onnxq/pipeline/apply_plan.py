@@ -28,7 +28,6 @@ from onnxq.plan import Plan, from_json
 from onnxq.plan.limits import check_specs
 from onnxq.planner import Existing, fit_plan
 from onnxq.progress import Progress, silent
-from onnxq.runtime import use_libraries
 from onnxq.sites import Role
 
 # A plan has some 500 bytes for a site; one of a million sites is no plan.
@@ -46,6 +45,7 @@ def read_plan(plan: Plan | str | Path) -> Plan:
 
 def _with_own_numbers(plan: Plan, existing: Existing) -> Plan:
     """The plan with the model's own numbers at the pairs that it keeps. PlanError for one the model does not have."""
+    # By the pair's DequantizeLinear, whose name no pass changes; the plan may have been made from other weights.
     own = {site.dequantize: site for site in existing.sites}
     sites = []
     for site in plan.existing:
@@ -77,8 +77,7 @@ def apply(
     found = read_plan(plan)
     _check_prepare(found)
     wished = make_config(config, None, options)
-    with use_libraries(wished.runtime.libraries):
-        return _apply(model, found, data, wished, new_weights, options, progress)
+    return _apply(model, found, data, wished, new_weights, options, progress)
 
 
 def _apply(
@@ -92,7 +91,11 @@ def _apply(
 ) -> Result:
     ctx = RunContext(config=wished, timers=Timers(progress), progress=progress, memory_limit=options.memory_limit)
     with ctx.timers.run("prepare", "preparing the model"):
-        state = load_state(model, only=found.prepare, target=found.target, journal=ctx.journal, progress=progress)
+        libraries = wished.runtime.libraries
+        state = load_state(
+            model, only=found.prepare, target=found.target, libraries=libraries, journal=ctx.journal, progress=progress
+        )
+        # Before the plan is fitted: its anchors are structural ids of the equalized model.
         state = replay_scalings(state, found.scalings)
         index = GraphIndex(state.model)
         found = fit_plan(found, index, compute_fingerprint(state.model), new_weights=new_weights)
@@ -103,6 +106,7 @@ def _apply(
         ctx = replace(ctx, samples=samples)
     with ctx.timers.run("calibrate", "calibrating"):
         found, lines = renew_numbers(ctx, state, found)
+    # Nothing was calibrated on the made-up inputs, so a check on them is fair, if not telling.
     if samples is None and found.sites and all(site.role is Role.WEIGHT for site in found.sites):
         ctx = _make_samples(ctx, state)
     with ctx.timers.run("emit", "making the quantized model"):
@@ -117,6 +121,7 @@ def _make_samples(ctx: RunContext, state: State) -> RunContext:
         quiet = ctx.config.verify.model_copy(update={"latency": False})
         samples = read_data(state, None, ctx.config, progress=ctx.progress)
     except OnnxqError:
+        # Inputs that nothing can be made up for: the check is a courtesy, which `apply` can do without.
         return ctx
     return replace(ctx, samples=samples, config=ctx.config.model_copy(update={"verify": quiet}))
 

@@ -18,12 +18,11 @@ from onnxq.engines.diff.results import INPUTS, RESULTS, find_inputs_beside, load
 from onnxq.engines.diff.runs import ENGINES
 from onnxq.errors import ConfigError, OutputError
 from onnxq.files import prepare_folder, write_text
-from onnxq.graph import GraphIndex, load_model, name_nodes, save_model
+from onnxq.graph import GraphIndex, add_libraries, load_model, name_nodes, save_model
 from onnxq.nearest import suggest_names
 from onnxq.pipeline.quantize_model import Options, make_config
 from onnxq.progress import Progress, silent
 from onnxq.report import difference_json
-from onnxq.runtime import use_libraries
 
 ModelSource = str | Path | onnx.ModelProto
 REPORT = "diff.json"
@@ -82,13 +81,13 @@ def diff(
     )  # fmt: skip
     with nullcontext() if folder is None else prepare_folder(folder, _list_files(folder, force)):
         chosen = make_config(config, None, Options(samples=samples, seed=seed, ort_library=ort_library))
+        libraries = chosen.runtime.libraries
         with progress("reading the models"):
             loaded = [run for path in load for run in load_results(path)]
-            named, other = name_nodes(load_model(model).proto), load_model(quantized).proto
+            named, other = (name_nodes(add_libraries(load_model(one).proto, libraries)) for one in (model, quantized))
         data = find_inputs_beside(load[0]) if data is None and load else data
-        with use_libraries(chosen.runtime.libraries):
-            dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
-            result = compare_models(named, other, dataset, request, loaded=loaded, progress=progress)
+        dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
+        result = compare_models(named, other, dataset, request, loaded=loaded, progress=progress)
         found = replace(result.difference, float_model=_path(model), quantized_model=_path(quantized))
         return found if folder is None else _save(found, result, folder, progress)
 
@@ -127,13 +126,14 @@ def _save(found: Difference, result: DiffResult, folder: Path, progress: Progres
     with progress("writing the results"):
         files = [*result.recorder.write(folder, overwrite=True)]
         bisections = []
+        # An earlier run may have found more places than this one.
         for name in _PIECES:
             (folder / name).unlink(missing_ok=True)
         for piece in result.pieces:
             stem = f"bisect-{piece.bisection.run}"
             path = folder / f"{stem}.onnx"
             save_model(piece.proto, path, overwrite=True)
-            save_feeds(folder / f"{stem}.inputs.json", [piece.feeds], overwrite=True)
+            save_feeds(folder / f"{stem}.inputs.json", piece.feeds)
             files += [str(path), str(folder / f"{stem}.inputs.json")]
             bisections.append(replace(piece.bisection, path=str(path)))
     files.append(str(folder / REPORT))
@@ -141,6 +141,7 @@ def _save(found: Difference, result: DiffResult, folder: Path, progress: Progres
     notes = found.notes
     if count < found.samples:
         notes = (*notes, f"the outputs of the first {count} of {found.samples} samples were saved")
+    # Last, with the list of all other files in it.
     found = replace(found, saved=tuple(files), bisections=tuple(bisections) or found.bisections, notes=notes)
     write_text(folder / REPORT, difference_json(found), overwrite=True)
     return found

@@ -22,11 +22,12 @@ from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, draft_placem
 from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
-from onnxq.runtime import use_libraries
 from onnxq.sites import Caution, Refusal
 
+# Tensors that an error names; a cache of another model lacks hundreds.
 _SHOWN = 4
 _REASON = "reads or writes a tensor that the calibration cache has no scale for"
+# Passes that make tensors which neither the model nor TensorRT, fusing it, has.
 _MAKES_TENSORS = frozenset({"scalars"})
 
 
@@ -44,8 +45,7 @@ def import_calibration(
     """Plan the model and give its activation sites the cache's scales; see `onnxq.import_calibration`."""
     scales = cache if isinstance(cache, Cache) else read_cache(cache)
     wished = _demand_symmetric(config, target, options)
-    with use_libraries(wished.runtime.libraries):
-        return _import(scales, model, data, wished, allow_missing, options, progress)
+    return _import(scales, model, data, wished, allow_missing, options, progress)
 
 
 def _import(
@@ -58,12 +58,15 @@ def _import(
     progress: Progress,
 ) -> Imported:
     name = Path(model).name if isinstance(model, (str, Path)) else "model"
-    state = load_state(model, skip=wished.skip, target=wished.target, progress=progress)
+    libraries = wished.runtime.libraries
+    state = load_state(model, skip=wished.skip, target=wished.target, libraries=libraries, progress=progress)
     trial = _attempt(scales, state, read_data(state, data, wished, progress=progress), wished, name, progress)
     notes: tuple[Caution, ...] = ()
+    # The calibrator saw the tensors of the file; without the pass that makes others it may have scales for more.
     made = sorted(frozenset(trial.state.rewrites) & _MAKES_TENSORS)
     if made and _lacks_own_tensor(trial):
-        state = load_state(model, skip=(*wished.skip, *made), target=wished.target, progress=progress)
+        skip = (*wished.skip, *made)
+        state = load_state(model, skip=skip, target=wished.target, libraries=libraries, progress=progress)
         other = _attempt(scales, state, trial.samples, wished, name, progress)
         if len(other.found.missing) < len(trial.found.missing):
             trial = other
@@ -83,6 +86,7 @@ def _import(
         memory_limit=options.memory_limit,
         progress=progress,
     )
+    # Of the samples only if some of the numbers come from them.
     origin = f"TensorRT calibration cache {Path(scales.source).name} ({scales.header})"
     calibrated = data is not None and absent
     return Imported(
@@ -169,6 +173,7 @@ def _leave_missing_float(
     Leaving nodes float can move pairs to other tensors, so it is repeated; every round takes nodes out.
     """
     index = GraphIndex(trial.state.model)
+    # Node -> the tensor that it lacks, over all rounds.
     left: dict[str, str] = {}
     absent: dict[str, MissingSite] = {}
     while trial.found.missing:
@@ -184,6 +189,7 @@ def _leave_missing_float(
         left |= {node: tensor for node, tensor in readers.items() if node not in left}
         trial = _attempt(cache, trial.state, trial.samples, _add_float_rule(config, left), name, progress)
     refusals = tuple(Refusal(node, _REASON, "calibrate it with samples", "no-scale", "R106") for node in left)
+    # The rule that leaves them float is ours, and gives another reason than the cache.
     others = tuple(refusal for refusal in trial.plan.refusals if refusal.subject not in left)
     floats = tuple(one for one in trial.plan.left_float if one.subject not in left)
     plan = replace(trial.plan, refusals=(*others, *refusals), left_float=floats)

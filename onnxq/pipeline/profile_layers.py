@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -15,7 +16,8 @@ from onnxq.emit import PLAN_KEY
 from onnxq.errors import ConfigError, PlanError
 from onnxq.evaluation.profile import KINDS, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
-from onnxq.graph import GraphIndex, ModelLike, compute_fingerprint, name_nodes
+from onnxq.graph import GraphIndex, ModelLike, add_libraries, compute_fingerprint, name_nodes
+from onnxq.graph.light import list_libraries
 from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.replay import replay_scalings
@@ -27,7 +29,6 @@ from onnxq.pipeline.stale_numbers import renew_numbers
 from onnxq.plan import Plan, from_json
 from onnxq.planner import fit_plan
 from onnxq.progress import Progress, silent
-from onnxq.runtime import use_libraries
 
 ModelSource = str | Path | onnx.ModelProto
 # A cost is a matter of decibels, which few samples settle.
@@ -64,10 +65,7 @@ def profile_model(
     check_number("samples", samples, low=1, whole=True)
     count = _SAMPLES if samples is None else samples
     settings = make_config(config, target, Options(seed=seed, latency=False, threads=threads, ort_library=ort_library))
-    with use_libraries(settings.runtime.libraries):
-        return _profile(
-            model, quantized, data, settings, plan=plan, count=count, by=by, threads=threads, progress=progress
-        )
+    return _profile(model, quantized, data, settings, plan=plan, count=count, by=by, threads=threads, progress=progress)
 
 
 def _profile(
@@ -88,13 +86,15 @@ def _profile(
     else:
         what = str(plan if quantized is None else quantized)
     with progress("reading the models"):
-        state, proto = _load_both(model, quantized, plan, progress)
+        load = partial(load_state, model, libraries=settings.runtime.libraries, progress=progress)
+        state, proto = _load_both(load, quantized, plan)
     given = load_data(data, state.before.inputs, settings.data, state.named, progress=progress)
     dataset = given.take(count, settings.data.seed)
     found = measure_sensitivity(state.model, proto, dataset, kinds=by, threads=threads, progress=progress)
     return replace(
         found,
         source=str(model) if isinstance(model, (str, Path)) else "",
+        # A model given as an object would print its whole text.
         quantized=what if len(what) < 500 else "",
         data=dataset.describe(),
         synthetic=dataset.synthetic,
@@ -102,24 +102,24 @@ def _profile(
 
 
 def _load_both(
-    model: ModelSource, quantized: ModelSource | None, plan: Plan | str | Path | None, progress: Progress
+    load: Callable[..., State], quantized: ModelSource | None, plan: Plan | str | Path | None
 ) -> tuple[State, ModelLike]:
-    """The float model as the quantized one was made from it, and the quantized one."""
+    """The float model as the quantized one was made from it, and the quantized one. load: `load_state` of the first."""
     if quantized is None:
         given = read_plan(plan) if plan is not None else None
         if given is None or not given.calibrated:
             raise PlanError("plan", "it has no numbers yet", "use one that `onnxq quantize` wrote", code="Q405")
-        state = replay_scalings(
-            load_state(model, only=given.prepare, target=given.target, progress=progress), given.scalings
-        )
+        state = replay_scalings(load(only=given.prepare, target=given.target), given.scalings)
         rebased = fit_plan(given, GraphIndex(state.model), compute_fingerprint(state.model))
+        # Without samples: activations that lack numbers are an error, weights get theirs from the model.
         renewed, _ = renew_numbers(RunContext(), state, rebased)
         return state, build_quantized(state, renewed)
     proto = name_nodes(read_model(quantized).proto)
     held = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
     if not held:
         # Another tool's: what it did to the model first is not known, so nodes are compared as they are in the file.
-        return load_state(model, only=(), progress=progress), proto
-    noted = from_json(held, source=PLAN_KEY)
-    state = load_state(model, only=noted.prepare, target=noted.target, progress=progress)
-    return replay_scalings(state, noted.scalings), proto
+        state = load(only=())
+    else:
+        noted = from_json(held, source=PLAN_KEY)
+        state = replay_scalings(load(only=noted.prepare, target=noted.target), noted.scalings)
+    return state, add_libraries(proto, list_libraries(state.named))

@@ -15,10 +15,9 @@ from onnxq.engines.prove.proof import Proof
 from onnxq.engines.prove.prove import TIMEOUT, ProveRequest, open_output_folder
 from onnxq.engines.prove.prove import prove_model as _prove
 from onnxq.errors import ConfigError
-from onnxq.graph import GraphIndex, name_nodes
+from onnxq.graph import GraphIndex, add_libraries, name_nodes
 from onnxq.pipeline.quantize_model import Options, make_config
 from onnxq.progress import Progress, silent
-from onnxq.runtime import use_libraries
 
 # Decibels and shares settle within few samples.
 _SAMPLES = 8
@@ -73,12 +72,12 @@ def prove(
             "ort_library", "is for ONNX Runtime, and another engine was asked for", "leave it out", code="Q317"
         )
     folder = None if save is None else Path(save)
-    with open_output_folder(folder, engine, force=force), use_libraries(chosen.runtime.libraries):
+    with open_output_folder(folder, engine, force=force):
         dataset = None if data is None else _load_samples(model, data, chosen, samples, progress)
         request = ProveRequest(
             engine=engine, capability=compute_capability, require_int8=tuple(require_int8), require_exact=require_exact,
             dataset=dataset, threads=threads, shapes=dict(shapes or {}), compare=compare, save=folder, force=force,
-            reduce=reduce, timeout=timeout, progress=progress,
+            reduce=reduce, timeout=timeout, libraries=chosen.runtime.libraries, progress=progress,
         )  # fmt: skip
         return _prove(model, request)
 
@@ -92,6 +91,6 @@ def _load_samples(
 ) -> Dataset:
     """The samples that saturation is measured on."""
     with progress("reading the model"):
-        named = name_nodes(read_model(model).proto)
+        named = name_nodes(add_libraries(read_model(model).proto, config.runtime.libraries))
     dataset = load_data(data, GraphIndex(named).inputs, config.data, named, progress=progress)
     return dataset.take(_SAMPLES if samples is None else samples, config.data.seed)

@@ -40,12 +40,14 @@ from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.synthetic import SYNTHETIC
-from onnxq.runtime import detect_cpu, observe_shapes, use_libraries
-from onnxq.sites import Caution, Role
+from onnxq.runtime import check_libraries, detect_cpu, observe_shapes
+from onnxq.sites import Caution, Role, is_within
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
 _SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
+# Samples on which the rewrites are proved to have changed nothing; a wrong one shows on the first.
 _EQUALITY_SAMPLES = 2
+# Samples that a measured placement is calibrated with, which is for its speed.
 _TIMING_SAMPLES = 8
 
 
@@ -122,9 +124,8 @@ def make_config(config: Config | str | Path | None, target: str | None, options:
     paths |= {name: f"verify.{name}" for name in ("holdout", "threads", "latency")}
     paths |= {name: name for name in ("placement", "cpu", "effort", "weight_bits_budget")}
     wished = set_options(given, {path: getattr(options, name) for name, path in paths.items()})
-    if options.libraries:
-        libraries = (*given.runtime.libraries, *options.libraries)
-        wished = wished.model_copy(update={"runtime": given.runtime.model_copy(update={"libraries": libraries})})
+    libraries = check_libraries((*given.runtime.libraries, *options.libraries))
+    wished = wished.model_copy(update={"runtime": given.runtime.model_copy(update={"libraries": libraries})})
     check_skip(wished)
     check_budget(wished)
     return check_limits(wished)
@@ -144,6 +145,7 @@ def draft_placement(
     enough = _BRANCH_SAMPLES if len(index.scopes) > 1 else _SHAPE_SAMPLES
     with progress("observing shapes", min(enough, len(samples.calibration))) as task:
         shapes = observe_shapes(state.model, count_items(islice(samples.calibration.samples(), enough), task))
+    # A body that no sample entered gave no tensors, and calibration would find none either.
     reached = {""} | {tensor.scope for tensor in shapes}
     return state_placement(
         state.model,
@@ -163,10 +165,10 @@ def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, str]:
     working = {node.scope for node in index.nodes if node.op_type in ("Conv", "Gemm", "MatMul")}
     closed = {}
     for scope in index.scopes:
-        if scope in reached or not any(one == scope or one.startswith(scope + "/") for one in working):
+        if scope in reached or not any(is_within(inner, scope) for inner in working):
             continue
-        holder = index.parent(scope)
-        op = holder.op_type if holder is not None else ""
+        parent = index.parent(scope)
+        op = parent.op_type if parent is not None else ""
         closed[scope] = (
             "calibration never ran this branch, so its ranges are unknown"
             if op == "If"
@@ -192,8 +194,7 @@ def quantize(
     Raises an OnnxqError subclass for everything the caller can mend.
     """
     wished, request = make_config(config, target, options), options.request()
-    with use_libraries(wished.runtime.libraries):
-        return _quantize(model, data, wished, request, options, progress)
+    return _quantize(model, data, wished, request, options, progress)
 
 
 def _quantize(
@@ -206,7 +207,10 @@ def _quantize(
 ) -> Result:
     ctx, name = _make_context(config, request, options, progress), _read_name(model)
     with ctx.timers.run("prepare", "preparing the model"):
-        state = load_state(model, skip=config.skip, target=config.target, journal=ctx.journal, progress=progress)
+        libraries = config.runtime.libraries
+        state = load_state(
+            model, skip=config.skip, target=config.target, libraries=libraries, journal=ctx.journal, progress=progress
+        )
         obstacle = find_obstacle(state, config, measuring=data is not None or request.asked)
         if obstacle is None:
             samples = _read_samples(state, data, ctx)
@@ -219,6 +223,7 @@ def _quantize(
     if obstacle is not None:
         return quantize_unrun(ctx, state, source=model, name=name, obstacle=obstacle)
     ctx.budget.prepared()
+    # Channels are scaled before there is a plan, since they change which tensors need what.
     state = run_stage(PASSES, Stage.EQUALIZE, ctx, state)
     with ctx.timers.run("plan", "planning"):
         state = _place(ctx, state, name)
@@ -267,6 +272,7 @@ def _demand_float(state: State, name: str) -> None:
     already, plan = count_existing(state), state.planned
     if plan.sites or not already:
         return
+    # Refusals say why the rest of it stays float; one example is enough.
     reasons = [f"{one.subject}: {one.reason}" for one in plan.refusals]
     floats = f"; what is float stays so, e.g. {reasons[0]}" if reasons else ""
     fix = "use it as it is, or quantize the float model it was made from"
@@ -302,11 +308,13 @@ def _place(ctx: RunContext, state: State, name: str) -> State:
     With `attention: auto` the plan quantizes attention and `plain` does not.
     """
     config, samples = ctx.config, ctx.data
+    # Of the equalized model, whose tensors are not those of the plan that equalization asked for.
     problem = draft_placement(state, samples, config, name, progress=ctx.progress)
     plain: Plan | None = None
     if config.placement != "measured" or config.mode != "static":
         without = problem.default()
         plan = problem.default(attention=True) if config.attention != "float" else without
+        # Where the rules for attention find none, both are the same plan and there is nothing to try.
         if config.attention == "auto" and {s.site for s in plan.sites} != {s.site for s in without.sites}:
             plain = without
     else:
@@ -331,21 +339,21 @@ def make_plan(
     progress: Progress = silent,
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
-    wished = make_config(config, target, options)
-    with use_libraries(wished.runtime.libraries):
-        return _make_plan(model, data, wished, progress)
+    return _make_plan(model, data, make_config(config, target, options), progress)
 
 
 def _make_plan(model: str | Path | onnx.ModelProto, data: object, config: Config, progress: Progress) -> Plan:
-    state = load_state(model, skip=config.skip, target=config.target, progress=progress)
+    libraries = config.runtime.libraries
+    state = load_state(model, skip=config.skip, target=config.target, libraries=libraries, progress=progress)
     if (obstacle := find_obstacle(state, config, measuring=data is not None)) is not None:
         return plan_unrun(state, config, _read_name(model), obstacle)
     samples = read_data(state, data, config, progress=progress)
     with progress("planning"):
         state = _place(RunContext(config=config, samples=samples, progress=progress), state, _read_name(model))
+    # Whether attention may be quantized is for samples to say, once there are scales.
     plan = state.planned if state.plain is None else state.plain
-    told = (_warn_left_out(config.effort),) if config.effort != "fast" else ()
-    warnings = (*plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *told)
+    left_out = (_warn_left_out(config.effort),) if config.effort != "fast" else ()
+    warnings = (*plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *left_out)
     return replace(plan, data=samples.description, warnings=warnings)
 
 

@@ -3,12 +3,12 @@
 from onnxq.runtime.cpu import CPU_KINDS, detect_cpu
 from onnxq.runtime.faults import NodeError, UnknownOperatorError
 from onnxq.runtime.graphs import optimize_graph
-from onnxq.runtime.libraries import list_open_libraries, use_libraries
+from onnxq.runtime.libraries import check_libraries
 from onnxq.runtime.memory import trim_memory
 from onnxq.runtime.session import Feeds, Session
 from onnxq.runtime.shapes import ShapeProbe, Shapes, observe_shapes
 from onnxq.runtime.tap import Tapped, tap_tensors
-from onnxq.runtime.timing import Latency, measure_nodes, time_models
+from onnxq.runtime.timing import Latency, time_models
 
 __all__ = [
     "CPU_KINDS",
@@ -20,13 +20,11 @@ __all__ = [
     "Shapes",
     "Tapped",
     "UnknownOperatorError",
+    "check_libraries",
     "detect_cpu",
-    "list_open_libraries",
-    "measure_nodes",
     "observe_shapes",
     "optimize_graph",
     "tap_tensors",
     "time_models",
     "trim_memory",
-    "use_libraries",
 ]

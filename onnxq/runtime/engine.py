@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from onnxq.errors import ConfigError, MissingDependencyError
-from onnxq.nearest import suggest_names
+from onnxq.errors import MissingDependencyError
 
-CPU = "CPUExecutionProvider"
 # Only FATAL reaches stderr: lesser errors ORT also raises, and we translate those.
 _QUIET = 4
 
@@ -42,19 +39,6 @@ def list_faults() -> tuple[type[Exception], ...]:
     return (*own, ValueError, RuntimeError, TypeError, MemoryError)
 
 
-def check_providers(providers: Sequence[str] | None) -> list[str]:
-    """The providers asked for, or the CPU. Raises ConfigError where ORT would print a line and take the CPU."""
-    if providers is None:
-        return [CPU]
-    known = import_onnxruntime().get_available_providers()
-    for name in providers:
-        if name not in known:
-            raise ConfigError(
-                f"provider {name!r}", "this onnxruntime does not have it", suggest_names(name, known), code="Q312"
-            )
-    return list(providers)
-
-
 def make_session_options(
     *,
     optimize: bool,
@@ -63,7 +47,6 @@ def make_session_options(
     arena: bool = True,
     shapes_first: bool = False,
     save: Path | None = None,
-    profile: Path | None = None,
 ) -> Any:
     """Quiet options. Spinning is off: idle threads of one session must not slow down the next one measured."""
     ort = import_onnxruntime()
@@ -84,7 +67,4 @@ def make_session_options(
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     if save is not None:
         options.optimized_model_filepath = str(save)
-    if profile is not None:
-        options.enable_profiling = True
-        options.profile_file_prefix = str(profile)
     return options

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from statistics import median
 
 import numpy as np
 
-from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike
 from onnxq.runtime.session import Feeds, Session
 
@@ -89,12 +87,14 @@ def _is_finished(times: Mapping[str, list[float]], done: int, rounds: int | None
 
 def _estimate_spread(times: list[float]) -> float:
     """Standard error of the median relative to it, from the interquartile range."""
+    # Of a normal distribution: 1.35 deviations lie between the quartiles, and 1.25 / sqrt(n) is the median's error.
     low, middle, high = np.percentile(times, (25, 50, 75))
     return float(1.25 * (high - low) / 1.35 / np.sqrt(len(times)) / middle)
 
 
 def _warm_up_session(session: Session, feeds: Feeds) -> int:
     """Run until caches are warm; returns how many runs make one measurement."""
+    # The fastest: the first run also allocates and fills caches.
     fastest = min(_time_runs(session, feeds, 1) for _ in range(_WARM_UP_RUNS))
     return int(np.clip(np.ceil(_BLOCK_SECONDS / max(fastest, 1e-7)), 1, _MOST_RUNS))
 
@@ -104,22 +104,3 @@ def _time_runs(session: Session, feeds: Feeds, runs: int) -> float:
     for _ in range(runs):
         session.run(feeds)
     return (time.perf_counter() - start) / runs
-
-
-def measure_nodes(model: ModelLike | str | Path, feeds: Feeds, *, threads: int = 1, runs: int = 20) -> dict[str, float]:
-    """Median microseconds of every node of ORT's optimized graph, by the node's name (see `optimize_graph`).
-
-    Nodes that ORT made have names it chose; a node that runs several times in one run (a Loop subgraph) counts each.
-    """
-    with ScratchFolder() as folder:
-        session = Session(model, threads=threads, profile=folder / "profile")
-        for _ in range(_WARM_UP_RUNS + runs):
-            session.run(feeds)
-        events = json.loads(session.end_profiling().read_text(encoding="utf-8"))
-    found: dict[str, list[float]] = {}
-    for event in events:
-        name = str(event.get("name", ""))
-        if event.get("cat") == "Node" and name.endswith("_kernel_time"):
-            found.setdefault(name.removesuffix("_kernel_time"), []).append(float(event["dur"]))
-    warm = _WARM_UP_RUNS / (_WARM_UP_RUNS + runs)
-    return {name: median(times[int(len(times) * warm) :]) for name, times in found.items()}

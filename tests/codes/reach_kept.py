@@ -13,7 +13,7 @@ from onnxq.config import load_config
 from onnxq.plan import from_json, to_json
 from tests.codes.kit import FORCE, model, reach
 from tests.custom_ops.models import network as swell
-from tests.pipeline import test_unchecked
+from tests.pipeline import test_unchecked_outputs as unchecked
 from tests.pipeline.models import images, residual
 from tests.pipeline.requantized import by_onnxruntime
 from tests.pipeline.test_requantize import EVERYTHING, leaving, quantized
@@ -83,8 +83,8 @@ def pairs_of_another_engine(folder: Path):
 
 @reach("W120")
 def words(_: Path):
-    proto = test_unchecked.network("words", test_unchecked._WORDS)
-    found = onnxq.quantize(proto, {"x": test_unchecked._X}, test_unchecked._CONFIG, **test_unchecked._FAST)
+    proto = unchecked.network("words", unchecked._WORDS)
+    found = onnxq.quantize(proto, {"x": unchecked._X}, unchecked._CONFIG, **unchecked._FAST)
     return found.report.warnings
 
 

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -31,15 +32,19 @@ SOURCES = [
 ]
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def strings(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
 
 
 def docstrings(path: Path) -> set[int]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    bodies = [node.body for node in ast.walk(tree) if hasattr(node, "body") and isinstance(node.body, list)]
+    bodies = [node.body for node in nodes(path) if hasattr(node, "body") and isinstance(node.body, list)]
     firsts = [body[0].value for body in bodies if body and isinstance(body[0], ast.Expr)]
     return {first.lineno for first in firsts if isinstance(first, ast.Constant)}
 
@@ -47,8 +52,9 @@ def docstrings(path: Path) -> set[int]:
 def named_parameters() -> Iterator[tuple[str, str]]:
     """Every parameter that a message names, with where."""
     for path in SOURCES:
+        documented = docstrings(path)
         for line, text in strings(path):
-            if "\n" in text or line in docstrings(path):
+            if "\n" in text or line in documented:
                 continue
             for name in re.findall(r"`(\w+)=", text):
                 yield f"{path.relative_to(ROOT).as_posix()}:{line}", name

@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import numpy_helper
 
 import onnxq
@@ -18,7 +20,10 @@ from onnxq.config import Rule, TensorConfig
 from onnxq.errors import ConfigError, PlanError
 from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.profile import KINDS
+from onnxq.evaluation.sensitivity import group_by_node, list_groups, split_segments
+from onnxq.evaluation.toggled import Switch
 from onnxq.runtime import Session
+from onnxq.sites import Role
 from tests.engines.diff.models import chain, pairs
 from tests.engines.diff.models import samples as rows
 from tests.pipeline.models import EVERYTHING, images, residual
@@ -159,3 +164,51 @@ def test_every_grouping_is_offered() -> None:
     from onnxq.cli.profile import _KINDS
 
     assert _KINDS == KINDS
+
+
+def switch(site: str, *readers: str, weight: bool = False) -> Switch:
+    return Switch(site, Role.WEIGHT if weight else Role.ACTIVATION, readers, ("Conv",), f"feed/{site}")
+
+
+def row(count: int) -> list[Switch]:
+    """A chain of nodes n0, n1 …: each reads an activation and a weight, the last one an activation alone."""
+    return [
+        one
+        for k in range(count)
+        for one in (switch(f"t{k}", f"n{k}"), *([switch(f"w{k}", f"n{k}", weight=True)] if k < count - 1 else []))
+    ]
+
+
+@given(st.integers(1, 40), st.sampled_from([2, 4, 8]))
+@settings(max_examples=25)
+def test_segments_cover_the_network_once_with_two_weights_at_least(count: int, parts: int) -> None:
+    nodes = group_by_node(row(count))
+    found = split_segments(nodes, parts)
+    weights = count - 1
+    assert bool(found) is (weights > parts)
+    if not found:
+        return
+    assert len(found) <= parts
+    members = [one for segment in found for one in segment.switches]
+    assert members == [one for held in nodes.values() for one in held]
+    sizes = [sum(one.role is Role.WEIGHT for one in segment.switches) for segment in found]
+    assert min(sizes[:-1]) == max(sizes[:-1]) >= 2
+    assert sizes[-1] <= sizes[0]
+    assert found[0].name == f"n0 … n{sizes[0] - 1}"
+
+
+def test_groups_that_hold_the_same_switches_are_measured_once() -> None:
+    shared = switch("t", "a", "b")
+    switches = [shared, switch("w", "a", weight=True), switch("s", "c")]
+    found = {(one.kind, one.name): {s.site for s in one.switches} for one in list_groups(switches)}
+    assert found == {
+        ("node", "a"): {"t", "w"}, ("node", "b"): {"t"}, ("node", "c"): {"s"}, ("site", "w"): {"w"},
+    }  # fmt: skip
+    assert {one.name for one in list_groups(switches, ["site"])} == {"t", "w", "s"}
+    assert list_groups((), KINDS) == ()
+
+
+def test_activations_alone_are_cut_into_segments_by_nodes() -> None:
+    nodes = group_by_node([switch(f"t{k}", f"n{k}") for k in range(6)])
+    assert [one.name for one in split_segments(nodes, 2)] == ["n0 … n2", "n3 … n5"]
+    assert split_segments(nodes, 6) == []

@@ -20,7 +20,6 @@ from onnxq.engines.diff.results import load_results
 from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.proof import Build, Kernel, NodeProof, Proof, SiteProof, SiteState
 from onnxq.engines.prove.trt_kernels import read_layers_message
-from onnxq.interop import write_cache
 from onnxq.interop.trt_cache import ORIGIN
 from onnxq.kernels import cache as kernel_cache
 from onnxq.report import proof_json
@@ -31,6 +30,7 @@ from tests.fuzz.judge import check_file, check_plan, open_session
 from tests.fuzz.mutate import mutate_bytes, mutate_text, mutate_tree
 from tests.fuzz.nets import copied, feeds, net
 from tests.interop.marked import Net
+from tests.interop.models import write_cache
 
 _LAYERS = """Layers:
 Name: node_0 + node_2, LayerType: CaskConvolution, Inputs: [ { Name: x, Dimensions: [1,3,8,8], Datatype: Int8 }], \

@@ -17,13 +17,13 @@ import onnxq
 from onnxq.cli import cli
 from onnxq.config import Config, Rule, RuleSet, TensorConfig, load_config
 from onnxq.errors import CalibrationError, ConfigError, OutputError, PlanError
-from onnxq.interop import ORIGIN, Imported, UnmatchedKind, collect_scales, read_cache, write_cache
+from onnxq.interop import ORIGIN, Imported, UnmatchedKind, read_cache
 from onnxq.interop.trt_cache import parse_cache
 from onnxq.pipeline.import_cache import import_calibration
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from tests.interop.models import OWN, cache, network, ranges, samples
+from tests.interop.models import OWN, cache, collect_scales, network, ranges, samples, write_cache
 
 FOLDED = "c1"  # its BatchNormalization is folded into the convolution, which then writes n1
 

@@ -84,7 +84,7 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     choice = choose_ops(problem, attention=config.attention == "quantized", sized=sized)
     placement = Placer(problem).place(choice.chosen)
     kernels = (problem.engine.without_kernel(node.name, node.op_type) for node in graph.nodes)
-    reasons = [*graph.reasons, *choice.reasons, *problem.units.reasons, *(one for one in kernels if one is not None)]
+    reasons = [*graph.reasons, *choice.reasons, *problem.ops.reasons, *(one for one in kernels if one is not None)]
     # The person knows modules, not the nodes that their calls become.
     paths = {node.name: node.path for node in graph.nodes}
     out = Pairs(reasons=[replace(one, subject=paths.get(one.subject, one.subject)) for one in reasons])
@@ -136,7 +136,7 @@ def _make_weight(graph: CallGraph, site: SitePlan, edge: Edge, placement: Placem
 
 def _find_sums(graph: CallGraph, edge: Edge, weight: Weight, problem: PlacementProblem) -> Sums | None:
     """The 16-bit sums in which a kernel of the target adds this weight's products with quantized data."""
-    unit, shape = problem.units.by_name[edge.node], graph.constants[graph.node(edge.node).inputs[edge.index]].shape
+    unit, shape = problem.ops.by_name[edge.node], graph.constants[graph.node(edge.node).inputs[edge.index]].shape
     order = problem.engine.sum_order(unit.node, tuple(shape))
     if order is None or not unit.data or problem.config.saturation == "allow":
         return None
@@ -146,7 +146,7 @@ def _find_sums(graph: CallGraph, edge: Edge, weight: Weight, problem: PlacementP
 def _find_leaders(problem: PlacementProblem) -> list[str]:
     """Sites that the person named as leaders by `follow`. Raises ConfigError where an operator has no such input."""
     found = []
-    for unit in problem.units.units:
+    for unit in problem.ops:
         policy = problem.config.torch.policy(read_call(unit.node).op.name)
         if policy is None or policy.policy != "follow" or not unit.data:
             continue

@@ -18,11 +18,9 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-import onnx
-
 from onnxq.engines.builder.library import LIBRARIES
 from onnxq.errors import MissingDependencyError, VerificationError
-from onnxq.graph import save_model
+from onnxq.graph import ModelLike, save_model
 
 JOB, LOG, RESULT, ENGINE, MODEL = "job.json", "build.log", "result.json", "engine", "model.onnx"
 # ONNX Runtime's graph with the names of the model's tensors; TensorRT's kernels as its log or its inspector lists them.
@@ -57,35 +55,37 @@ class BuildState(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Orders for a child. engine: of ENGINES. capability: e.g. (8, 6), () for the GPU in this machine.
+    """Orders for a child."""
 
-    shapes: (min, opt, max) of the inputs whose shape is not fixed. cache: a timing cache to read and write, "" none.
-    operators: paths of libraries with custom operators, for ONNX Runtime. debug_tensors: TensorRT also gives the
-    tensors that survive fusion, which prevents none, as outputs would. tf32: TensorRT may round float32 factors to it.
-    """
-
+    # Of ENGINES.
     engine: str
+    # E.g. (8, 6), () for the GPU in this machine.
     capability: tuple[int, ...] = ()
+    # (min, opt, max) of the inputs whose shape is not fixed.
     shapes: Profile = field(default_factory=dict)
+    # A timing cache to read and write, "" none.
     cache: str = ""
+    # Paths of libraries with custom operators, for ONNX Runtime.
     operators: tuple[str, ...] = ()
+    # TensorRT also gives the tensors that survive fusion; this prevents none, as outputs would.
     debug_tensors: bool = False
+    # TensorRT may round float32 factors to it.
     tf32: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """How a child ended. reason: why there is no engine, in the library's words. node: the one the library blames.
-
-    log: its last lines, when it did not end well. exit_code: of a process that crashed.
-    """
+    """How a child ended."""
 
     state: BuildState
     seconds: float = 0.0
+    # Why there is no engine, in the library's words, and the node that it blames.
     reason: str = ""
     node: str = ""
+    # Its last lines, when it did not end well.
     log: tuple[str, ...] = ()
     engine_bytes: int = 0
+    # Of a process that crashed.
     exit_code: int = 0
 
     def fails_like(self, other: BuildResult) -> bool:
@@ -94,12 +94,12 @@ class BuildResult:
         return (self.state, self.exit_code) == (other.state, other.exit_code) and mine == theirs
 
 
-def build_engine(proto: onnx.ModelProto, job: Job, folder: Path, *, timeout: float) -> BuildResult:
+def build_engine(model: ModelLike, job: Job, folder: Path, *, timeout: float) -> BuildResult:
     """Build in a fresh process; its files lie in `folder` afterwards. Whatever goes wrong is a result.
 
     timeout: seconds.
     """
-    save_model(proto, folder / MODEL, overwrite=True)
+    save_model(model, folder / MODEL, overwrite=True)
     (folder / RESULT).unlink(missing_ok=True)
     (folder / JOB).write_text(json.dumps(asdict(job)), encoding="utf-8")
     command = [sys.executable, "-m", "onnxq.engines.builder.child", str(folder)]
@@ -107,26 +107,17 @@ def build_engine(proto: onnx.ModelProto, job: Job, folder: Path, *, timeout: flo
     with open(folder / _STDERR, "wb") as sink:
         try:
             done = subprocess.run(
-                command,
-                stdout=sink,
-                stderr=sink,
-                stdin=subprocess.DEVNULL,
-                check=False,
-                timeout=timeout,
+                command, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL, check=False, timeout=timeout,
                 env=_child_environment(),
-            )
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             reason = f"the build did not end within {timeout:g} s"
             return BuildResult(state=BuildState.LATE, seconds=timeout, reason=reason, log=_last_lines(folder))
     result = _read_result(folder)
     if result is None:
-        return BuildResult(
-            state=BuildState.CRASHED,
-            seconds=time.perf_counter() - start,
-            reason=_describe_death(done.returncode),
-            log=_last_lines(folder),
-            exit_code=done.returncode,
-        )
+        code = done.returncode
+        crash = BuildResult(state=BuildState.CRASHED, reason=_describe_death(code), exit_code=code)
+        result = replace(crash, seconds=time.perf_counter() - start)
     if result.state is BuildState.BUILT:
         return replace(result, engine_bytes=(folder / ENGINE).stat().st_size)
     return replace(result, log=_last_lines(folder))
@@ -170,14 +161,9 @@ def check_library(result: BuildResult, engine: str) -> BuildResult:
     """The result, if the library could work at all. Raises MissingDependencyError or VerificationError if not."""
     library = LIBRARIES[engine]
     if result.state is BuildState.MISSING:
-        raise MissingDependencyError(
-            library.module, f"cannot be imported ({result.reason})", library.install, code="Q805"
-        )
+        cause = f"cannot be imported ({result.reason})"
+        raise MissingDependencyError(library.module, cause, library.install, code="Q805")
     if result.state is BuildState.UNABLE:
-        raise VerificationError(
-            library.module,
-            result.reason,
-            "run it where there is one, or use `engine='tensorrt-rtx'`, which builds without a GPU",
-            code="Q708",
-        )
+        fix = "run it where there is one, or use `engine='tensorrt-rtx'`, which builds without a GPU"
+        raise VerificationError(library.module, result.reason, fix, code="Q708")
     return result

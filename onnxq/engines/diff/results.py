@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,9 @@ class Recorder:
         return str(folder / RESULTS), str(folder / INPUTS)
 
 
-def save_feeds(path: Path, feeds: Sequence[Feeds], *, overwrite: bool) -> None:
-    """Write feeds as Polygraphy's JSON of inputs."""
-    arrays = [{name: _copy_storable(value) for name, value in one.items()} for one in feeds]
-    write_text(path, _to_json(arrays), overwrite=overwrite)
+def save_feeds(path: Path, feeds: Feeds) -> None:
+    """Write one sample's feeds as Polygraphy's JSON of inputs, over an earlier file."""
+    write_text(path, _to_json([{name: _copy_storable(value) for name, value in feeds.items()}]), overwrite=True)
 
 
 def _to_json(value: Any) -> str:

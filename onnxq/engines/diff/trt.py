@@ -11,13 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from onnxq.engines.builder.library import LIBRARIES, RTX
 from onnxq.engines.builder.library import TRT as TENSORRT
 from onnxq.engines.builder.process import ENGINE, BuildState, Job, Profile, build_engine
 from onnxq.engines.diff.model import TRT
 from onnxq.errors import MissingDependencyError, ModelError
+from onnxq.graph import ModelLike
 from onnxq.runtime import Feeds, NodeError
 from onnxq.sites import Refusal
 
@@ -38,16 +37,13 @@ def find_obstacle() -> Refusal | None:
     engine = find_engine()
     if engine is None:
         cause = "TensorRT is not installed"
-        fix = (
-            "pip install 'onnxq[trt]' 'onnxq[polygraphy]' on a machine with an NVIDIA GPU ('onnxq[trt-rtx]' for "
-            "TensorRT for RTX)"
-        )
+        where = "on a machine with an NVIDIA GPU ('onnxq[trt-rtx]' for TensorRT for RTX)"
+        fix = f"pip install 'onnxq[trt]' 'onnxq[polygraphy]' {where}"
     elif find_spec("polygraphy") is None:
         cause, fix = "Polygraphy, which runs its engines, is not installed", INSTALL
     elif not _count_gpus():
-        cause = (
-            f"{LIBRARIES[engine].module} is installed, but there is no NVIDIA GPU (or no driver) to run an engine on"
-        )
+        missing = "there is no NVIDIA GPU (or no driver) to run an engine on"
+        cause = f"{LIBRARIES[engine].module} is installed, but {missing}"
         fix = "run `onnxq diff` with `save=…` on a machine with one, and take its folder as `load=…` here"
     else:
         return None
@@ -67,27 +63,19 @@ def _count_gpus() -> int:
 
 
 def build_trt(
-    proto: onnx.ModelProto,
-    shapes: Profile,
-    folder: Path,
-    *,
-    debug_tensors: bool = False,
-    capability: tuple[int, ...] = (),
+    proto: ModelLike, shapes: Profile, folder: Path, *, debug_tensors: bool = False, capability: tuple[int, ...] = ()
 ) -> Path:
     """Build an engine for this machine's GPU, or another's capability, in a child process. Returns its path.
 
     debug_tensors: as of Job. Raises ModelError with TensorRT's own words when it gives none.
     """
     # Without TF32: differences of kernels are looked for, not of float formats.
-    job = Job(
-        engine=find_engine() or TENSORRT, capability=capability, shapes=shapes, debug_tensors=debug_tensors, tf32=False
-    )  # fmt: skip
+    engine = find_engine() or TENSORRT
+    job = Job(engine=engine, capability=capability, shapes=shapes, debug_tensors=debug_tensors, tf32=False)
     result = build_engine(proto, job, folder, timeout=_TIMEOUT)
     if result.state is BuildState.BUILT:
         return folder / ENGINE
-    error = NodeError(TRT, f"cannot build the engine: {result.reason}", code="Q115")
-    error.node = result.node
-    raise error
+    raise NodeError(TRT, f"cannot build the engine: {result.reason}", code="Q115").name_node(result.node)
 
 
 def load_polygraphy(module: str) -> Any:

@@ -119,5 +119,5 @@ def _replace_values(held: SitePlan, handed: ExternalRounding) -> SitePlan:
         raise PlanError(
             f"{handed.block}: {held.site}", cause, "clip them, and keep the shape of its scale", code="Q408"
         )
-    kind = np.dtype(spec.storage.replace("int4", "int8"))
+    kind = np.dtype(spec.numpy_storage)
     return replace(held, qparams=replace(numbers, origin=f"handed in by {handed.block}"), values=found.astype(kind))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.numerics import dequantize, fake_quant_weight
 from onnxq.passes.rounding.im2col import Geometry
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId
@@ -76,6 +77,15 @@ class Operator:
 
 def _by_group(array: Array, groups: int) -> Array:
     return array.reshape(groups, array.shape[0] // groups, *array.shape[1:])
+
+
+def dequantize_constant(site: SitePlan, constant: Array) -> Array:
+    """A constant's real values once quantized: by the values of the site, else rounded to nearest."""
+    if site.qparams is None:
+        return constant
+    if site.values is not None:
+        return np.asarray(dequantize(site.values, site.qparams, site.spec))
+    return np.asarray(fake_quant_weight(constant, site.qparams, site.spec, site.sum_orders))
 
 
 def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:

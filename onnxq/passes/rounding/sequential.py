@@ -21,7 +21,6 @@ from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, 
 from onnxq.numerics import (
     bias_qparams,
     dequantize,
-    fake_quant_weight,
     floor_weight_scale,
     needs_bound,
     quantize,
@@ -39,7 +38,7 @@ from onnxq.passes.rounding.gptq_core import (
 )
 from onnxq.passes.rounding.layerwise import Changes, LayerwiseRunner
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS, round_low_bit
-from onnxq.passes.rounding.operators import Operator, list_operators
+from onnxq.passes.rounding.operators import Operator, dequantize_constant, list_operators
 from onnxq.passes.rounding.pair_bound_core import partner_columns, round_within_sums
 from onnxq.passes.rounding.paired import PairedRunner
 from onnxq.passes.rounding.pooled import POINTWISE, POOLED_DAMPING, find_pooling
@@ -183,7 +182,7 @@ class _State:
             target, refitted = refit_weight(weight, moments, ridge=ridge), True
         if rounded:
             site = self._round(one, site, target, seen, damping, refitted=refitted)
-        final = _dequantize_weight(site, one.weight)
+        final = dequantize_constant(site, one.weight)
         self.sites[site.site] = site
         for edge in site.consumers or ():
             self._change(edge, final)
@@ -265,7 +264,7 @@ class _State:
             )  # fmt: skip
             levels = found.levels
             numbers = _mark_searched(numbers, numbers.scale * _shape_factors(found.factors, one, site))
-        kind = np.dtype(site.spec.storage.replace("int4", "int8"))
+        kind = np.dtype(site.spec.numpy_storage)
         origin = SEARCHED if numbers.origin == SEARCHED else "weights, swept"
         return replace(site, qparams=replace(numbers, origin=origin), values=one.stored(levels).astype(kind))
 
@@ -334,15 +333,6 @@ def _shape_factors(factors: Array, one: Operator, site: SitePlan) -> Array:
     return flat.reshape([-1 if k == one.output_axis else 1 for k in range(one.weight.ndim)])
 
 
-def _dequantize_weight(site: SitePlan, weight: Array) -> Array:
-    """The weight's real values once quantized."""
-    if site.qparams is None:
-        return weight
-    if site.values is not None:
-        return dequantize(site.values, site.qparams, site.spec)
-    return np.asarray(fake_quant_weight(weight, site.qparams, site.spec, site.sum_orders))
-
-
 def _list_rounded(plan: Plan, index: GraphIndex) -> Changes:
     """Every quantized constant as the plan has it so far, by the inputs that read it."""
     found: Changes = {(bias.edge.node, bias.edge.index): bias.values for bias in plan.biases}
@@ -354,7 +344,7 @@ def _list_rounded(plan: Plan, index: GraphIndex) -> Changes:
             if site.role not in (Role.WEIGHT, Role.BIAS) or value is None or site.qparams is None:
                 continue
             shaped = value.reshape(-1) if site.role is Role.BIAS else value
-            found[edge.node, edge.index] = _dequantize_weight(site, shaped)
+            found[edge.node, edge.index] = dequantize_constant(site, shaped)
     return found
 
 

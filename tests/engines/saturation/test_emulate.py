@@ -11,10 +11,10 @@ from onnxq.annotate import WeightSums, find_saturating
 from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.engines.saturation.measure import SaturatingRun, measure_saturation
 from onnxq.graph import GraphIndex, name_nodes
-from onnxq.numerics.saturation import multiply_saturating
 from onnxq.pipeline import quantize
 from onnxq.runtime import Session, optimize_graph
 from tests.engines.saturation import kit
+from tests.numerics.reference import multiply_saturating
 
 # onnxruntime.quantization warns of what it deprecates in itself.
 pytestmark = pytest.mark.filterwarnings("ignore")
