@@ -103,7 +103,7 @@ class Placer:
         pair = self.existing.pair_for(edge, tensor)
         if pair is not None:
             return self._share(pair, tensor, readers)
-        # A rule may name any node at the tensor: the one that asks comes first, then its maker, then the other readers.
+        # A rule may name any node at the tensor: the one that makes it, or one that reads it.
         nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
         nodes += [self.index.node(reader.node) for reader in readers or ()]
         match = self.requests.match(Role.ACTIVATION, tensor, nodes)

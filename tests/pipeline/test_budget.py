@@ -221,7 +221,7 @@ main()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-@pytest.mark.parametrize("at", ["ready", "calibrating", "equalizing", "sweeping", "ranking", "moving"])
+@pytest.mark.parametrize("at", ["ready", "calibrating", "equalizing", "rounding", "ranking", "moving"])
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, at: str) -> None:
     """Stopped in every stage, over an earlier result, up to the moment before the finished file takes its place."""
     onnx.save(residual(), tmp_path / "m.onnx")
