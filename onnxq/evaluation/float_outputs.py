@@ -34,7 +34,7 @@ class FloatOutputs:
         if self._session is None:
             self._session = Session(self.proto, optimize=False, threads=self._threads)
         found: dict[str, Array] = self._session.run(feeds)
-        # Strings and sequences have no size that numpy knows; they are few.
+        # Sequences and maps have no size; they are rare, and small.
         self._bytes += sum(value.nbytes for value in found.values() if hasattr(value, "nbytes"))
         if self._bytes <= _MOST_BYTES:
             self._kept[at] = found

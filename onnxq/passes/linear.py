@@ -49,7 +49,7 @@ def find_linear(view: View, node: NodeRef) -> Linear | None:
     if node.domain or node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
         return None
     weight = view.constant(node, 1)
-    # A product of two constants is folded, or a constant that is no weight.
+    # Of constant data it is no layer.
     if weight is None or not is_float(weight) or weight.ndim < 2 or view.is_constant(node, 0):
         return None
     if node.op_type == "MatMul":

@@ -182,7 +182,6 @@ def _same(search: _Search, node: NodeRef) -> bool:
     if any(name and not view.is_constant(node, k) for k, name in enumerate(node.inputs) if k):
         return False
     axis, shape = search.out.axes[x], view.index.shape(y)
-    # On axis 0 lies the batch, whose size a symbol may hide; channels have a number.
     if shape is None or len(shape) != view.rank(x) or (axis and shape[axis] != labels.size):
         return False
     search.write(y, labels, axis)

@@ -19,7 +19,7 @@ from onnxq.plan import Bound
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 
 Array = NDArray[Any]
-# From the whole range to the narrowest; the first is minmax.
+# The first clips nothing: it is minmax.
 OBSERVERS = (
     ObserverSpec("percentile", (("percentile", 100.0),)),
     ObserverSpec("percentile", (("percentile", 99.999),)),

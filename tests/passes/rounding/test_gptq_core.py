@@ -15,11 +15,12 @@ from onnxq.passes.rounding.gptq_core import (
     choose_ridge,
     correct_bias,
     damp_moments,
+    factor_hessian,
     layer_error,
     may_refit,
     refit_weight,
-    round_by_moments,
     round_to_nearest,
+    round_with_feedback,
 )
 from onnxq.passes.rounding.second_moments import Accumulator, Moments
 
@@ -43,13 +44,13 @@ def test_never_worse_than_nearest(
     limits = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     scale = np.broadcast_to(abs(w).max(axis=2, keepdims=True) / limits[1], w.shape).astype(np.float32)
     zero = np.full(w.shape, 0 if symmetric else 1, np.int32)
-    found = round_by_moments(w, h, scale, zero, limits, damping=damping)
+    found = round_with_feedback(w, factor_hessian(h, damping=damping), scale, zero, limits)
     assert found.min() >= limits[0]
     assert found.max() <= limits[1]
     damped = damp_moments(h, damping)
     plain = layer_error(w, round_to_nearest(w, scale, zero, limits), scale, zero, damped)
     assert (layer_error(w, found, scale, zero, damped) <= plain * (1 + 1e-9)).all()
-    again = round_by_moments(w, h, scale, zero, limits, damping=damping)
+    again = round_with_feedback(w, factor_hessian(h, damping=damping), scale, zero, limits)
     assert found.tobytes() == again.tobytes()
 
 
@@ -65,7 +66,9 @@ def test_rounding_comes_near_the_best_there_is() -> None:
         big, scales, zeros = many
         best = layer_error(big, every, scales, zeros, damped).min()
         plain = layer_error(w, round_to_nearest(w, scale, zero, limits), scale, zero, damped)[0, 0]
-        found = layer_error(w, round_by_moments(w, h, scale, zero, limits), scale, zero, damped)[0, 0]
+        found = layer_error(w, round_with_feedback(w, factor_hessian(h), scale, zero, limits), scale, zero, damped)[
+            0, 0
+        ]
         assert best <= found + 1e-9
         gained.append((plain - found) / (plain - best) if plain > best else 1.0)
     assert np.mean(gained) > 0.7
@@ -75,18 +78,20 @@ def test_without_correlation_nearest_is_what_comes_out() -> None:
     w, _ = problem(1, 5, 7)
     scale, zero = np.full(w.shape, 0.3, np.float32), np.zeros(w.shape, np.int32)
     h = np.diag(np.arange(1.0, 8.0))[None]
-    found = round_by_moments(w, h, scale, zero, (-8, 7))
+    found = round_with_feedback(w, factor_hessian(h), scale, zero, (-8, 7))
     assert np.array_equal(found, round_to_nearest(w, scale, zero, (-8, 7)))
-    assert np.array_equal(round_by_moments(w, 0 * h, scale, zero, (-8, 7)), found)
+    assert np.array_equal(round_with_feedback(w, factor_hessian(0 * h), scale, zero, (-8, 7)), found)
 
 
 def test_groups_are_rounded_each_by_itself() -> None:
     w, h = problem(3, 2, 9, groups=4)
     scale, zero = np.full(w.shape, 0.4, np.float32), np.zeros(w.shape, np.int32)
-    whole = round_by_moments(w, h, scale, zero, (-8, 7))
+    whole = round_with_feedback(w, factor_hessian(h), scale, zero, (-8, 7))
     for g in range(4):
         part = slice(g, g + 1)
-        assert np.array_equal(whole[part], round_by_moments(w[part], h[part], scale[part], zero[part], (-8, 7)))
+        assert np.array_equal(
+            whole[part], round_with_feedback(w[part], factor_hessian(h[part]), scale[part], zero[part], (-8, 7))
+        )
 
 
 def test_long_rows_go_through_several_blocks() -> None:
@@ -94,7 +99,7 @@ def test_long_rows_go_through_several_blocks() -> None:
     scale = np.full(w.shape, 0.5, np.float32)
     zero = np.zeros(w.shape, np.int32)
     damped = damp_moments(h, 0.1)
-    found = layer_error(w, round_by_moments(w, h, scale, zero, (-8, 7)), scale, zero, damped)
+    found = layer_error(w, round_with_feedback(w, factor_hessian(h), scale, zero, (-8, 7)), scale, zero, damped)
     plain = layer_error(w, round_to_nearest(w, scale, zero, (-8, 7)), scale, zero, damped)
     assert found.sum() < 0.8 * plain.sum()
 

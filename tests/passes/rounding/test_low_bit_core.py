@@ -13,8 +13,8 @@ from onnxq.passes.rounding.gptq_core import (
     damp_moments,
     factor_hessian,
     layer_error,
-    round_by_moments,
     round_to_nearest,
+    round_with_feedback,
 )
 from onnxq.passes.rounding.low_bit_core import FACTORS, descend_values, round_low_bit, shrink_moments
 
@@ -59,7 +59,7 @@ def test_descent_comes_nearer_to_the_best_there_is_than_gptq() -> None:
         every = np.stack([base[0, 0] + np.array(up) for up in itertools.product((0, 1), repeat=5)])[None]
         wide = [np.repeat(array, every.shape[1], axis=1) for array in (w, scale, zero)]
         best = layer_error(wide[0], every, wide[1], wide[2], damped).min()
-        gptq = round_by_moments(w, h, scale, zero, LIMITS)
+        gptq = round_with_feedback(w, factor_hessian(h), scale, zero, LIMITS)
         found = descend_values(w, gptq, damped, scale, zero, LIMITS)
         one, other = (float(layer_error(w, levels, scale, zero, damped)[0, 0]) for levels in (gptq, found))
         assert other <= one * (1 + 1e-6)
