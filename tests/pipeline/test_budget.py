@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import onnxq
 from onnxq.cli import cli
-from onnxq.config import DataConfig
+from onnxq.config import DataConfig, load_config
 from onnxq.data import load_data
 from onnxq.graph import ValueInfo
 from onnxq.passes.journal import Shortage, Shortened
@@ -128,7 +128,7 @@ def test_a_run_keeps_to_it(unhurried: float, share: float) -> None:
     # The smallest is less than reading the model takes, on any machine.
     allowed = unhurried * share if share > 0.1 else 0.005
     begun = time.monotonic()
-    done = onnxq.quantize(residual(), images(64), BALANCED, budget=allowed)
+    done = onnxq.quantize(residual(), images(64), BALANCED, overrides={"budget": allowed})
     spent = time.monotonic() - begun
     told = [line for line in done.report.accounts if line.startswith("budget: ")]
     assert told
@@ -142,8 +142,10 @@ def test_a_run_keeps_to_it(unhurried: float, share: float) -> None:
 
 
 def test_enough_of_it_changes_nothing(unhurried: float) -> None:
-    free = onnxq.quantize(residual(), images(32), BALANCED, latency=False)
-    done = onnxq.quantize(residual(), images(32), BALANCED, latency=False, budget=100 * unhurried + 100)
+    free = onnxq.quantize(residual(), images(32), BALANCED, overrides={"latency": False})
+    done = onnxq.quantize(
+        residual(), images(32), BALANCED, overrides={"latency": False, "budget": 100 * unhurried + 100}
+    )
     assert done.model.SerializeToString() == free.model.SerializeToString()
     assert not [line for line in done.report.accounts if line.startswith("budget: ")]
 
@@ -181,9 +183,7 @@ def test_times_that_are_none(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "wanted"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400), ("0.5 m", 30)])
 def test_times(text: str, wanted: float) -> None:
-    from onnxq.cli.options import parse_seconds
-
-    assert parse_seconds(None, None, text) == wanted  # type: ignore[arg-type]
+    assert load_config(None, {"budget": text}).budget == wanted
 
 
 # The command, but slow, and saying aloud what it begins.

@@ -48,7 +48,7 @@ def find_obstacle() -> Refusal | None:
         cause = (
             f"{LIBRARIES[engine].module} is installed, but there is no NVIDIA GPU (or no driver) to run an engine on"
         )
-        fix = "run `onnxq diff` with `save=…` on a machine with one, and take its folder as `load=…` here"
+        fix = "run `onnxq diff` with `out=…` on a machine with one, and take its folder as `load=…` here"
     else:
         return None
     return Refusal(TRT, cause, fix, code="R111")
