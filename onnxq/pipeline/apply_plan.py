@@ -20,7 +20,6 @@ from onnxq.passes.state import State
 from onnxq.passes.timers import Timers
 from onnxq.pipeline.finalize import finalize_run
 from onnxq.pipeline.prepared import REWRITE_NAMES, load_state
-from onnxq.pipeline.quantize_model import DEFAULT_OPTIONS, Options, make_config
 from onnxq.pipeline.result import Result
 from onnxq.pipeline.samples import read_data
 from onnxq.pipeline.stale_numbers import renew_numbers
@@ -60,14 +59,12 @@ def _with_own_numbers(plan: Plan, existing: Existing) -> Plan:
 def apply(
     model: str | Path | onnx.ModelProto,
     plan: Plan | str | Path,
-    data: object = None,
+    data: object,
+    config: Config,
     *,
-    new_weights: bool = False,
-    config: Config | str | Path | None = None,
-    options: Options = DEFAULT_OPTIONS,
     progress: Progress = silent,
 ) -> Result:
-    """Carry out a plan: the same model and plan give the same bytes anywhere.
+    """Carry out a plan: the same model and plan give the same bytes anywhere; see `onnxq.apply`.
 
     data: needed only when the plan has activation sites without numbers, or with numbers for another spec than it says;
     then they are calibrated. When given, the result is also checked against the float model; a plan of weights alone
@@ -76,33 +73,20 @@ def apply(
     """
     found = read_plan(plan)
     _check_prepare(found)
-    wished = make_config(config, None, options)
-    return _apply(model, found, data, wished, new_weights, options, progress)
-
-
-def _apply(
-    model: str | Path | onnx.ModelProto,
-    found: Plan,
-    data: object,
-    wished: Config,
-    new_weights: bool,
-    options: Options,
-    progress: Progress,
-) -> Result:
-    ctx = RunContext(config=wished, timers=Timers(progress), progress=progress, memory_limit=options.memory_limit)
+    ctx = RunContext(config=config, timers=Timers(progress), progress=progress, memory_limit=config.data.memory_limit)
     with ctx.timers.run("prepare", "preparing the model"):
-        libraries = wished.runtime.libraries
+        libraries = config.runtime.libraries
         state = load_state(
             model, only=found.prepare, target=found.target, libraries=libraries, journal=ctx.journal, progress=progress
         )
         # Before the plan is fitted: its anchors are structural ids of the equalized model.
         state = replay_scalings(state, found.scalings)
         index = GraphIndex(state.model)
-        found = fit_plan(found, index, compute_fingerprint(state.model), new_weights=new_weights)
+        found = fit_plan(found, index, compute_fingerprint(state.model), new_weights=config.apply.new_weights)
         check_specs(found, index)
         if found.existing:
             found = _with_own_numbers(found, find_existing(state.model))
-        samples = None if data is None else read_data(state, data, wished, progress=progress)
+        samples = None if data is None else read_data(state, data, config, progress=progress)
         ctx = replace(ctx, samples=samples)
     with ctx.timers.run("calibrate", "calibrating"):
         found, lines = renew_numbers(ctx, state, found)

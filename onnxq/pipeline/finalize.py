@@ -18,9 +18,10 @@ from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
 from onnxq.pipeline.result import Result
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.progress import count_items
-from onnxq.report import Report, make_site_line, placement_text, saturation_summary
+from onnxq.report import Report, make_site_line, placement_text
 from onnxq.report.journal import describe_pass, describe_rewrite, describe_shortage
 from onnxq.report.model import DRIFT_DB
+from onnxq.report.sums import saturation_summary
 from onnxq.runtime import detect_cpu
 from onnxq.sites import Caution
 
@@ -80,7 +81,9 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
             *(describe_pass(one) for one in ctx.journal if one.name not in REWRITE_NAMES),
             *(describe_shortage(one) for one in budget.shortened),
         ),
-        promotion=None if state.promotion is None else _decide(state.promotion, trial, engine.times_itself),
+        promotion=None
+        if state.promotion is None
+        else _decide(replace(state.promotion, required=ctx.request.asked), trial, engine.times_itself),
         already=count_existing(state),
         kept=plan.kept,
         saturating=_explain_drift(model, trial),

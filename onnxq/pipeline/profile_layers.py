@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import onnx
-
 from onnxq.annotate import read_model
-from onnxq.config import Config, check_number
+from onnxq.config import Command
 from onnxq.data import load_data
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import ConfigError, PlanError
@@ -23,74 +21,55 @@ from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.replay import replay_scalings
 from onnxq.passes.state import State
 from onnxq.pipeline.apply_plan import read_plan
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.prepared import load_state
-from onnxq.pipeline.quantize_model import Options, make_config, quantize
+from onnxq.pipeline.quantize_model import quantize
 from onnxq.pipeline.stale_numbers import renew_numbers
 from onnxq.plan import Plan, from_json
 from onnxq.planner import fit_plan
 from onnxq.progress import Progress, silent
-
-ModelSource = str | Path | onnx.ModelProto
-# A cost is a matter of decibels, which few samples settle.
-_SAMPLES = 8
 
 
 def profile_model(
     model: ModelSource,
     quantized: ModelSource | None = None,
     data: object = None,
-    config: Config | str | Path | None = None,
+    config: Configuration = None,
     *,
     plan: Plan | str | Path | None = None,
-    target: str | None = None,
-    by: Sequence[str] = KINDS,
-    samples: int | None = None,
-    seed: int | None = None,
-    threads: int = 1,
-    ort_library: Sequence[str | Path] | str | Path = (),
+    overrides: Overrides = None,
     progress: Progress = silent,
 ) -> Profile:
     """Switch quantized sites on and off, group by group, and measure the outputs against the float model's.
 
     quantized: a Q/DQ model made from `model`, by any tool; or plan: with its numbers. With neither, `model` is
-    quantized as `quantize` would with this configuration. data: as for `quantize`; samples: how many to measure on (8).
-    ort_library: shared libraries with the custom operators of the models; also those of the section `runtime`.
-    by: of "site", "node" (all that a node reads quantized) and "segment" (neighbouring nodes).
+    quantized as `quantize` would with this configuration. data, config, overrides: as for `quantize`; `samples`: how
+    many to measure on. `by`: of "site", "node" (all that a node reads quantized) and "segment" (neighbouring nodes).
 
     Returns a Profile; `.groups` has the SQNR with each group alone quantized, and with all but it.
     Raises a subclass of OnnxqError for models that do not belong together, or data that does not fit.
     """
     if quantized is not None and plan is not None:
         raise ConfigError("plan", "a plan and a quantized model were given", "give one of them", code="Q317")
-    check_number("samples", samples, low=1, whole=True)
-    count = _SAMPLES if samples is None else samples
-    settings = make_config(config, target, Options(seed=seed, latency=False, threads=threads, ort_library=ort_library))
-    return _profile(model, quantized, data, settings, plan=plan, count=count, by=by, threads=threads, progress=progress)
-
-
-def _profile(
-    model: ModelSource,
-    quantized: ModelSource | None,
-    data: object,
-    settings: Config,
-    *,
-    plan: Plan | str | Path | None,
-    count: int,
-    by: Sequence[str],
-    threads: int,
-    progress: Progress,
-) -> Profile:
-    if quantized is None and plan is None:
-        result = quantize(model, data, settings, progress=progress)
-        quantized, what = result.model, f"quantized as {settings.source or settings.target} says"
-    else:
-        what = str(plan if quantized is None else quantized)
-    with progress("reading the models"):
-        load = partial(load_state, model, libraries=settings.runtime.libraries, progress=progress)
-        state, proto = _load_both(load, quantized, plan)
-    given = load_data(data, state.before.inputs, settings.data, state.named, progress=progress)
-    dataset = given.take(count, settings.data.seed)
-    found = measure_sensitivity(state.model, proto, dataset, kinds=by, threads=threads, progress=progress)
+    with open_run(model, config, {**(overrides or {}), "verify.latency": False}, Command.PROFILE) as chosen:
+        if quantized is None and plan is None:
+            quantized = quantize(model, data, chosen, progress=progress).model
+            what = f"quantized as {chosen.source or chosen.target} says"
+        else:
+            what = str(plan if quantized is None else quantized)
+        with progress("reading the models"):
+            load = partial(load_state, model, libraries=chosen.runtime.libraries, progress=progress)
+            state, proto = _load_both(load, quantized, plan)
+        given = load_data(data, state.before.inputs, chosen.data, state.named, progress=progress)
+        dataset = given.take(chosen.profile.samples, chosen.data.seed)
+        found = measure_sensitivity(
+            state.model,
+            proto,
+            dataset,
+            kinds=chosen.profile.by or KINDS,
+            threads=chosen.verify.threads,
+            progress=progress,
+        )
     return replace(
         found,
         source=str(model) if isinstance(model, (str, Path)) else "",

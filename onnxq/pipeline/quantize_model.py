@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import onnx
 
 from onnxq.annotate import find_existing
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, check_limits, check_number, load_config, set_options
+from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import CalibrationError, ConfigError, ModelError
 from onnxq.evaluation.metric import load_metric, parse_drop
@@ -22,9 +21,8 @@ from onnxq.numerics.blas import use_one_blas_thread
 from onnxq.passes.assembly.model import build_quantized
 from onnxq.passes.base import FloatReference, RunContext, Stage
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
-from onnxq.passes.mixed_precision.request import FLOAT, UINT16, AccuracyRequest
-from onnxq.passes.mixed_precision.weight_bits import check_budget
-from onnxq.passes.registry import PASSES, check_skip
+from onnxq.passes.mixed_precision.request import AccuracyRequest
+from onnxq.passes.registry import PASSES
 from onnxq.passes.runner import run_stage
 from onnxq.passes.samples import Samples
 from onnxq.passes.state import State
@@ -40,7 +38,7 @@ from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.synthetic import SYNTHETIC
-from onnxq.runtime import check_libraries, detect_cpu, observe_shapes
+from onnxq.runtime import detect_cpu, observe_shapes
 from onnxq.sites import Caution, Role, is_within
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
@@ -51,84 +49,20 @@ _EQUALITY_SAMPLES = 2
 _TIMING_SAMPLES = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The options of a caller beside model, data and configuration; None leaves the configuration's value."""
-
-    samples: int | None = None
-    seed: int | None = None
-    batch: int | None = None
-    memory_limit: int | None = None
-    placement: str | None = None
-    cpu: str | None = None
-    effort: str | None = None
-    holdout: int | None = None
-    threads: int | None = None
-    latency: bool | None = None
-    min_sqnr: float | None = None
-    metric: str | Callable[[Any], float] | None = None
-    max_drop: float | str | None = None
-    promote_to: str | None = None
-    weight_bits_budget: float | None = None
-    budget: float | None = None
-    ort_library: Sequence[str | Path] | str | Path = ()
-
-    @property
-    def libraries(self) -> tuple[str, ...]:
-        """Paths of the libraries of custom operators."""
-        given = self.ort_library
-        return (str(given),) if isinstance(given, (str, Path)) else tuple(str(path) for path in given)
-
-    def check(self) -> None:
-        """ConfigError for a number that is none, or is out of its range."""
-        check_number("min_sqnr", self.min_sqnr)
-        check_number("budget", self.budget, low=0, above=True)
-        check_number("memory_limit", self.memory_limit, low=1, whole=True)
-
-    def request(self) -> AccuracyRequest:
-        """The request for accuracy. Raises ConfigError for options that do not go together."""
-        if self.metric is None and self.max_drop is not None:
-            raise ConfigError(
-                "max_drop", "says nothing without a metric", "give `metric=…`, a file.py:function, as well", code="Q308"
-            )
-        if self.metric is not None and self.min_sqnr is not None:
-            raise ConfigError(
-                "min_sqnr", "and a metric were given: promotion goes by one figure", "give one of them", code="Q308"
-            )
-        if self.promote_to not in (None, FLOAT, UINT16):
-            raise ConfigError(
-                f"promote_to: {self.promote_to}", "is no type to promote to", f"use {FLOAT} or {UINT16}", code="Q308"
-            )
-        metric = None if self.metric is None else load_metric(self.metric)
-        drop = parse_drop(0.0 if self.max_drop is None else self.max_drop)
-        return AccuracyRequest(self.min_sqnr, metric, drop, self.promote_to or FLOAT)
-
-
-DEFAULT_OPTIONS = Options()
-
-
-def make_config(config: Config | str | Path | None, target: str | None, options: Options) -> Config:
-    """The configuration with the caller's options on top."""
-    if config is None and target is not None:
-        config = f"{target}-int8"
-    given = load_config(config) if not isinstance(config, Config) else config
-    if target is not None and target != given.target:
+def make_request(config: Config) -> AccuracyRequest:
+    """The request for accuracy. Raises ConfigError for wishes that do not go together."""
+    wished = config.accuracy
+    if wished.metric is None and wished.max_drop is not None:
         raise ConfigError(
-            f"target {target!r}",
-            f"the configuration {given.source!r} is for {given.target!r}",
-            "choose one",
-            code="Q312",
+            "max_drop", "says nothing without a metric", "give `metric=…`, a file.py:function, as well", code="Q308"
         )
-    options.check()
-    paths = {name: f"data.{name}" for name in ("samples", "seed", "batch")}
-    paths |= {name: f"verify.{name}" for name in ("holdout", "threads", "latency")}
-    paths |= {name: name for name in ("placement", "cpu", "effort", "weight_bits_budget")}
-    wished = set_options(given, {path: getattr(options, name) for name, path in paths.items()})
-    libraries = check_libraries((*given.runtime.libraries, *options.libraries))
-    wished = wished.model_copy(update={"runtime": given.runtime.model_copy(update={"libraries": libraries})})
-    check_skip(wished)
-    check_budget(wished)
-    return check_limits(wished)
+    if wished.metric is not None and wished.min_sqnr is not None:
+        raise ConfigError(
+            "min_sqnr", "and a metric were given: promotion goes by one figure", "give one of them", code="Q308"
+        )
+    metric = None if wished.metric is None else load_metric(wished.metric)
+    drop = parse_drop(0.0 if wished.max_drop is None else wished.max_drop)
+    return AccuracyRequest(wished.min_sqnr, metric, drop, wished.promote_to)
 
 
 def draft_placement(
@@ -179,33 +113,11 @@ def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, str]:
 
 @use_one_blas_thread()
 def quantize(
-    model: str | Path | onnx.ModelProto,
-    data: object = None,
-    config: Config | str | Path | None = None,
-    *,
-    target: str | None = None,
-    options: Options = DEFAULT_OPTIONS,
-    progress: Progress = silent,
+    model: str | Path | onnx.ModelProto, data: object, config: Config, *, progress: Progress = silent
 ) -> Result:
-    """Quantize an ONNX model and check the result against the float one.
-
-    model: path or ModelProto, never changed. data: anything `onnxq.data.load_data` reads; None makes
-    seeded synthetic inputs and a warning. config: preset name, YAML file or Config.
-    Raises an OnnxqError subclass for everything the caller can mend.
-    """
-    wished, request = make_config(config, target, options), options.request()
-    return _quantize(model, data, wished, request, options, progress)
-
-
-def _quantize(
-    model: str | Path | onnx.ModelProto,
-    data: object,
-    config: Config,
-    request: AccuracyRequest,
-    options: Options,
-    progress: Progress,
-) -> Result:
-    ctx, name = _make_context(config, request, options, progress), _read_name(model)
+    """Quantize an ONNX model and check the result against the float one; see `onnxq.quantize`."""
+    request = make_request(config)
+    ctx, name = _make_context(config, request, progress), _read_name(model)
     with ctx.timers.run("prepare", "preparing the model"):
         libraries = config.runtime.libraries
         state = load_state(
@@ -236,14 +148,14 @@ def _quantize(
     return finalize_run(ctx, state, quantized, source=model)
 
 
-def _make_context(config: Config, request: AccuracyRequest, options: Options, progress: Progress) -> RunContext:
+def _make_context(config: Config, request: AccuracyRequest, progress: Progress) -> RunContext:
     """The context of a run, before there are samples."""
     # A request is carried out whatever the configuration leaves out.
     skip = frozenset(config.skip) - ({PROMOTION} if request.asked else frozenset())
-    budget, timers = TimeBudget(options.budget), Timers(progress)
+    budget, timers = TimeBudget(config.budget), Timers(progress)
     return RunContext(
         config=config, skip=skip, request=request, budget=budget, timers=timers, progress=progress,
-        memory_limit=options.memory_limit,
+        memory_limit=config.data.memory_limit,
     )  # fmt: skip
 
 
@@ -330,19 +242,9 @@ def _read_name(model: object) -> str:
 
 
 def make_plan(
-    model: str | Path | onnx.ModelProto,
-    data: object = None,
-    config: Config | str | Path | None = None,
-    *,
-    target: str | None = None,
-    options: Options = DEFAULT_OPTIONS,
-    progress: Progress = silent,
+    model: str | Path | onnx.ModelProto, data: object, config: Config, *, progress: Progress = silent
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
-    return _make_plan(model, data, make_config(config, target, options), progress)
-
-
-def _make_plan(model: str | Path | onnx.ModelProto, data: object, config: Config, progress: Progress) -> Plan:
     libraries = config.runtime.libraries
     state = load_state(model, skip=config.skip, target=config.target, libraries=libraries, progress=progress)
     if (obstacle := find_obstacle(state, config, measuring=data is not None)) is not None:

@@ -31,7 +31,7 @@ def no_library(_: Path):
 
 @reach("Q322")
 def missing_library(folder: Path):
-    onnxq.quantize(swell(), {"x": np.zeros((4, 3, 16, 16), np.float32)}, ort_library=folder / "none.so")
+    onnxq.quantize(swell(), {"x": np.zeros((4, 3, 16, 16), np.float32)}, overrides={"ort_library": folder / "none.so"})
 
 
 @reach("W123")
@@ -53,7 +53,9 @@ def rule_against_a_pair(_: Path):
 def weight_only(_: Path):
     text = "g (float[8,256] x) => (float[8,256] y) { i = Relu(x) a = MatMul(i, w) r = Tanh(a) y = MatMul(r, v) }"
     proto = graph(text, weights={"w": (256, 256), "v": (256, 256)})
-    part = onnxq.quantize(proto, config=leaving("matmul1", config=load_config("ort-int4-weights")), latency=False)
+    part = onnxq.quantize(
+        proto, config=leaving("matmul1", config=load_config("ort-int4-weights")), overrides={"latency": False}
+    )
     return quantized(part.model).plan.left_float
 
 
@@ -84,7 +86,7 @@ def pairs_of_another_engine(folder: Path):
 @reach("W120")
 def words(_: Path):
     proto = unchecked.network("words", unchecked._WORDS)
-    found = onnxq.quantize(proto, {"x": unchecked._X}, unchecked._CONFIG, **unchecked._FAST)
+    found = onnxq.quantize(proto, {"x": unchecked._X}, unchecked._CONFIG, overrides=unchecked._FAST)
     return found.report.warnings
 
 
@@ -93,4 +95,4 @@ def other_bits(_: Path):
     raw: dict[str, Any] = json.loads(to_json(quantized(residual()).plan))
     weight = next(site for site in raw["sites"] if site["role"] == "weight")
     weight["spec"]["bits"] = 4
-    return onnxq.apply(residual(), from_json(json.dumps(raw)), latency=False).report.warnings
+    return onnxq.apply(residual(), from_json(json.dumps(raw)), overrides={"latency": False}).report.warnings

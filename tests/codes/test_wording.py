@@ -15,7 +15,8 @@ import pytest
 import onnxq
 from onnxq import report
 from onnxq.cli import cli
-from onnxq.cli.wording import OPTIONS, name_options
+from onnxq.cli.wording import list_flags, name_options
+from onnxq.config import list_options
 from onnxq.errors import DataError
 from onnxq.wording import translate_text, use_translation
 
@@ -74,12 +75,13 @@ def test_the_library_names_no_option_of_the_command_line(path) -> None:
 
 def test_every_parameter_a_message_names_has_its_option_and_is_there() -> None:
     functions = [getattr(onnxq, name) for name in onnxq.__all__ if inspect.isfunction(getattr(onnxq, name))]
-    functions += [onnxq.Result.save, report.show_report, report.show_plan]
+    functions += [onnxq.Result.save, report.View]
     there = {name for function in functions for name in inspect.signature(function).parameters}
+    there |= {option.name for option in list_options()}
     found = {name: where for where, name in named_parameters()}
-    assert {where: name for name, where in found.items() if name not in OPTIONS} == {}
-    assert set(OPTIONS) - there == set()
-    assert set(OPTIONS.values()) - KNOWN == set()
+    assert {where: name for name, where in found.items() if name not in list_flags()} == {}
+    assert set(list_flags()) - there == set()
+    assert set(list_flags().values()) - KNOWN == set()
 
 
 @pytest.mark.parametrize(

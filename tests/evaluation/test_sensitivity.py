@@ -17,6 +17,8 @@ from onnx import numpy_helper
 import onnxq
 from onnxq.cli import cli
 from onnxq.config import Rule, TensorConfig
+from onnxq.config.commands import ProfileConfig
+from onnxq.config.faults import list_words
 from onnxq.errors import ConfigError, PlanError
 from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.profile import KINDS
@@ -41,12 +43,12 @@ ROUGH = EVERYTHING.model_copy(
 
 @pytest.fixture(scope="module")
 def result() -> onnxq.Result:
-    return onnxq.quantize(residual(), images(), ROUGH, latency=False)
+    return onnxq.quantize(residual(), images(), ROUGH, overrides={"latency": False})
 
 
 @pytest.fixture(scope="module")
 def profile(result: onnxq.Result) -> onnxq.Profile:
-    return onnxq.profile_model(residual(), result.model, images(), samples=4)
+    return onnxq.profile_model(residual(), result.model, images(), overrides={"samples": 4})
 
 
 def test_the_rough_site_is_found_by_every_reading(profile: onnxq.Profile) -> None:
@@ -64,7 +66,7 @@ def test_the_rough_site_is_found_by_every_reading(profile: onnxq.Profile) -> Non
 
 def test_figures_are_those_of_the_models_themselves(profile: onnxq.Profile, result: onnxq.Result) -> None:
     plain = Session(residual(), optimize=False)
-    taken = onnxq.profile_model(residual(), result.model, images(), samples=16, by=["site"])
+    taken = onnxq.profile_model(residual(), result.model, images(), overrides={"samples": 16, "by": ["site"]})
     found = compare_models(
         {"": (plain, Session(result.model, optimize=False))}, [{"x": s[None]} for s in images()["x"]]
     )[""]
@@ -74,12 +76,12 @@ def test_figures_are_those_of_the_models_themselves(profile: onnxq.Profile, resu
 
 
 def test_the_same_again(profile: onnxq.Profile, result: onnxq.Result) -> None:
-    again = onnxq.profile_model(residual(), result.model, images(), samples=4)
+    again = onnxq.profile_model(residual(), result.model, images(), overrides={"samples": 4})
     assert again.groups == profile.groups
 
 
 def test_a_plan_and_the_model_it_made_give_the_same(profile: onnxq.Profile, result: onnxq.Result) -> None:
-    by_plan = onnxq.profile_model(residual(), plan=result.plan, data=images(), samples=4)
+    by_plan = onnxq.profile_model(residual(), plan=result.plan, data=images(), overrides={"samples": 4})
     assert by_plan.groups == profile.groups
 
 
@@ -88,8 +90,10 @@ def test_scaled_channels_are_compared_with_the_scaled_model() -> None:
     first = next(t for t in proto.graph.initializer if t.name == "w1")
     scaled = numpy_helper.to_array(first) * np.geomspace(0.02, 50, 32).astype(np.float32)[:, None, None, None]
     first.CopyFrom(numpy_helper.from_array(scaled, "w1"))
-    made = onnxq.quantize(proto, images(24), EVERYTHING.model_copy(update={"effort": "balanced"}), latency=False)
-    found = onnxq.profile_model(proto, made.model, images(), samples=2, by=["node"])
+    made = onnxq.quantize(
+        proto, images(24), EVERYTHING.model_copy(update={"effort": "balanced"}), overrides={"latency": False}
+    )
+    found = onnxq.profile_model(proto, made.model, images(), overrides={"samples": 2, "by": ["node"]})
     assert found.outputs[0].float_db > 80
     assert found.warnings == ()
 
@@ -97,7 +101,7 @@ def test_scaled_channels_are_compared_with_the_scaled_model() -> None:
 def test_segments_find_what_sites_hide() -> None:
     """Three rough sites in a row: leaving one out brings little back, leaving the segment out nearly all."""
     config = EVERYTHING.model_copy(update={"weights": TensorConfig(granularity="channel", bits=2, narrow_range=True)})
-    found = onnxq.profile_model(residual(), data=images(), config=config, samples=4)
+    found = onnxq.profile_model(residual(), data=images(), config=config, overrides={"samples": 4})
     segment, site = found.of("segment")[0], found.of("site")[0]
     assert segment.gain_db > site.gain_db + 2
     assert len(segment.sites) > len(site.sites)
@@ -105,10 +109,10 @@ def test_segments_find_what_sites_hide() -> None:
 
 def test_groupings() -> None:
     quantized = pairs(chain())
-    found = onnxq.profile_model(chain(), quantized, rows(), by=["node"])
+    found = onnxq.profile_model(chain(), quantized, rows(), overrides={"by": ["node"]})
     assert {one.kind for one in found.groups} == {"node"}
-    with pytest.raises(ConfigError, match="no such grouping"):
-        onnxq.profile_model(chain(), quantized, rows(), by=["nodes"])
+    with pytest.raises(ConfigError, match="'nodes' is not one of node, segment, site"):
+        onnxq.profile_model(chain(), quantized, rows(), overrides={"by": ["nodes"]})
 
 
 def test_what_cannot_be_switched_is_said() -> None:
@@ -161,9 +165,7 @@ def test_the_command_quantizes_by_itself_and_warns_of_made_up_inputs(work: Path)
 
 
 def test_every_grouping_is_offered() -> None:
-    from onnxq.cli.profile import _KINDS
-
-    assert _KINDS == KINDS
+    assert tuple(list_words(ProfileConfig.model_fields["by"].annotation)) == KINDS
 
 
 def switch(site: str, *readers: str, weight: bool = False) -> Switch:

@@ -20,18 +20,20 @@ from tests.pipeline.models import EVERYTHING, images, residual
 
 NAN = math.nan
 NUMBERS: dict[str, Callable[[], object]] = {
-    "min_sqnr": lambda: onnxq.quantize(residual(), images(), min_sqnr=NAN),
-    "samples": lambda: onnxq.quantize(residual(), images(), samples=0),
-    "batch": lambda: onnxq.quantize(residual(), images(), batch=0),
-    "budget": lambda: onnxq.quantize(residual(), images(), budget=math.inf),
-    "weight_bits_budget": lambda: onnxq.quantize(residual(), images(), weight_bits_budget=NAN),
-    "max_drop": lambda: onnxq.quantize(residual(), images(), metric=lambda model: 1.0, max_drop=NAN),
-    "memory_limit": lambda: onnxq.apply(residual(), onnxq.make_plan(residual(), images()), memory_limit=0),
-    "threads": lambda: onnxq.profile_model(residual(), None, images(), threads=-1),
-    "seed": lambda: onnxq.make_plan(residual(), seed=-1),
-    "min_cosine": lambda: onnxq.diff(residual(), residual(), images(), min_cosine=NAN),
-    "top_k": lambda: onnxq.diff(residual(), residual(), images(), top_k=0),
-    "timeout": lambda: onnxq.prove(residual(), engine="ort", timeout=NAN),
+    "min_sqnr": lambda: onnxq.quantize(residual(), images(), overrides={"min_sqnr": NAN}),
+    "samples": lambda: onnxq.quantize(residual(), images(), overrides={"samples": 0}),
+    "batch": lambda: onnxq.quantize(residual(), images(), overrides={"batch": 0}),
+    "budget": lambda: onnxq.quantize(residual(), images(), overrides={"budget": math.inf}),
+    "weight_bits_budget": lambda: onnxq.quantize(residual(), images(), overrides={"weight_bits_budget": NAN}),
+    "max_drop": lambda: onnxq.quantize(residual(), images(), overrides={"metric": lambda model: 1.0, "max_drop": NAN}),
+    "memory_limit": lambda: onnxq.apply(
+        residual(), onnxq.make_plan(residual(), images()), overrides={"memory_limit": 0}
+    ),
+    "threads": lambda: onnxq.profile_model(residual(), None, images(), overrides={"threads": -1}),
+    "seed": lambda: onnxq.make_plan(residual(), overrides={"seed": -1}),
+    "min_cosine": lambda: onnxq.diff(residual(), residual(), images(), overrides={"min_cosine": NAN}),
+    "top_k": lambda: onnxq.diff(residual(), residual(), images(), overrides={"top_k": 0}),
+    "timeout": lambda: onnxq.prove(residual(), overrides={"engine": "ort", "timeout": NAN}),
 }
 
 
@@ -39,12 +41,15 @@ NUMBERS: dict[str, Callable[[], object]] = {
 def test_a_number_that_is_none_is_named(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         NUMBERS[name]()
-    assert caught.value.subject.startswith(name)
+    assert caught.value.subject.startswith("option: ")
+    assert caught.value.subject.endswith(name)
     assert caught.value.fix
 
 
 def test_numpy_counts_are_counts() -> None:
-    assert onnxq.make_plan(residual(), images(), EVERYTHING, samples=np.int64(3), seed=np.int32(1)).sites  # type: ignore[arg-type]
+    assert onnxq.make_plan(
+        residual(), images(), EVERYTHING, overrides={"samples": np.int64(3), "seed": np.int32(1)}
+    ).sites  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +96,7 @@ def test_weights_of_few_bits_say_so_too() -> None:
     config = config.model_copy(
         update={"skip": ("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "promotion")}
     )
-    found = onnxq.quantize(residual(), images(32), config, latency=False)
+    found = onnxq.quantize(residual(), images(32), config, overrides={"latency": False})
     searched = [one for one in found.plan.sites if one.qparams is not None and "searched" in one.qparams.origin]
     assert searched
     (line,) = (line for line in found.report.accounts if line.startswith("rounding: "))

@@ -19,7 +19,7 @@ from tests.pipeline.models import EVERYTHING, images, residual
 
 @pytest.fixture(scope="module")
 def done() -> onnxq.Result:
-    return onnxq.quantize(residual(), images(), EVERYTHING, latency=False)
+    return onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False})
 
 
 def outputs(model: onnx.ModelProto) -> np.ndarray:
@@ -70,7 +70,7 @@ def different_branches() -> onnx.ModelProto:
 
 
 def test_export_with_other_names_gets_the_same_numbers() -> None:
-    first = onnxq.quantize(different_branches(), images(), EVERYTHING, latency=False)
+    first = onnxq.quantize(different_branches(), images(), EVERYTHING, overrides={"latency": False})
     other = onnxq.apply(exported_again(different_branches()), first.plan)
     assert len(other.plan.sites) == len(first.plan.sites)
     np.testing.assert_array_equal(outputs(other.model), outputs(first.model))
@@ -93,7 +93,7 @@ def test_a_plan_without_numbers_is_calibrated() -> None:
     assert not plan.calibrated
     with pytest.raises(PlanError, match="no scale"):
         onnxq.apply(residual(), plan)
-    done = onnxq.apply(residual(), plan, images(), latency=False)
+    done = onnxq.apply(residual(), plan, images(), overrides={"latency": False})
     assert done.plan.calibrated
     assert min(done.report.checks[0].sqnr_db) > 28
 
@@ -110,7 +110,7 @@ def test_other_weights_need_to_be_said(done: onnxq.Result) -> None:
     trained = residual(seed=5)
     with pytest.raises(PlanError, match="new_weights=True"):
         onnxq.apply(trained, done.plan)
-    again = onnxq.apply(trained, done.plan, images(), new_weights=True, latency=False)
+    again = onnxq.apply(trained, done.plan, images(), overrides={"new_weights": True, "latency": False})
     assert min(again.report.checks[0].sqnr_db) > 15
 
 

@@ -24,7 +24,7 @@ def test_a_run_keeps_to_it(unhurried: float, share: float) -> None:
     # The smallest is less than reading the model takes, on any machine.
     allowed = unhurried * share if share > 0.1 else 0.005
     begun = time.monotonic()
-    done = onnxq.quantize(residual(), images(64), BALANCED, budget=allowed)
+    done = onnxq.quantize(residual(), images(64), BALANCED, overrides={"budget": allowed})
     spent = time.monotonic() - begun
     told = [line for line in done.report.accounts if line.startswith("budget: ")]
     assert told
@@ -38,7 +38,9 @@ def test_a_run_keeps_to_it(unhurried: float, share: float) -> None:
 
 
 def test_enough_of_it_changes_nothing(unhurried: float) -> None:
-    free = onnxq.quantize(residual(), images(32), BALANCED, latency=False)
-    done = onnxq.quantize(residual(), images(32), BALANCED, latency=False, budget=100 * unhurried + 100)
+    free = onnxq.quantize(residual(), images(32), BALANCED, overrides={"latency": False})
+    done = onnxq.quantize(
+        residual(), images(32), BALANCED, overrides={"latency": False, "budget": 100 * unhurried + 100}
+    )
     assert done.model.SerializeToString() == free.model.SerializeToString()
     assert not [line for line in done.report.accounts if line.startswith("budget: ")]

@@ -8,7 +8,7 @@ from tests.pipeline.models import images, residual
 
 
 def test_the_choice_is_written_down_and_reproducible() -> None:
-    result = onnxq.quantize(residual(), images(), placement="measured", latency=False)
+    result = onnxq.quantize(residual(), images(), overrides={"placement": "measured", "latency": False})
     choice = result.plan.placement
     assert choice is not None
     assert choice.method is PlacementMethod.MEASURED
@@ -31,7 +31,7 @@ def test_a_model_that_cannot_gain_is_left_float() -> None:
     weight = np.random.default_rng(0).standard_normal((4, 4, 3, 3)).astype(np.float32)
     proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
     data = {"x": np.random.default_rng(1).standard_normal((8, 4, 4, 4)).astype(np.float32)}
-    result = onnxq.quantize(proto, data, placement="measured", latency=False)
+    result = onnxq.quantize(proto, data, overrides={"placement": "measured", "latency": False})
     assert result.plan.placement is not None
     assert result.plan.placement.candidate == ""
     assert result.report.placement == "measured: none"

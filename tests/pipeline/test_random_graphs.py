@@ -232,7 +232,7 @@ def configured(target: str) -> Config:
 def test_any_graph_is_quantized_soundly(target: str, proto: onnx.ModelProto) -> None:
     config = configured(target)
     before = proto.SerializeToString()
-    result = onnxq.quantize(proto, samples(proto), config, latency=False)
+    result = onnxq.quantize(proto, samples(proto), config, overrides={"latency": False})
     assert proto.SerializeToString() == before
     onnx.checker.check_model(result.model, full_check=True)
     assert list(result.model.graph.input) == list(proto.graph.input)
@@ -245,5 +245,5 @@ def test_any_graph_is_quantized_soundly(target: str, proto: onnx.ModelProto) -> 
         assert not alike or on > FLOOR_DB, check
         assert not alike or check.agreement_db > min(40.0, off - 3.0), check
     plan = from_json(to_json(result.plan))
-    again = onnxq.apply(proto, plan, config=config, latency=False)
+    again = onnxq.apply(proto, plan, config=config, overrides={"latency": False})
     assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)

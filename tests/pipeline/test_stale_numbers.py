@@ -22,7 +22,7 @@ BARE = {"role": "activation", "spec": {"bits": 8, "type": "uint8", "scheme": "as
 
 @pytest.fixture(scope="module")
 def done() -> onnxq.Result:
-    return onnxq.quantize(residual(), images(), EVERYTHING, latency=False)
+    return onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False})
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_another_spec_gets_numbers_of_its_own(
     done: onnxq.Result, held: dict[str, Any], name: str, spec: dict[str, Any]
 ) -> None:
     plan = edited(held, lambda raw: site(raw, name)["spec"].update(spec))
-    again = onnxq.apply(residual(), plan, images(), latency=False)
+    again = onnxq.apply(residual(), plan, images(), overrides={"latency": False})
     told = [line for line in again.report.warnings if line.startswith(f"{name}: its scale was computed for 8 bits")]
     assert len(told) == 1
     assert "computed again from the" in told[0]
@@ -70,7 +70,10 @@ def test_another_spec_gets_numbers_of_its_own(
 
 def test_fewer_bits_of_a_weight_need_no_samples(held: dict[str, Any]) -> None:
     plan = edited(held, lambda raw: site(raw, "w0")["spec"].update(bits=4))
-    without, checked = onnxq.apply(residual(), plan), onnxq.apply(residual(), plan, images(), latency=False)
+    without, checked = (
+        onnxq.apply(residual(), plan),
+        onnxq.apply(residual(), plan, images(), overrides={"latency": False}),
+    )
     assert without.model == checked.model
     assert any(line.startswith("w0: ") for line in without.report.warnings)
 
@@ -90,7 +93,7 @@ def test_numbers_written_beside_the_new_spec_are_obeyed(held: dict[str, Any]) ->
         entry["spec"].update(bits=4)
         entry.update(scale=0.5, zero_point=8)
 
-    again = onnxq.apply(residual(), edited(held, edit), images(), latency=False)
+    again = onnxq.apply(residual(), edited(held, edit), images(), overrides={"latency": False})
     found = next(one for one in again.plan.sites if str(one.site) == "x")
     assert found.qparams is not None
     assert (float(found.qparams.scale), int(found.qparams.zero_point)) == (0.5, 8)
@@ -111,12 +114,14 @@ def test_untouched_plans_are_carried_out_as_they_are(done: onnxq.Result, held: d
 
 
 def test_swept_weights_and_corrected_biases_go_with_their_scale() -> None:
-    swept = onnxq.quantize(residual(), images(32), EVERYTHING.model_copy(update={"effort": "balanced"}), latency=False)
+    swept = onnxq.quantize(
+        residual(), images(32), EVERYTHING.model_copy(update={"effort": "balanced"}), overrides={"latency": False}
+    )
     weight = next(one for one in swept.plan.sites if one.role is Role.WEIGHT and one.values is not None)
     raw = json.loads(swept.plan_json())
     entry = next(one for one in raw["sites"] if one["site"] == str(weight.site))
     entry["spec"]["bits"] = 5
-    again = onnxq.apply(residual(), from_json(json.dumps(raw)), images(32), latency=False)
+    again = onnxq.apply(residual(), from_json(json.dumps(raw)), images(32), overrides={"latency": False})
     found = next(one for one in again.plan.sites if one.site == weight.site)
     assert found.values is None
     assert worst(again) > 20
@@ -124,7 +129,7 @@ def test_swept_weights_and_corrected_biases_go_with_their_scale() -> None:
 
 def test_an_inconsistent_bias_follows_its_input(held: dict[str, Any]) -> None:
     plan = edited(held, lambda raw: site(raw, "x").update(scale=0.05))
-    again = onnxq.apply(residual(), plan, images(), latency=False)
+    again = onnxq.apply(residual(), plan, images(), overrides={"latency": False})
     assert any(line.startswith("b0: its scale was not that of its input times") for line in again.report.warnings)
     assert worst(again) > 30
 
@@ -152,7 +157,7 @@ GOES: dict[str, Edit] = {
 
 @pytest.mark.parametrize("edit", GOES.values(), ids=GOES)
 def test_sites_changed_by_hand_give_a_result(held: dict[str, Any], edit: Edit) -> None:
-    assert worst(onnxq.apply(residual(), edited(held, edit), images(), latency=False)) > 25
+    assert worst(onnxq.apply(residual(), edited(held, edit), images(), overrides={"latency": False})) > 25
 
 
 def test_what_belonged_to_a_site_that_is_gone_is_told(held: dict[str, Any]) -> None:
@@ -187,7 +192,7 @@ FAULTS: dict[str, tuple[Edit, str, str]] = {
 @pytest.mark.parametrize(("edit", "subject", "cause"), FAULTS.values(), ids=FAULTS)
 def test_sites_that_cannot_be_are_named(held: dict[str, Any], edit: Edit, subject: str, cause: str) -> None:
     with pytest.raises(PlanError) as caught:
-        onnxq.apply(residual(), edited(held, edit), images(), latency=False)
+        onnxq.apply(residual(), edited(held, edit), images(), overrides={"latency": False})
     assert caught.value.subject == subject
     assert cause in caught.value.cause
     assert caught.value.fix
@@ -195,7 +200,7 @@ def test_sites_that_cannot_be_are_named(held: dict[str, Any], edit: Edit, subjec
 
 def test_more_bits_than_the_opset_has_raise_it(held: dict[str, Any]) -> None:
     plan = edited(held, lambda raw: site(raw, "x")["spec"].update(bits=16, type="uint16"))
-    again = onnxq.apply(residual(), plan, images(), latency=False)
+    again = onnxq.apply(residual(), plan, images(), overrides={"latency": False})
     assert again.model.opset_import[0].version >= 21
 
 
@@ -205,7 +210,7 @@ def test_without_samples_the_summary_says_that_nothing_was_checked(done: onnxq.R
 
 
 def test_weights_alone_are_checked_without_samples() -> None:
-    plan = onnxq.quantize(residual(), None, "ort-int8-weights", latency=False).plan
+    plan = onnxq.quantize(residual(), None, "ort-int8-weights", overrides={"latency": False}).plan
     report = onnxq.apply(residual(), plan).report
     assert (report.unchecked, report.synthetic, report.latency) == ("", True, None)
     assert min(report.checks[0].sqnr_db) > 30
@@ -225,5 +230,5 @@ def test_profile_takes_no_stale_numbers(held: dict[str, Any]) -> None:
 def test_a_node_without_a_name_is_told_as_such(held: dict[str, Any]) -> None:
     plan = edited(held, lambda raw: raw["float_nodes"].append(""))
     with pytest.raises(PlanError) as caught:
-        onnxq.apply(residual(), plan, latency=False)
+        onnxq.apply(residual(), plan, overrides={"latency": False})
     assert caught.value.subject == "a node without a name"

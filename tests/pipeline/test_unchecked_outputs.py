@@ -55,7 +55,7 @@ _WORDS = helper.make_tensor_type_proto(TensorProto.STRING, ["N"])
 )
 def test_the_numbers_inside_are_compared(op: str, kind: onnx.TypeProto) -> None:
     more = ("q",) if op == "SequenceConstruct" else ()
-    result = onnxq.quantize(network(op, kind, *more), {"x": _X}, _CONFIG, **_FAST)
+    result = onnxq.quantize(network(op, kind, *more), {"x": _X}, _CONFIG, overrides=_FAST)
     assert result.report.pairs > 0
     (check,) = result.report.checks
     assert check.name == "out"
@@ -64,7 +64,7 @@ def test_the_numbers_inside_are_compared(op: str, kind: onnx.TypeProto) -> None:
 
 
 def test_what_cannot_be_compared_is_said() -> None:
-    result = onnxq.quantize(network("words", _WORDS), {"x": _X}, _CONFIG, **_FAST)
+    result = onnxq.quantize(network("words", _WORDS), {"x": _X}, _CONFIG, overrides=_FAST)
     assert result.report.pairs > 0
     assert result.report.checks == ()
     (told,) = [warning for warning in result.report.warnings if "was not checked" in warning]
@@ -72,6 +72,6 @@ def test_what_cannot_be_compared_is_said() -> None:
 
 
 def test_a_wish_that_nothing_can_be_said_of_is_not_met() -> None:
-    result = onnxq.quantize(network("words", _WORDS), {"x": _X}, _CONFIG, min_sqnr=10, latency=False)
+    result = onnxq.quantize(network("words", _WORDS), {"x": _X}, _CONFIG, overrides={"min_sqnr": 10, "latency": False})
     assert result.report.promotion is not None
     assert not result.report.promotion.met

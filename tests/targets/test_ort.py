@@ -28,7 +28,7 @@ def quantized(name: str) -> onnxq.Result:
     shape = tuple(
         dim.dim_value if dim.HasField("dim_value") else None for dim in proto.graph.input[0].type.tensor_type.shape.dim
     )
-    return onnxq.quantize(proto, {"x": feeds(shape)}, EVERYTHING, latency=False)
+    return onnxq.quantize(proto, {"x": feeds(shape)}, EVERYTHING, overrides={"latency": False})
 
 
 def test_every_rule_has_a_graph() -> None:

@@ -102,7 +102,7 @@ def test_training_brings_back_what_rounding_lost(digits: Digits, kind: str, bits
     assert len(exported.plan.sites) == len([q for q in quantizers_of(model) if q.active])
     (said,) = Session(tmp_path / "net.onnx", optimize=False).run({"x": unseen.numpy()}).values()
     assert np.abs(said - answers.numpy()).max() < 1e-4
-    again = onnxq.apply(tmp_path / "net.float.onnx", exported.plan, latency=False).model
+    again = onnxq.apply(tmp_path / "net.float.onnx", exported.plan, overrides={"latency": False}).model
     (repeated,) = Session(again, optimize=False).run({"x": unseen.numpy()}).values()
     assert (repeated == said).all()
 

@@ -44,7 +44,7 @@ def find_obstacle() -> Refusal | None:
     elif not _count_gpus():
         missing = "there is no NVIDIA GPU (or no driver) to run an engine on"
         cause = f"{LIBRARIES[engine].module} is installed, but {missing}"
-        fix = "run `onnxq diff` with `save=…` on a machine with one, and take its folder as `load=…` here"
+        fix = "run `onnxq diff` with `out=…` on a machine with one, and take its folder as `load=…` here"
     else:
         return None
     return Refusal(TRT, cause, fix, code="R111")

@@ -120,12 +120,12 @@ def test_a_tensor_that_cannot_be_lowered_is_an_error() -> None:
 def test_a_run_absorbs_says_so_and_a_plan_repeats_it() -> None:
     config = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("cross_layer_equalization", "rounding")})
     data = {"x": np.random.default_rng(3).standard_normal((40, 8, 6, 6)).astype(F)}
-    done = onnxq.quantize(RESIDUAL, data, config, latency=False)
+    done = onnxq.quantize(RESIDUAL, data, config, overrides={"latency": False})
     plain = onnxq.quantize(
         RESIDUAL,
         data,
         config.model_copy(update={"skip": ("cross_layer_equalization", "rounding", "bias_absorption")}),
-        latency=False,
+        overrides={"latency": False},
     )
     assert {scaling.name for scaling in done.plan.scalings} == {"bias_absorption"}
     line = next(line for line in done.report.accounts if line.startswith("bias_absorption: "))

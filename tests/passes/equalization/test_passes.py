@@ -72,8 +72,8 @@ def told(result: onnxq.Result, name: str) -> bool:
 
 
 def test_equalization_saves_an_imbalanced_network() -> None:
-    plain = onnxq.quantize(imbalanced(), images(), EVERYTHING, latency=False)
-    even = onnxq.quantize(imbalanced(), images(), BALANCED, latency=False)
+    plain = onnxq.quantize(imbalanced(), images(), EVERYTHING, overrides={"latency": False})
+    even = onnxq.quantize(imbalanced(), images(), BALANCED, overrides={"latency": False})
     assert worst(even) > worst(plain) + 6
     assert {one.name for one in even.plan.scalings} == {"cross_layer_equalization"}
     assert told(even, "cross_layer_equalization")
@@ -85,7 +85,7 @@ def test_weights_of_few_bits_do_not_hide_what_scaling_is_worth() -> None:
     few = BALANCED.model_copy(
         update={"weights": TensorConfig(bits=4, granularity="channel"), "skip": ("rounding", "ranges")}
     )
-    done = onnxq.quantize(imbalanced(), images(), few, latency=False)
+    done = onnxq.quantize(imbalanced(), images(), few, overrides={"latency": False})
     line = next(line for line in done.report.accounts if line.startswith("cross_layer_equalization: "))
     before, after = map(float, re.search(r"(\S+) to (\S+) dB", line).groups())  # type: ignore[union-attr]
     assert after > before + 10
@@ -94,15 +94,15 @@ def test_weights_of_few_bits_do_not_hide_what_scaling_is_worth() -> None:
 
 def test_smoothing_saves_outlier_channels() -> None:
     proto, samples = outliers()
-    plain = onnxq.quantize(proto, samples, PLAIN, latency=False)
-    smooth = onnxq.quantize(proto, samples, SMOOTH, latency=False)
+    plain = onnxq.quantize(proto, samples, PLAIN, overrides={"latency": False})
+    smooth = onnxq.quantize(proto, samples, SMOOTH, overrides={"latency": False})
     assert "smoothquant" in {one.name for one in smooth.plan.scalings}
     assert [node.op_type for node in smooth.model.graph.node].count("Mul") == 1
     assert worst(smooth) > worst(plain) + 3
 
 
 def test_no_mul_comes_between_integer_kernels() -> None:
-    done = onnxq.quantize(residual(), images(), BALANCED, latency=False)
+    done = onnxq.quantize(residual(), images(), BALANCED, overrides={"latency": False})
     assert "Mul" not in {node.op_type for node in done.model.graph.node}
 
 
@@ -110,7 +110,7 @@ def test_no_mul_comes_between_integer_kernels() -> None:
 def test_each_can_be_left_out(name: str) -> None:
     config = (SMOOTH if name == "smoothquant" else BALANCED).model_copy(update={"skip": ("rounding", name)})
     proto, samples = outliers() if name == "smoothquant" else (imbalanced(), images())
-    done = onnxq.quantize(proto, samples, config, latency=False)
+    done = onnxq.quantize(proto, samples, config, overrides={"latency": False})
     assert name not in {one.name for one in done.plan.scalings}
     assert not told(done, name)
 
@@ -119,7 +119,7 @@ def test_each_can_be_left_out(name: str) -> None:
 def test_a_plan_repeats_its_scalings_without_data(name: str) -> None:
     proto, samples = outliers() if name == "smoothquant" else (imbalanced(), images())
     config = SMOOTH if name == "smoothquant" else BALANCED
-    done = onnxq.quantize(proto, samples, config, latency=False)
+    done = onnxq.quantize(proto, samples, config, overrides={"latency": False})
     assert done.plan.scalings
     again = from_json(to_json(done.plan))
     assert again == done.plan
@@ -129,7 +129,7 @@ def test_a_plan_repeats_its_scalings_without_data(name: str) -> None:
 
 def test_other_names_are_found_by_structure() -> None:
     proto, samples = outliers()
-    done = onnxq.quantize(proto, samples, SMOOTH, latency=False)
+    done = onnxq.quantize(proto, samples, SMOOTH, overrides={"latency": False})
     for node in proto.graph.node:
         node.input[:] = [f"other_{name}" if name in ("n", "h", "r") else name for name in node.input]
         node.output[:] = [f"other_{name}" if name in ("n", "h", "r") else name for name in node.output]
@@ -139,7 +139,7 @@ def test_other_names_are_found_by_structure() -> None:
 
 def test_scalings_of_another_network_are_refused() -> None:
     proto, samples = outliers()
-    done = onnxq.quantize(proto, samples, SMOOTH, latency=False)
+    done = onnxq.quantize(proto, samples, SMOOTH, overrides={"latency": False})
     with pytest.raises(PlanError, match="not in this model"):
         onnxq.apply(residual(), done.plan)
     text = to_json(done.plan).replace('"pass": "smoothquant"', '"pass": "smoothed"')
@@ -159,8 +159,8 @@ def test_factors_that_harm_are_rolled_back(monkeypatch: pytest.MonkeyPatch) -> N
     without = BALANCED.model_copy(
         update={"skip": ("rounding", "cross_layer_equalization", "bias_absorption", "smoothquant")}
     )
-    plain = onnxq.quantize(residual(), images(), without, latency=False)
-    done = onnxq.quantize(residual(), images(), BALANCED, latency=False)
+    plain = onnxq.quantize(residual(), images(), without, overrides={"latency": False})
+    done = onnxq.quantize(residual(), images(), BALANCED, overrides={"latency": False})
     assert not done.plan.scalings
     assert any("cross_layer_equalization: rolled back: " in line for line in done.report.accounts)
     assert worst(done) == worst(plain)
@@ -174,6 +174,6 @@ def test_a_rewrite_that_changes_the_function_is_rolled_back(monkeypatch: pytest.
         return copy
 
     monkeypatch.setitem(replay._WRITERS, replay.CROSS_LAYER, wrong)
-    done = onnxq.quantize(imbalanced(), images(), BALANCED, latency=False)
+    done = onnxq.quantize(imbalanced(), images(), BALANCED, overrides={"latency": False})
     assert not done.plan.scalings
     assert "cross_layer_equalization: rolled back: it changed the float outputs, max" in done.report.accounts[0]

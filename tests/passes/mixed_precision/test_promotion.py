@@ -40,7 +40,7 @@ def sqnr(model: onnx.ModelProto, seed: int = 7) -> float:
 
 
 def quantize(config: Config = ROUGH, count: int = 48, **wanted: object) -> onnxq.Result:
-    return onnxq.quantize(residual(), images(count), config, latency=False, **wanted)  # type: ignore[arg-type]
+    return onnxq.quantize(residual(), images(count), config, overrides={"latency": False, **wanted})
 
 
 def test_the_rough_site_is_promoted_and_the_rest_stays() -> None:
@@ -109,11 +109,13 @@ def test_uint16_keeps_the_operators_and_widens_the_pair() -> None:
 
 def test_uint16_is_refused_where_the_target_has_none() -> None:
     with pytest.raises(ConfigError, match="no 16-bit activations"):
-        onnxq.quantize(residual(), images(24), "trt-int8", latency=False, min_sqnr=60, promote_to="uint16")
+        onnxq.quantize(
+            residual(), images(24), "trt-int8", overrides={"latency": False, "min_sqnr": 60, "promote_to": "uint16"}
+        )
 
 
 def test_trt_goes_to_float() -> None:
-    done = onnxq.quantize(residual(), images(48), "trt-int8", latency=False, min_sqnr=52)
+    done = onnxq.quantize(residual(), images(48), "trt-int8", overrides={"latency": False, "min_sqnr": 52})
     account = done.report.promotion
     assert account is not None
     assert account.steps
@@ -181,7 +183,7 @@ class TestMetric:
             with pytest.raises(ConfigError):
                 quantize(**wanted)
         with pytest.raises(ConfigError, match="no samples"):
-            onnxq.quantize(residual(), None, ROUGH, min_sqnr=10)
+            onnxq.quantize(residual(), None, ROUGH, overrides={"min_sqnr": 10})
 
 
 def lost(depth: int = 6) -> onnx.ModelProto:
@@ -203,7 +205,7 @@ def lost(depth: int = 6) -> onnx.ModelProto:
 
 def unhappy(depth: int, **update: object) -> onnxq.Result:
     config = BALANCED.model_copy(update=update)
-    return onnxq.quantize(lost(depth), {"t0": images(48)["x"]}, config, latency=False)
+    return onnxq.quantize(lost(depth), {"t0": images(48)["x"]}, config, overrides={"latency": False})
 
 
 BALANCED = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("cross_layer_equalization", "rounding")})
@@ -233,7 +235,7 @@ def test_where_half_of_the_operators_would_not_do_nothing_is_and_the_blame_is_to
 
 def test_nothing_is_promoted_unasked_where_it_is_good_or_fast_or_coarse_by_wish() -> None:
     good = EVERYTHING.model_copy(update={"effort": "balanced"})
-    assert onnxq.quantize(residual(), images(24), good, latency=False).report.promotion is None
+    assert onnxq.quantize(residual(), images(24), good, overrides={"latency": False}).report.promotion is None
     assert unhappy(6, effort="fast").report.promotion is None
     assert unhappy(6, weights=TensorConfig(granularity="channel", bits=2, narrow_range=True)).report.promotion is None
 

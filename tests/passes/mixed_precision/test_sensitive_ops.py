@@ -42,7 +42,7 @@ def chain(count: int, *loud: int) -> onnx.ModelProto:
 def quantized(proto: onnx.ModelProto, **raw: object) -> onnxq.Result:
     data = {"r0": np.abs(np.random.default_rng(1).standard_normal((32, 8, 6, 6))).astype(np.float32)}
     config = load_config("trt-int8").model_copy(update={"effort": "balanced", "skip": SKIP, **raw})
-    return onnxq.quantize(proto, data, config, latency=False)
+    return onnxq.quantize(proto, data, config, overrides={"latency": False})
 
 
 def float_convs(result: onnxq.Result) -> set[str]:

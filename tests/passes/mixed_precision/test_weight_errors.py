@@ -25,7 +25,7 @@ def config(**raw: object) -> Config:
 
 def test_measured_errors_are_those_of_each_weight_alone() -> None:
     proto = residual()
-    result = onnxq.quantize(proto, images(), config(effort="fast"), latency=False)
+    result = onnxq.quantize(proto, images(), config(effort="fast"), overrides={"latency": False})
     samples = [{"x": images()["x"][k : k + 1]} for k in range(4)]
     found = measure_isolated(name_nodes(proto), result.plan, samples, samples, rounded=False, progress=silent)
     weights = [site for site in result.plan.sites if site.role is Role.WEIGHT]

@@ -31,7 +31,7 @@ def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyP
     feeds["x"][[10, 20], 0, 0, 0] = 40.0
 
     def told(config: Config, data: object = feeds) -> list[str]:
-        found = onnxq.quantize(deaf(), data, config, latency=False)
+        found = onnxq.quantize(deaf(), data, config, overrides={"latency": False})
         return [line for line in found.report.accounts if line.startswith("ranges: ")]
 
     line = told(config)[0]

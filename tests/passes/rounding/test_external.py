@@ -41,7 +41,7 @@ def weights(plan: Plan) -> list[SitePlan]:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return onnxq.quantize(residual(), images(32), HIGH, latency=False).plan
+    return onnxq.quantize(residual(), images(32), HIGH, overrides={"latency": False}).plan
 
 
 @pytest.fixture
@@ -98,20 +98,20 @@ def test_a_rounder_is_asked_at_high_effort_and_kept_block_by_block(name: str) ->
         yield ExternalRounding("same", {site.site: site.values for site in weights(plan) if site.values is not None})
 
     register_rounder(name, rounder)
-    done = onnxq.quantize(residual(), images(32), HIGH, latency=False)
+    done = onnxq.quantize(residual(), images(32), HIGH, overrides={"latency": False})
     accounts = {line.partition(": ")[0]: line for line in done.report.accounts}
     assert "test: 0 of 3 blocks kept" in accounts["external_rounding"]
     assert "low_bit_search" in accounts
     assert all(site.values is None or site.values.any() for site in weights(done.plan))
     assert len(seen) == 1
-    onnxq.quantize(residual(), images(32), HIGH.model_copy(update={"effort": "balanced"}), latency=False)
+    onnxq.quantize(residual(), images(32), HIGH.model_copy(update={"effort": "balanced"}), overrides={"latency": False})
     assert len(seen) == 1
 
 
 @pytest.fixture(scope="module")
 def good() -> Plan:
     """8-bit weights of a network that the sweep helps: to seed 0, rounding to nearest happens to be as kind."""
-    return onnxq.quantize(residual(1), images(32), WIDE, latency=False).plan
+    return onnxq.quantize(residual(1), images(32), WIDE, overrides={"latency": False}).plan
 
 
 def test_integers_that_overflow_a_sum_are_moved_and_said(good: Plan) -> None:

@@ -24,7 +24,7 @@ SKIP = ("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", 
 
 def planned(proto: onnx.ModelProto, data: dict[str, np.ndarray], **raw: Any) -> onnxq.Result:
     wish = {"target": "virtual", "rules": (Rule(op="*", set={"quantize": True}),), "skip": SKIP, **raw}  # type: ignore[arg-type]
-    return onnxq.quantize(proto, data, Config.model_validate(wish), latency=False)
+    return onnxq.quantize(proto, data, Config.model_validate(wish), overrides={"latency": False})
 
 
 def only(proto: onnx.ModelProto, data: dict[str, np.ndarray]) -> Operator:

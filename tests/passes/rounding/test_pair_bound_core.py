@@ -156,7 +156,7 @@ def operator(name: str) -> tuple[Operator, SumOrder]:
     config = Config(target="virtual", effort="fast", rules=rules, weights=TensorConfig(scheme="symmetric"))
     data = {"x": rng.standard_normal((8, *shape[1:])).astype(np.float32)}
     index = GraphIndex(name_nodes(proto))
-    found = list_operators(index, quantize(proto, data, config, latency=False).plan)
+    found = list_operators(index, quantize(proto, data, config, overrides={"latency": False}).plan)
     order = find_sum_order(index.node("op"), weight)
     assert len(found) == 1
     assert order is not None

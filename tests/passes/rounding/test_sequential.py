@@ -34,11 +34,13 @@ def error(model: onnx.ModelProto, wanted: onnx.ModelProto, feeds: dict[str, np.n
 
 @pytest.fixture(scope="module")
 def done() -> onnxq.Result:
-    return onnxq.quantize(residual(), images(32), FOUR, latency=False)
+    return onnxq.quantize(residual(), images(32), FOUR, overrides={"latency": False})
 
 
 def test_four_bit_weights_lose_less(done: onnxq.Result) -> None:
-    plain = onnxq.quantize(residual(), images(32), FOUR.model_copy(update={"effort": "fast"}), latency=False)
+    plain = onnxq.quantize(
+        residual(), images(32), FOUR.model_copy(update={"effort": "fast"}), overrides={"latency": False}
+    )
     fresh = images(64, seed=9)
     assert error(done.model, residual(), fresh) < 0.5 * error(plain.model, residual(), fresh)
     assert any(line.startswith("rounding: ") and "rounded by moments" in line for line in done.report.accounts)
@@ -55,13 +57,13 @@ def test_apply_repeats_it_without_data(done: onnxq.Result, tmp_path: Path) -> No
 
 
 def test_the_same_samples_give_the_same_bytes(done: onnxq.Result) -> None:
-    again = onnxq.quantize(residual(), images(32), FOUR, latency=False)
+    again = onnxq.quantize(residual(), images(32), FOUR, overrides={"latency": False})
     assert again.model.SerializeToString(deterministic=True) == done.model.SerializeToString(deterministic=True)
 
 
 def test_other_weights_are_not_given_the_old_ones_levels(done: onnxq.Result) -> None:
     trained = residual(seed=5)
-    again = onnxq.apply(trained, done.plan, new_weights=True)
+    again = onnxq.apply(trained, done.plan, overrides={"new_weights": True})
     assert all(site.values is None for site in again.plan.sites)
     assert not again.plan.biases
     assert error(again.model, trained, images(8)) < 0.2 * float((Session(trained).run(images(8))["y"] ** 2).sum())
@@ -81,7 +83,7 @@ def test_fast_skip_and_made_up_samples_leave_the_plan(done: onnxq.Result) -> Non
         (FOUR.model_copy(update={"skip": ("cross_layer_equalization", "smoothquant", "rounding")}), images()),
         (FOUR, None),
     ):
-        found = onnxq.quantize(residual(), data, config, latency=False)
+        found = onnxq.quantize(residual(), data, config, overrides={"latency": False})
         assert all(site.values is None for site in found.plan.sites)
         assert not any(line.startswith("rounding: ") for line in found.report.accounts)
 
