@@ -30,11 +30,7 @@ NETS = list(SHAPES)
 # Every width on every network, and both granularities with every width and on every network.
 @pytest.mark.parametrize(
     ("net", "grain", "bits"),
-    [
-        (net, ("tensor", "channel")[(k + j) % 2], bits)
-        for k, net in enumerate(NETS)
-        for j, bits in enumerate((2, 4, 8))
-    ],
+    [(net, ("tensor", "channel")[(k + j) % 2], bits) for k, net in enumerate(NETS) for j, bits in enumerate((2, 4, 8))],
 )
 def test_every_level_is_the_same(net: type, grain: str, bits: int) -> None:
     model, x = quantized(net, wish(bits, grain))
