@@ -60,6 +60,7 @@ class CallGraph:
     """
 
     inputs: tuple[ValueInfo, ...] = ()
+    # A trace has followed one way through all control flow, so there are no bodies.
     scopes: tuple[str, ...] = ("",)
     outputs: set[str] = field(default_factory=set)
     constants: dict[str, Tensor] = field(default_factory=dict)
@@ -119,6 +120,7 @@ class CallGraph:
     def constant(self, t: TensorId) -> NDArray[Any] | None:
         """The value of a constant."""
         found = self.constants.get(t.name)
+        # Engines' rules look at values, not at the type and device that training takes.
         return None if found is None else np.asarray(found.detach().float().cpu())
 
     def shape(self, t: TensorId) -> tuple[int | str | None, ...] | None:

@@ -56,6 +56,7 @@ def _add_layer(graph: CallGraph, module: Any, entry: Entry, place: str, path: st
         tensor = f"{path}.{op.weight}"
         graph.weights[path] = Weight(tensor, module=place)
         graph.constants[tensor] = module.weight
+        # A Gather reads its table first.
         inputs.insert(0 if op.name == "embedding" else len(inputs), tensor)
         if isinstance(getattr(module, "bias", None), Tensor):
             graph.constants[f"{path}.bias"] = module.bias

@@ -69,10 +69,10 @@ class FrontEndTarget(Target):
         if policy is None:
             return rule, reason
         if policy.policy == "none":
-            weight = None if rule is None else rule.weight
-            return (None, None) if rule is None or weight is None else (
-                replace(rule, inputs=lambda _: (), output=Output.FLOAT), None
-            )  # fmt: skip
+            # The policy is of inputs: a weight is quantized all the same.
+            has_weight = rule is not None and rule.weight is not None
+            return (replace(rule, inputs=lambda _: (), output=Output.FLOAT) if has_weight else None), None
+        # What only moves values gives them out in the scale of its inputs.
         alike = policy.policy in ("share", "follow")
         data = () if rule is None or rule.weight is None else rule.data
         changed = replace(
@@ -84,6 +84,7 @@ class FrontEndTarget(Target):
 def front_end_target(config: Config) -> FrontEndTarget:
     """The configuration's target with the front end's additions."""
     engine = find_target(config.target, config.mode)
+    # Targets are shared by all that plan for an engine, so the additions go into a copy.
     given = {one.name: getattr(engine, one.name) for one in fields(engine)}
     given["rules"] += VIRTUAL_RULES if engine.name == "virtual" else ()
     return FrontEndTarget(**given, policies=dict(config.torch.multi_input))
@@ -94,6 +95,7 @@ class CallRequests(Requests):
 
     def words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
         """The module's path; the operator in both."""
+        # One file of rules serves the module and its export.
         call = read_call(node)
         return call.path, (call.op.name, *call.op.onnx)
 

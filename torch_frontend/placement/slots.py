@@ -42,12 +42,14 @@ class TracedCall:
     @property
     def function(self) -> str:
         """The name of the function or method that is called; "" for layers."""
+        # A function that is registered stands in the graph as a module that holds it.
         target = getattr(self.module, "target", "") if self.node.op == "call_module" else self.node.target
         return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
 
     @property
     def reads_floats(self) -> bool:
         """False where data that it reads are integers."""
+        # Only computed values can have a pair; the type of a parameter or number decides nothing.
         values = (value for param in self.name.entry.data for _, value in self.find_slots(param))
         return all(is_float(value) for value in values if not is_plain(value) and not is_constant(value))
 
@@ -55,6 +57,7 @@ class TracedCall:
         """The graph values that a parameter gets: none, one, or those of a list."""
         if param not in self.name.entry.params:
             return []
+        # fx keeps arguments as the call passes them, by position or by name.
         position = self.name.entry.params.index(param)
         key: int | str = position if position < len(self.node.args) else param
         value = self.node.args[position] if isinstance(key, int) else self.node.kwargs.get(param)

@@ -51,6 +51,7 @@ def find_mean_type(call: TracedCall, target: str) -> str:
         size = call.find_setting("output_size", "input", "output_size")
         ones = all(one == 1 for one in size) if isinstance(size, (tuple, list)) else size == 1
         return pooled if ones else "AveragePool"
+    # ONNX Runtime has an integer kernel for pooling a whole map, and none for ReduceMean.
     dims = call.find_setting("dim", "input", "dim", default=())
     shape = shape_of(call.node.all_input_nodes[0])
     if not isinstance(dims, (tuple, list)) or not all(isinstance(dim, int) for dim in dims):

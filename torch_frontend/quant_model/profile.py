@@ -23,11 +23,12 @@ from torch_frontend.tracing.values import as_inputs, bind_inputs, use_eval_mode
 
 Array = NDArray[np.float64]
 Metric = Callable[[Array, Array], float]
-METRICS: Mapping[str, Callable[[ErrorAccumulator], float]] = {
-    "sqnr": lambda sums: sums.result().sqnr_db,
-    "mse": lambda sums: sums.noise / max(sums.count, 1) if sums.comparable else math.inf,
-    "cosine": lambda sums: sums.result().cosine,
-    "max_abs": lambda sums: sums.result().max_abs,
+# Of error sums, and the number of elements that they are of.
+METRICS: Mapping[str, Callable[[ErrorAccumulator, int], float]] = {
+    "sqnr": lambda sums, _: sums.result().sqnr_db,
+    "mse": lambda sums, count: sums.noise / max(count, 1) if sums.comparable else math.inf,
+    "cosine": lambda sums, _: sums.result().cosine,
+    "max_abs": lambda sums, _: sums.result().max_abs,
 }
 Mode = Literal["isolated", "cumulative"]
 
@@ -49,6 +50,7 @@ class _ErrorSums:
             raise ConfigError(f"metric {metric!r}", "does not exist", suggest_names(metric, METRICS), code="Q304")
         self.metric = metric
         self.sums: dict[str, ErrorAccumulator] = {}
+        self.counts: Counter[str] = Counter()
         self._own: dict[str, list[float]] = {}
 
     def add(self, key: str, reference: Any, value: Any) -> None:
@@ -61,13 +63,14 @@ class _ErrorSums:
             return
         ref, got = (t.detach().double().cpu().numpy() for t in (reference, value))
         self.sums.setdefault(key, ErrorAccumulator(key)).update(ref, got)
+        self.counts[key] += ref.size
         if not isinstance(self.metric, str):
             self._own.setdefault(key, []).append(float(self.metric(ref, got)))
 
     def result(self) -> dict[str, float]:
         """Layer -> metric over all batches."""
         if isinstance(self.metric, str):
-            return {key: METRICS[self.metric](sums) for key, sums in self.sums.items()}
+            return {key: METRICS[self.metric](sums, self.counts[key]) for key, sums in self.sums.items()}
         return {key: math.fsum(values) / len(values) for key, values in self._own.items()}
 
 
