@@ -18,7 +18,7 @@ from onnxq.pipeline.prepared import REWRITE_NAMES, count_existing
 from onnxq.pipeline.result import Result
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.progress import count_items
-from onnxq.report import Report, make_site_line, placement_text
+from onnxq.report import Latency, Report, make_site_line, placement_text
 from onnxq.report.journal import describe_pass, describe_rewrite, describe_shortage
 from onnxq.report.model import DRIFT_DB
 from onnxq.report.sums import saturation_summary
@@ -45,12 +45,7 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         with ctx.timers.run("check", "checking the quantized model"):
             trial = _check(ctx, state, model, optimized=engine.times_itself)
         if config.verify.latency and engine.times_itself and plan.sites:
-            # The reserve was for writing and checking, of which only the writing is left.
-            if budget.left() + budget.reserve < _TIMING_SECONDS:
-                budget.note("timing", Shortage.LEFT_OUT)
-            else:
-                with ctx.timers.run("time", "timing float and quantized model, about 8 s"):
-                    timing = check.time_both(state.named, model, samples.first, threads=config.verify.threads or 1)
+            timing = _time(ctx, state, model)
     # Callers get a model of onnx's own, weights and all.
     model = attach_weights(model)
     if budget.over():
@@ -96,6 +91,17 @@ def finalize_run(ctx: RunContext, state: State, model: ModelLike, *, source: obj
         stages=tuple(ctx.timers.costs),
     )
     return Result(model, plan, account, state.source.files)
+
+
+def _time(ctx: RunContext, state: State, model: ModelLike) -> Latency | None:
+    """Float and quantized model side by side; None where the budget has no time left for it."""
+    budget = ctx.budget
+    # The reserve was for writing and checking, of which only the writing is left.
+    if budget.left() + budget.reserve < _TIMING_SECONDS:
+        budget.note("timing", Shortage.LEFT_OUT)
+        return None
+    with ctx.timers.run("time", "timing float and quantized model, about 8 s"):
+        return check.time_both(state.named, model, ctx.data.first, threads=ctx.config.verify.threads or 1)
 
 
 def _check(ctx: RunContext, state: State, model: ModelLike, *, optimized: bool) -> check.ModelCheck:

@@ -53,12 +53,7 @@ def reconstruct(
     Raises CalibrationError for weights without a scale, DataError without samples, ConfigError for unknown names.
     """
     settings = settings or Settings()
-    if method not in METHODS:
-        raise ConfigError(f"method {method!r}", "does not exist", suggest_names(method, METHODS), code="Q318")
-    if not 0 <= qdrop < 1:
-        raise ConfigError(
-            f"qdrop={qdrop}", "is no probability below 1", "the paper takes 0.5; 0 switches it off", code="Q318"
-        )
+    _check_method(method, qdrop)
     if isinstance(model, QuantModel):
         if model.state not in (State.CALIBRATED, State.QUANTIZED):
             cause = f"the model is {model.state.value}"
@@ -89,6 +84,15 @@ def reconstruct(
                 _fill_cache(cache, model, unit, batches, floats=qdrop > 0)
                 done.append(learn_unit(unit, cache, settings, qdrop=qdrop, report=report))
     return Reconstruction(method=method, units=tuple(done), refusals=tuple(refusals))
+
+
+def _check_method(method: str, qdrop: float) -> None:
+    if method not in METHODS:
+        raise ConfigError(f"method {method!r}", "does not exist", suggest_names(method, METHODS), code="Q318")
+    if not 0 <= qdrop < 1:
+        raise ConfigError(
+            f"qdrop={qdrop}", "is no probability below 1", "the paper takes 0.5; 0 switches it off", code="Q318"
+        )
 
 
 def _report_progress(
